@@ -1,0 +1,148 @@
+from gradserve.v1 import tensor_pb2 as _tensor_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Reduction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REDUCTION_UNSPECIFIED: _ClassVar[Reduction]
+    REDUCTION_MEAN: _ClassVar[Reduction]
+    REDUCTION_SUM: _ClassVar[Reduction]
+
+class Layout(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LAYOUT_UNSPECIFIED: _ClassVar[Layout]
+    LAYOUT_DENSE: _ClassVar[Layout]
+    LAYOUT_SPARSE: _ClassVar[Layout]
+
+class ApplyOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    APPLY_OUTCOME_UNSPECIFIED: _ClassVar[ApplyOutcome]
+    APPLY_OUTCOME_ACCEPTED: _ClassVar[ApplyOutcome]
+    APPLY_OUTCOME_STALE: _ClassVar[ApplyOutcome]
+REDUCTION_UNSPECIFIED: Reduction
+REDUCTION_MEAN: Reduction
+REDUCTION_SUM: Reduction
+LAYOUT_UNSPECIFIED: Layout
+LAYOUT_DENSE: Layout
+LAYOUT_SPARSE: Layout
+APPLY_OUTCOME_UNSPECIFIED: ApplyOutcome
+APPLY_OUTCOME_ACCEPTED: ApplyOutcome
+APPLY_OUTCOME_STALE: ApplyOutcome
+
+class PartialShape(_message.Message):
+    __slots__ = ("unknown_rank", "dims")
+    UNKNOWN_RANK_FIELD_NUMBER: _ClassVar[int]
+    DIMS_FIELD_NUMBER: _ClassVar[int]
+    unknown_rank: bool
+    dims: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, unknown_rank: bool = ..., dims: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ComponentSpec(_message.Message):
+    __slots__ = ("name", "dtype", "shape", "layout")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: _tensor_pb2.DataType
+    shape: PartialShape
+    layout: Layout
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., shape: _Optional[_Union[PartialShape, _Mapping]] = ..., layout: _Optional[_Union[Layout, str]] = ...) -> None: ...
+
+class AccumulatorSpec(_message.Message):
+    __slots__ = ("components", "reduction", "accumulate_dtype", "deterministic", "keep_averages")
+    COMPONENTS_FIELD_NUMBER: _ClassVar[int]
+    REDUCTION_FIELD_NUMBER: _ClassVar[int]
+    ACCUMULATE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
+    KEEP_AVERAGES_FIELD_NUMBER: _ClassVar[int]
+    components: _containers.RepeatedCompositeFieldContainer[ComponentSpec]
+    reduction: Reduction
+    accumulate_dtype: _tensor_pb2.DataType
+    deterministic: bool
+    keep_averages: int
+    def __init__(self, components: _Optional[_Iterable[_Union[ComponentSpec, _Mapping]]] = ..., reduction: _Optional[_Union[Reduction, str]] = ..., accumulate_dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., deterministic: bool = ..., keep_averages: _Optional[int] = ...) -> None: ...
+
+class AccumulatorRef(_message.Message):
+    __slots__ = ("container", "name", "incarnation")
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    container: str
+    name: str
+    incarnation: str
+    def __init__(self, container: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
+
+class AccumulatorInfo(_message.Message):
+    __slots__ = ("accumulator", "spec", "global_step", "num_accumulated", "num_waiting", "num_bytes", "worker_ids", "kept_steps")
+    ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCUMULATED_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_STEPS_FIELD_NUMBER: _ClassVar[int]
+    accumulator: AccumulatorRef
+    spec: AccumulatorSpec
+    global_step: int
+    num_accumulated: int
+    num_waiting: int
+    num_bytes: int
+    worker_ids: _containers.RepeatedScalarFieldContainer[str]
+    kept_steps: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, accumulator: _Optional[_Union[AccumulatorRef, _Mapping]] = ..., spec: _Optional[_Union[AccumulatorSpec, _Mapping]] = ..., global_step: _Optional[int] = ..., num_accumulated: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_bytes: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., kept_steps: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ComponentGradient(_message.Message):
+    __slots__ = ("name", "dense", "sparse")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DENSE_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dense: _tensor_pb2.Tensor
+    sparse: SparseGradient
+    def __init__(self, name: _Optional[str] = ..., dense: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sparse: _Optional[_Union[SparseGradient, _Mapping]] = ...) -> None: ...
+
+class SparseGradient(_message.Message):
+    __slots__ = ("indices", "values", "dense_shape")
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    DENSE_SHAPE_FIELD_NUMBER: _ClassVar[int]
+    indices: _tensor_pb2.Tensor
+    values: _tensor_pb2.Tensor
+    dense_shape: DenseShape
+    def __init__(self, indices: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., values: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., dense_shape: _Optional[_Union[DenseShape, _Mapping]] = ...) -> None: ...
+
+class DenseShape(_message.Message):
+    __slots__ = ("dims",)
+    DIMS_FIELD_NUMBER: _ClassVar[int]
+    dims: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, dims: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RequestId(_message.Message):
+    __slots__ = ("client_id", "sequence")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    sequence: int
+    def __init__(self, client_id: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class Average(_message.Message):
+    __slots__ = ("components", "step", "num_gradients", "total_weight", "worker_ids")
+    COMPONENTS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NUM_GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    components: _containers.RepeatedCompositeFieldContainer[ComponentGradient]
+    step: int
+    num_gradients: int
+    total_weight: float
+    worker_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, components: _Optional[_Iterable[_Union[ComponentGradient, _Mapping]]] = ..., step: _Optional[int] = ..., num_gradients: _Optional[int] = ..., total_weight: _Optional[float] = ..., worker_ids: _Optional[_Iterable[str]] = ...) -> None: ...

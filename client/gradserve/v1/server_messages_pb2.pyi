@@ -1,0 +1,72 @@
+import datetime
+
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GetServerInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetServerInfoResponse(_message.Message):
+    __slots__ = ("version", "devices", "limits", "usage", "uptime")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    devices: _containers.RepeatedCompositeFieldContainer[Device]
+    limits: ServerLimits
+    usage: ServerUsage
+    uptime: _duration_pb2.Duration
+    def __init__(self, version: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., limits: _Optional[_Union[ServerLimits, _Mapping]] = ..., usage: _Optional[_Union[ServerUsage, _Mapping]] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class Device(_message.Message):
+    __slots__ = ("name", "description", "total_memory_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    description: str
+    total_memory_bytes: int
+    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., total_memory_bytes: _Optional[int] = ...) -> None: ...
+
+class ServerLimits(_message.Message):
+    __slots__ = ("max_message_bytes", "inline_limit_bytes", "max_bytes", "max_handles", "max_accumulators", "max_waiters", "id_window", "default_lease", "max_lease")
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    INLINE_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_HANDLES_FIELD_NUMBER: _ClassVar[int]
+    MAX_ACCUMULATORS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAITERS_FIELD_NUMBER: _ClassVar[int]
+    ID_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_LEASE_FIELD_NUMBER: _ClassVar[int]
+    MAX_LEASE_FIELD_NUMBER: _ClassVar[int]
+    max_message_bytes: int
+    inline_limit_bytes: int
+    max_bytes: int
+    max_handles: int
+    max_accumulators: int
+    max_waiters: int
+    id_window: int
+    default_lease: _duration_pb2.Duration
+    max_lease: _duration_pb2.Duration
+    def __init__(self, max_message_bytes: _Optional[int] = ..., inline_limit_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., max_handles: _Optional[int] = ..., max_accumulators: _Optional[int] = ..., max_waiters: _Optional[int] = ..., id_window: _Optional[int] = ..., default_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class ServerUsage(_message.Message):
+    __slots__ = ("num_bytes", "num_handles", "num_accumulators", "num_waiters")
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_HANDLES_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCUMULATORS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITERS_FIELD_NUMBER: _ClassVar[int]
+    num_bytes: int
+    num_handles: int
+    num_accumulators: int
+    num_waiters: int
+    def __init__(self, num_bytes: _Optional[int] = ..., num_handles: _Optional[int] = ..., num_accumulators: _Optional[int] = ..., num_waiters: _Optional[int] = ...) -> None: ...
