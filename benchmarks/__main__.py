@@ -1,0 +1,92 @@
+"""`python -m benchmarks`: runs the cases, prints their tables, and writes a result file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from benchmarks import provenance
+from benchmarks.cases import CASES
+from benchmarks.comparison import ComparisonResult
+from benchmarks.environments import ROOT
+from benchmarks.memory import MemoryResult
+from benchmarks.report import render, render_provenance, render_verdicts
+
+
+def main() -> None:
+    """Runs what the command line asks for. A missed target is reported, not an error."""
+    arguments = _parse()
+    facts = provenance.describe()
+    if arguments.note:
+        facts["note"] = arguments.note
+    print(render_provenance(facts), flush=True)
+    results: list[ComparisonResult | MemoryResult] = []
+    for name in arguments.only:
+        for measurement in CASES[name]():
+            result = measurement.run(arguments.repeats, _show_progress)
+            _show_progress("")
+            print(f"\n{render(result)}", flush=True)
+            results.append(result)
+    facts["load_average_after"] = os.getloadavg()[0]
+    verdicts = [
+        verdict for result in results if isinstance(result, ComparisonResult) for verdict in result.verdicts()
+    ]
+    if verdicts:
+        print(f"\n{render_verdicts(verdicts)}")
+    path = arguments.json or ROOT / "benchmarks" / "results" / f"{facts['date'].replace(':', '')}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "provenance": facts,
+        "repeats": arguments.repeats,
+        "results": [result.to_json() for result in results],
+    }
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    print(f"\nwritten to {path}")
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument(
+        "--only",
+        type=_case_names,
+        default=list(CASES),
+        metavar="CASE,...",
+        help=f"the cases to run, of {', '.join(CASES)} (default: all)",
+    )
+    parser.add_argument(
+        "--repeats", type=_positive, default=10, help="repetitions of each contestant (default: 10)"
+    )
+    parser.add_argument(
+        "--json", type=Path, help="the result file (default: a new one in benchmarks/results)"
+    )
+    parser.add_argument(
+        "--note", help="a remark for the result file, such as what else the machine was doing"
+    )
+    return parser.parse_args()
+
+
+def _case_names(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := set(names) - set(CASES):
+        raise argparse.ArgumentTypeError(f"unknown case {', '.join(sorted(unknown))}")
+    return names
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def _show_progress(text: str) -> None:
+    """Overwrites one line of the terminal; silent where there is none."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

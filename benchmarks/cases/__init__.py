@@ -1,0 +1,17 @@
+"""What is measured: one module per case, and their names for the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from benchmarks.cases import put_get, resnet50, rounds, server_memory
+from benchmarks.comparison import Comparison
+from benchmarks.memory import MemoryMeasurement
+
+CASES: dict[str, Callable[[], Sequence[Comparison | MemoryMeasurement]]] = {
+    "put_get": put_get.comparisons,
+    "round": rounds.comparisons,
+    "resnet50": resnet50.comparisons,
+    "server_memory": server_memory.measurements,
+}
+"""Each gives its measurements, in the order of the report."""

@@ -1,0 +1,54 @@
+"""One array to the server and back, beside Arrow Flight."""
+
+from __future__ import annotations
+
+from benchmarks.comparison import Comparison, Target
+from benchmarks.contestants import Contestant
+from benchmarks.environments import FLIGHT, PROJECT
+
+MB = 1_000_000
+_ONE_BATCH = "Arrow Flight, one batch"
+_JOINED = "Arrow Flight, 1 MB batches joined"
+_STEPS = {1 * MB: 20, 10 * MB: 10, 100 * MB: 4}
+
+
+def comparisons() -> list[Comparison]:
+    """Both operations in all sizes."""
+    return [
+        _compare(operation, num_bytes, steps)
+        for operation in ("put", "get")
+        for num_bytes, steps in _STEPS.items()
+    ]
+
+
+def _compare(operation: str, num_bytes: int, steps: int) -> Comparison:
+    options = {"operation": operation, "num_bytes": num_bytes}
+
+    def flight(label: str, batch_bytes: int, *, join: bool = False) -> Contestant:
+        return Contestant(
+            label,
+            FLIGHT,
+            server="benchmarks.peers.flight.server",
+            worker="benchmarks.peers.flight.put_get",
+            options={**options, "batch_bytes": batch_bytes, "join": join},
+        )
+
+    contestants = [
+        Contestant(
+            "gradserve",
+            PROJECT,
+            server="benchmarks.peers.gradserve.server",
+            worker="benchmarks.peers.gradserve.put_get",
+            options=options,
+        ),
+        flight(_ONE_BATCH, num_bytes),
+    ]
+    if num_bytes > MB:
+        contestants += [flight(_JOINED, MB, join=True), flight("Arrow Flight, left in 1 MB pieces", MB)]
+    return Comparison(
+        title=f"{operation} {num_bytes // MB} MB",
+        contestants=tuple(contestants),
+        num_bytes=num_bytes,
+        steps=steps,
+        targets=(Target("Arrow Flight", (_ONE_BATCH, _JOINED), 0.8),) if num_bytes == 100 * MB else (),
+    )

@@ -1,0 +1,48 @@
+"""A round: two workers apply a gradient each, one of them takes the average."""
+
+from __future__ import annotations
+
+from benchmarks.comparison import Comparison, Target
+from benchmarks.contestants import Contestant
+from benchmarks.environments import PROJECT, TENSORFLOW, Environment
+
+KB = 1_000
+MB = 1_000_000
+_TENSORFLOW = "TensorFlow"
+_NAIVE = "naive protobuf bytes"
+_NUM_WORKERS = 2
+_STEPS = {4 * KB: 40, 1 * MB: 20, 10 * MB: 10, 100 * MB: 3}
+_TARGETS = {
+    4 * KB: (Target(_TENSORFLOW, (_TENSORFLOW,), 1 / 1.2),),
+    10 * MB: (Target(_TENSORFLOW, (_TENSORFLOW,), 0.8), Target(_NAIVE, (_NAIVE,), 4.0)),
+}
+
+
+def comparisons() -> list[Comparison]:
+    """All sizes."""
+    return [_compare(num_bytes, steps) for num_bytes, steps in _STEPS.items()]
+
+
+def _compare(num_bytes: int, steps: int) -> Comparison:
+    def contestant(label: str, environment: Environment, peer: str) -> Contestant:
+        return Contestant(
+            label,
+            environment,
+            server=f"benchmarks.peers.{peer}.server",
+            worker=f"benchmarks.peers.{peer}.rounds",
+            num_workers=_NUM_WORKERS,
+            options={"num_bytes": num_bytes},
+        )
+
+    size = f"{num_bytes // MB} MB" if num_bytes >= MB else f"{num_bytes // KB} KB"
+    return Comparison(
+        title=f"round of {_NUM_WORKERS} workers, {size}",
+        contestants=(
+            contestant("gradserve", PROJECT, "gradserve"),
+            contestant(_TENSORFLOW, TENSORFLOW, "tensorflow"),
+            contestant(_NAIVE, PROJECT, "naive"),
+        ),
+        num_bytes=num_bytes,
+        steps=steps,
+        targets=_TARGETS.get(num_bytes, ()),
+    )

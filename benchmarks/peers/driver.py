@@ -1,0 +1,129 @@
+"""The child's side of a benchmark process: commands come in on stdin, answers go out on stdout.
+
+Both directions are lines. The parent writes the name of a command and the child answers with one JSON
+object; the first object, unasked, says that the child is ready. End of input ends the process.
+
+    step      do one unit of work     -> {"start": ns, "end": ns}, of the clock all processes share
+    settle    tidy up after it        -> {}
+    check     was the result right?   -> {}, or {"error": text}
+
+Standard library only: this module runs in the environment of every peer.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the parent tells a process on its command line."""
+
+    rank: int
+    """Which of the workers this is, from 0; meaningless for a server."""
+    num_workers: int
+    options: dict[str, Any]
+    """The parameters of the case, such as `num_bytes`."""
+    server: dict[str, Any]
+    """What the server process said when it was ready, such as its address."""
+    scratch: Path
+    """A folder that the processes of one contestant share."""
+
+    @classmethod
+    def from_command_line(cls) -> Setup:
+        """Reads the only argument of the process."""
+        fields = json.loads(sys.argv[1])
+        fields["scratch"] = Path(fields["scratch"])
+        return cls(**fields)
+
+    @property
+    def num_floats(self) -> int:
+        """The length of a float32 array of `num_bytes`."""
+        return int(self.options["num_bytes"]) // 4
+
+
+class Worker(ABC):
+    """One process of a contestant that takes part in every step."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """Does one unit of work; only this is timed."""
+
+    def settle(self) -> None:  # noqa: B027  (most workers have nothing to tidy up)
+        """Prepares the next step, once all workers are through with this one."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raises AssertionError unless the last step gave the right result."""
+
+
+def run_worker(make: Callable[[Setup], Worker], packages: Iterable[str]) -> NoReturn:
+    """Serves the commands of the parent until it hangs up.
+
+    Args:
+        make: Makes the worker; when it returns, the worker is connected and ready for a step.
+        packages: The distributions whose versions belong into the results.
+    """
+    channel = _Channel()
+    worker = make(Setup.from_command_line())
+    channel.send({"versions": {package: importlib.metadata.version(package) for package in packages}})
+    for command in channel.commands():
+        channel.send(_obey(worker, command))
+    os._exit(0)  # some runtimes would wait for their peers here
+
+
+def run_server(serve: Callable[[Setup], AbstractContextManager[dict[str, Any]]]) -> NoReturn:
+    """Serves until the parent hangs up.
+
+    Args:
+        serve: A context in which the server runs, giving what the workers must know to reach it.
+    """
+    channel = _Channel()
+    with serve(Setup.from_command_line()) as info:
+        channel.send(info)
+        for _ in channel.commands():
+            pass
+    os._exit(0)
+
+
+def _obey(worker: Worker, command: str) -> dict[str, Any]:
+    match command:
+        case "step":
+            start = time.monotonic_ns()
+            worker.step()
+            return {"start": start, "end": time.monotonic_ns()}
+        case "settle":
+            worker.settle()
+        case "check":
+            try:
+                worker.check()
+            except AssertionError as error:
+                return {"error": str(error) or "wrong result"}
+        case _:
+            raise ValueError(f"unknown command {command!r}")
+    return {}
+
+
+class _Channel:
+    """The two pipes to the parent."""
+
+    def __init__(self) -> None:
+        # Whatever else prints in this process must not end up between the answers.
+        self._answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+        os.dup2(2, 1)
+
+    def send(self, answer: dict[str, Any]) -> None:
+        self._answers.write(json.dumps(answer) + "\n")
+
+    def commands(self) -> Iterable[str]:
+        return (line.strip() for line in iter(sys.stdin.readline, ""))

@@ -1,0 +1,1 @@
+"""Arrow Flight: gRPC with zero-copy messages, in C++."""

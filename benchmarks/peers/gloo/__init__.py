@@ -1,0 +1,1 @@
+"""torch.distributed with gloo: an all-reduce without a server."""

@@ -1,0 +1,1 @@
+"""gradserve itself, by its public client and command line."""

@@ -1,0 +1,45 @@
+"""A worker that averages a model's gradients with one `push_pull`: everybody gets the average.
+
+The model is a ResNet-50's 161 tensors, or one tensor where `num_bytes` is given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradserve
+import numpy as np
+
+from benchmarks.peers.driver import Setup, Worker, run_worker
+from benchmarks.resnet50 import parameter_shapes
+
+
+class PushPullWorker(Worker):
+    """Pushes from arrays, and pulls to arrays."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._num_workers = setup.num_workers
+        self._local_step = 0
+        shapes = {"x": (setup.num_floats,)} if "num_bytes" in setup.options else parameter_shapes()
+        self._gradients = {name: np.full(shape, setup.rank + 1, np.float32) for name, shape in shapes.items()}
+        self._result: Any = None
+        client = gradserve.connect(setup.server["address"], timeout=60)
+        self._model = client.gradient_accumulator(self._gradients, shared_name="model")
+
+    def step(self) -> None:
+        self._result = self._model.push_pull(
+            self._gradients, num_required=self._num_workers, local_step=self._local_step
+        )
+
+    def settle(self) -> None:
+        self._local_step = self._result.step
+        self._result = None
+
+    def check(self) -> None:
+        expected = (self._num_workers + 1) / 2
+        assert set(self._result) == set(self._gradients)
+        assert all(np.all(self._result[name] == expected) for name in self._gradients), "wrong average"
+
+
+if __name__ == "__main__":
+    run_worker(PushPullWorker, packages=["gradserve", "grpcio", "protobuf", "numpy"])

@@ -1,0 +1,48 @@
+"""The server as users start it, from the command line, in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.driver import Setup, run_server
+
+_START_SECONDS = 60.0
+_STOP_SECONDS = 10.0
+
+
+@contextlib.contextmanager
+def serve(setup: Setup) -> Iterator[dict[str, Any]]:
+    """Runs `gradserve serve` on a TCP port that the system chooses."""
+    address_file = setup.scratch / "address"
+    command = [sys.executable, "-m", "gradserve_server", "serve"]
+    command += ["--listen", "127.0.0.1:0", "--address-file", str(address_file)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL) as server:
+        try:
+            yield {"address": _wait_for_address(server, address_file), "pid": server.pid}
+        finally:
+            server.terminate()
+            try:
+                server.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                server.kill()
+
+
+def _wait_for_address(server: subprocess.Popen[bytes], address_file: Path) -> str:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise RuntimeError(f"the server ended with status {server.returncode}")
+        if address_file.exists() and (lines := address_file.read_text(encoding="utf-8").splitlines()):
+            return lines[0]
+        time.sleep(0.02)
+    raise TimeoutError("the server did not write its address")
+
+
+if __name__ == "__main__":
+    run_server(serve)

@@ -1,0 +1,1 @@
+"""What most people write first: a synchronous gRPC service with a protobuf `bytes` field."""

@@ -1,0 +1,1 @@
+"""TensorFlow's ConditionalAccumulator over its own gRPC runtime."""
