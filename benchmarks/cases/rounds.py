@@ -1,4 +1,8 @@
-"""A round: two workers apply a gradient each, one of them takes the average."""
+"""A round: two workers apply a gradient each, one of them takes the average.
+
+The targets compare apply and take as two calls on either side. Reported beside it: TensorFlow with both in
+one `session.run` of the taker, and gradserve's `push_pull`, one call a worker, which gives both the average.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +28,27 @@ def comparisons() -> list[Comparison]:
 
 
 def _compare(num_bytes: int, steps: int) -> Comparison:
-    def contestant(label: str, environment: Environment, peer: str) -> Contestant:
+    def contestant(
+        label: str, environment: Environment, peer: str, worker: str, **options: bool
+    ) -> Contestant:
         return Contestant(
             label,
             environment,
             server=f"benchmarks.peers.{peer}.server",
-            worker=f"benchmarks.peers.{peer}.rounds",
+            worker=f"benchmarks.peers.{peer}.{worker}",
             num_workers=_NUM_WORKERS,
-            options={"num_bytes": num_bytes},
+            options={"num_bytes": num_bytes, **options},
         )
 
     size = f"{num_bytes // MB} MB" if num_bytes >= MB else f"{num_bytes // KB} KB"
     return Comparison(
         title=f"round of {_NUM_WORKERS} workers, {size}",
         contestants=(
-            contestant("gradserve", PROJECT, "gradserve"),
-            contestant(_TENSORFLOW, TENSORFLOW, "tensorflow"),
-            contestant(_NAIVE, PROJECT, "naive"),
+            contestant("gradserve", PROJECT, "gradserve", "rounds"),
+            contestant("gradserve push_pull, both read", PROJECT, "gradserve", "push_pull"),
+            contestant(_TENSORFLOW, TENSORFLOW, "tensorflow", "rounds", one_run=False),
+            contestant("TensorFlow, one run", TENSORFLOW, "tensorflow", "rounds", one_run=True),
+            contestant(_NAIVE, PROJECT, "naive", "rounds"),
         ),
         num_bytes=num_bytes,
         steps=steps,

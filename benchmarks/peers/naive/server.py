@@ -49,7 +49,7 @@ class Accumulator:
 def serve(setup: Setup) -> Iterator[dict[str, Any]]:
     """Runs the server."""
     accumulator = Accumulator()
-    handlers = {
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Apply": grpc.unary_unary_rpc_method_handler(
             accumulator.apply,
             request_deserializer=BytesValue.FromString,

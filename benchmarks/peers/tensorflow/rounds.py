@@ -1,4 +1,7 @@
-"""A worker of a round: it applies its gradient; worker 0 then takes the average."""
+"""A worker of a round: it applies its gradient; worker 0 then takes the average.
+
+With `one_run` worker 0 does both in one `session.run`, the take after the apply.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ class RoundWorker(Worker):
     def __init__(self, setup: Setup) -> None:
         self._expected = (setup.num_workers + 1) / 2
         self._taker = setup.rank == 0
+        one_run = self._taker and setup.options["one_run"]
         self._local_step = 0
         self._average: Any = None
         with tf.Graph().as_default():
@@ -28,16 +32,17 @@ class RoundWorker(Worker):
                     tf.float32, shape, shared_name="accumulator"
                 )
                 apply = accumulator.apply_grad(gradient, local_step)
-                average = accumulator.take_grad(setup.num_workers)
+                with tf.control_dependencies([apply] if one_run else []):
+                    average = accumulator.take_grad(setup.num_workers)
             with tf.device(worker_device(setup)):
                 arrived = tf.identity(average)
             session = start_session(setup)
-            self._apply = session.make_callable(apply, feed_list=[local_step])
-            self._take = session.make_callable(arrived)
+            self._apply = session.make_callable(arrived if one_run else apply, feed_list=[local_step])
+            self._take = session.make_callable(arrived) if self._taker and not one_run else None
 
     def step(self) -> None:
-        self._apply(self._local_step)
-        if self._taker:
+        self._average = self._apply(self._local_step)
+        if self._take is not None:
             self._average = self._take()
 
     def settle(self) -> None:
