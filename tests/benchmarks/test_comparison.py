@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from benchmarks.comparison import Comparison, ComparisonResult, Target
+from benchmarks.contestants import Contestant
+from benchmarks.environments import Environment, NotAvailableError
+from benchmarks.report import render, render_verdicts
+
+
+class ThisEnvironment(Environment):
+    """The interpreter that runs the tests, whatever is installed in it."""
+
+    def prepare(self, progress: Callable[[str], None]) -> Path:
+        return Path(sys.executable)
+
+
+class MissingEnvironment(Environment):
+    def prepare(self, progress: Callable[[str], None]) -> Path:
+        raise NotAvailableError("no such package")
+
+
+THIS = ThisEnvironment("this", ())
+
+
+@dataclass(frozen=True)
+class Arena:
+    journal: Path
+
+    def contestant(self, name: str, *, environment: Environment = THIS, **options: str) -> Contestant:
+        return Contestant(
+            name,
+            environment,
+            worker="tests.benchmarks.fake_peer",
+            options={"name": name, "journal": str(self.journal), **options},
+        )
+
+    def compare(
+        self, *contestants: Contestant, repeats: int = 2, targets: tuple[Target, ...] = ()
+    ) -> ComparisonResult:
+        comparison = Comparison("a step", contestants, num_bytes=1000, steps=2, targets=targets)
+        return comparison.run(repeats, lambda text: None)
+
+    def steps(self) -> list[tuple[str, int]]:
+        """Who did how many steps in a row."""
+        lines = [line.split() for line in self.journal.read_text(encoding="utf-8").splitlines()]
+        names = [name for name, command in lines if command == "step"]
+        return [(name, len(list(run))) for name, run in groupby(names)]
+
+
+@pytest.fixture
+def arena(tmp_path: Path) -> Arena:
+    return Arena(tmp_path / "journal")
+
+
+def test_contestants_take_turns_there_and_back_again(arena: Arena) -> None:
+    result = arena.compare(arena.contestant("a"), arena.contestant("b"), repeats=3)
+    # Three steps to warm up, then one that is not counted and two that are.
+    assert arena.steps() == [("a", 3), ("b", 3), ("a", 3), ("b", 6), ("a", 6), ("b", 3)]
+    assert [len(outcome.seconds) for outcome in result.outcomes] == [3, 3]
+    assert all(seconds >= 0.001 for outcome in result.outcomes for seconds in outcome.seconds)
+
+
+def test_every_step_is_settled_and_results_are_checked_before_measuring(arena: Arena) -> None:
+    arena.compare(arena.contestant("a"), repeats=1)
+    commands = [line.split()[1] for line in arena.journal.read_text(encoding="utf-8").splitlines()]
+    assert commands == 3 * ["step", "check", "settle"] + 3 * ["step", "settle"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [("wrong result", "wrong average"), ("end", "out of luck")],
+)
+def test_one_that_fails_is_reported_and_the_others_go_on(arena: Arena, fault: str, message: str) -> None:
+    bad = arena.contestant("bad", fault=fault)
+    result = arena.compare(arena.contestant("good"), bad)
+    good, failed = result.outcomes
+    assert len(good.seconds) == 2
+    assert failed.failure is not None
+    assert failed.failure.startswith("failed: ")
+    assert message in failed.failure
+    assert result.speed_beside(failed) is None
+    assert failed.failure in render(result)
+    assert result.to_json()["contestants"][1]["failure"] == failed.failure
+
+
+def test_one_that_is_not_available_is_reported(arena: Arena) -> None:
+    missing = arena.contestant("missing", environment=MissingEnvironment("missing", ()))
+    target = Target("missing", ("missing",), 1.0)
+    result = arena.compare(arena.contestant("good"), missing, targets=(target,))
+    assert result.outcomes[1].failure == "not available: no such package"
+    assert "not measured" in render_verdicts(result.verdicts())
+
+
+def test_a_target_counts_the_fastest_that_stands_for_the_peer(arena: Arena) -> None:
+    target = Target("peer", ("slow", "fast"), 0.8)
+    contestants = [arena.contestant(name) for name in ("own", "slow", "fast", "other")]
+    result = arena.compare(*contestants, repeats=1, targets=(target,))
+    for outcome, seconds in zip(result.outcomes, [2.0, 3.0, 1.0, 0.1], strict=True):
+        outcome.seconds[:] = [seconds]
+    (verdict,) = result.verdicts()
+    assert verdict.measured == 0.5
+    assert str(verdict) == "MISSED: a step: 0.50x the speed of peer, target >= 0.80x"
+
+
+def test_json_has_versions_and_ratios(arena: Arena) -> None:
+    result = arena.compare(arena.contestant("own"), arena.contestant("peer")).to_json()
+    own, peer = result["contestants"]
+    assert set(own["versions"]) == {"numpy"}
+    assert len(peer["repetitions"]) == 2
+    assert peer["gradserve_speed_ratio"] > 0
+    assert "gradserve_speed_ratio" not in own
