@@ -28,6 +28,8 @@ class Contestant:
     """The module that the server process runs, where there is one."""
     num_workers: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of its processes, beside those of this one."""
 
     @contextlib.contextmanager
     def running(self, progress: Callable[[str], None]) -> Iterator[RunningContestant]:
@@ -49,7 +51,8 @@ class Contestant:
                     "server": server,
                     "scratch": str(scratch),
                 }
-                return stack.enter_context(DriverProcess(python, module, setup, scratch / f"{name}.log"))
+                log = scratch / f"{name}.log"
+                return stack.enter_context(DriverProcess(python, module, setup, self.variables, log))
 
             info: dict[str, Any] = {}
             if self.server is not None:

@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,10 +28,13 @@ class DriverProcess:
         python: The interpreter of the environment.
         module: The module to run, such as `benchmarks.peers.flight.server`.
         setup: The fields of `benchmarks.peers.driver.Setup`.
+        variables: Environment variables, beside those of this process.
         log: The file for what the process prints.
     """
 
-    def __init__(self, python: Path, module: str, setup: dict[str, Any], log: Path) -> None:
+    def __init__(
+        self, python: Path, module: str, setup: dict[str, Any], variables: Mapping[str, str], log: Path
+    ) -> None:
         self._module = module
         self._log = log
         self._unread = b""
@@ -38,7 +42,7 @@ class DriverProcess:
             self._process = subprocess.Popen(
                 [str(python), "-m", module, json.dumps(setup)],
                 cwd=ROOT,
-                env=_environment_variables(),
+                env={**_inherited_variables(), **variables},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -104,7 +108,7 @@ class DriverProcess:
         return ProcessError(f"{self._module} {what}" + (f": {lines[-1]}" if lines else ""))
 
 
-def _environment_variables() -> dict[str, str]:
+def _inherited_variables() -> dict[str, str]:
     """This process's, with nothing between the processes and loopback, and less chatter."""
     kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     return {**kept, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONDONTWRITEBYTECODE": "1"}

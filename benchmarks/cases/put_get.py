@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from benchmarks.comparison import Comparison, Target
 from benchmarks.contestants import Contestant
 from benchmarks.environments import FLIGHT, PROJECT
@@ -9,6 +11,13 @@ from benchmarks.environments import FLIGHT, PROJECT
 MB = 1_000_000
 _ONE_BATCH = "Arrow Flight, one batch"
 _JOINED = "Arrow Flight, 1 MB batches joined"
+_NO_VARIABLES: Mapping[str, str] = {}
+_MALLOC_TUNED = {
+    "MALLOC_MMAP_THRESHOLD_": str(4 * 2**30),
+    "MALLOC_TRIM_THRESHOLD_": str(4 * 2**30),
+    "MALLOC_TOP_PAD_": str(256 * 2**20),
+}
+"""Tells glibc to keep memory instead of giving it back to the system after every message."""
 _STEPS = {1 * MB: 20, 10 * MB: 10, 100 * MB: 4}
 
 
@@ -24,13 +33,16 @@ def comparisons() -> list[Comparison]:
 def _compare(operation: str, num_bytes: int, steps: int) -> Comparison:
     options = {"operation": operation, "num_bytes": num_bytes}
 
-    def flight(label: str, batch_bytes: int, *, join: bool = False) -> Contestant:
+    def flight(
+        label: str, batch_bytes: int, *, join: bool = False, variables: Mapping[str, str] = _NO_VARIABLES
+    ) -> Contestant:
         return Contestant(
             label,
             FLIGHT,
             server="benchmarks.peers.flight.server",
             worker="benchmarks.peers.flight.put_get",
             options={**options, "batch_bytes": batch_bytes, "join": join},
+            variables=variables,
         )
 
     contestants = [
@@ -44,7 +56,11 @@ def _compare(operation: str, num_bytes: int, steps: int) -> Comparison:
         flight(_ONE_BATCH, num_bytes),
     ]
     if num_bytes > MB:
-        contestants += [flight(_JOINED, MB, join=True), flight("Arrow Flight, left in 1 MB pieces", MB)]
+        contestants += [
+            flight(_JOINED, MB, join=True),
+            flight("Arrow Flight, joined, malloc tuned", MB, join=True, variables=_MALLOC_TUNED),
+            flight("Arrow Flight, left in 1 MB pieces", MB),
+        ]
     return Comparison(
         title=f"{operation} {num_bytes // MB} MB",
         contestants=tuple(contestants),
