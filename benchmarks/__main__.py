@@ -31,9 +31,7 @@ def main() -> None:
             print(f"\n{render(result)}", flush=True)
             results.append(result)
     facts["load_average_after"] = os.getloadavg()[0]
-    verdicts = [
-        verdict for result in results if isinstance(result, ComparisonResult) for verdict in result.verdicts()
-    ]
+    verdicts = [verdict for result in results if isinstance(result, ComparisonResult) for verdict in result.verdicts()]
     if verdicts:
         print(f"\n{render_verdicts(verdicts)}")
     path = arguments.json or ROOT / "benchmarks" / "results" / f"{facts['date'].replace(':', '')}.json"
@@ -56,15 +54,9 @@ def _parse() -> argparse.Namespace:
         metavar="CASE,...",
         help=f"the cases to run, of {', '.join(CASES)} (default: all)",
     )
-    parser.add_argument(
-        "--repeats", type=_positive, default=10, help="repetitions of each contestant (default: 10)"
-    )
-    parser.add_argument(
-        "--json", type=Path, help="the result file (default: a new one in benchmarks/results)"
-    )
-    parser.add_argument(
-        "--note", help="a remark for the result file, such as what else the machine was doing"
-    )
+    parser.add_argument("--repeats", type=_positive, default=10, help="repetitions of each contestant (default: 10)")
+    parser.add_argument("--json", type=Path, help="the result file (default: a new one in benchmarks/results)")
+    parser.add_argument("--note", help="a remark for the result file, such as what else the machine was doing")
     return parser.parse_args()
 
 

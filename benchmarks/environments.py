@@ -58,6 +58,13 @@ FLIGHT = Environment("flight", ("pyarrow==26.0.1", "numpy==2.4.6"))
 GLOO = Environment("gloo", ("torch==2.13.0", "numpy==2.4.6"))
 TENSORFLOW = Environment("tensorflow", ("tensorflow-cpu==2.15.1", "numpy==1.26.4"))
 
+MALLOC_TUNED = {
+    "MALLOC_MMAP_THRESHOLD_": str(4 * 2**30),
+    "MALLOC_TRIM_THRESHOLD_": str(4 * 2**30),
+    "MALLOC_TOP_PAD_": str(256 * 2**20),
+}
+"""Environment variables that tell glibc to keep memory instead of giving it back to the system all the time."""
+
 
 def _own_interpreter() -> Path:
     for package in ("gradserve", "gradserve_server"):

@@ -33,9 +33,7 @@ def render_provenance(provenance: dict[str, Any]) -> str:
 
 
 def _render_comparison(result: ComparisonResult) -> str:
-    rows: list[tuple[str, ...]] = [
-        ("", "ms", "middle half", "GB/s", "wire MB", "gradserve's speed", "middle half")
-    ]
+    rows: list[tuple[str, ...]] = [("", "ms", "middle half", "GB/s", "wire MB", "gradserve's speed", "middle half")]
     rows += [_comparison_row(result, outcome) for outcome in result.outcomes]
     notes = [f"  {outcome.label}: {outcome.failure}" for outcome in result.outcomes if outcome.failure]
     return "\n".join([result.comparison.title, *_align(rows), *notes])
@@ -58,9 +56,7 @@ def _comparison_row(result: ComparisonResult, outcome: Outcome) -> tuple[str, ..
 
 
 def _render_memory(result: MemoryResult) -> str:
-    rows: list[tuple[str, ...]] = [
-        ("workers", "idle MB", "peak MB", "after MB", "peak above idle, in gradients")
-    ]
+    rows: list[tuple[str, ...]] = [("workers", "idle MB", "peak MB", "after MB", "peak above idle, in gradients")]
     rows += [
         (
             str(use.num_workers),

@@ -25,17 +25,13 @@ def _parameters() -> Iterator[tuple[str, tuple[int, ...]]]:
         width = 64 * 2**stage
         for block in range(blocks):
             prefix = f"layer{stage + 1}.{block}."
-            yield from _convolution(
-                f"{prefix}conv1", f"{prefix}bn1", inputs=channels, outputs=width, kernel=1
-            )
+            yield from _convolution(f"{prefix}conv1", f"{prefix}bn1", inputs=channels, outputs=width, kernel=1)
             yield from _convolution(f"{prefix}conv2", f"{prefix}bn2", inputs=width, outputs=width, kernel=3)
             outputs = width * _EXPANSION
             yield from _convolution(f"{prefix}conv3", f"{prefix}bn3", inputs=width, outputs=outputs, kernel=1)
             if block == 0:
                 shortcut = f"{prefix}downsample."
-                yield from _convolution(
-                    f"{shortcut}0", f"{shortcut}1", inputs=channels, outputs=outputs, kernel=1
-                )
+                yield from _convolution(f"{shortcut}0", f"{shortcut}1", inputs=channels, outputs=outputs, kernel=1)
             channels = outputs
     yield "fc.weight", (1000, channels)
     yield "fc.bias", (1000,)

@@ -6,27 +6,19 @@ from collections.abc import Mapping
 
 from benchmarks.comparison import Comparison, Target
 from benchmarks.contestants import Contestant
-from benchmarks.environments import FLIGHT, PROJECT
+from benchmarks.environments import FLIGHT, MALLOC_TUNED, PROJECT
 
 MB = 1_000_000
 _ONE_BATCH = "Arrow Flight, one batch"
 _JOINED = "Arrow Flight, 1 MB batches joined"
 _NO_VARIABLES: Mapping[str, str] = {}
-_MALLOC_TUNED = {
-    "MALLOC_MMAP_THRESHOLD_": str(4 * 2**30),
-    "MALLOC_TRIM_THRESHOLD_": str(4 * 2**30),
-    "MALLOC_TOP_PAD_": str(256 * 2**20),
-}
-"""Tells glibc to keep memory instead of giving it back to the system after every message."""
 _STEPS = {1 * MB: 20, 10 * MB: 10, 100 * MB: 4}
 
 
 def comparisons() -> list[Comparison]:
     """Both operations in all sizes."""
     return [
-        _compare(operation, num_bytes, steps)
-        for operation in ("put", "get")
-        for num_bytes, steps in _STEPS.items()
+        _compare(operation, num_bytes, steps) for operation in ("put", "get") for num_bytes, steps in _STEPS.items()
     ]
 
 
@@ -58,9 +50,19 @@ def _compare(operation: str, num_bytes: int, steps: int) -> Comparison:
     if num_bytes > MB:
         contestants += [
             flight(_JOINED, MB, join=True),
-            flight("Arrow Flight, joined, malloc tuned", MB, join=True, variables=_MALLOC_TUNED),
+            flight("Arrow Flight, joined, malloc tuned", MB, join=True, variables=MALLOC_TUNED),
             flight("Arrow Flight, left in 1 MB pieces", MB),
         ]
+    contestants.append(
+        Contestant(
+            "bare grpcio stream, malloc tuned",
+            PROJECT,
+            server="benchmarks.peers.ceiling.server",
+            worker="benchmarks.peers.ceiling.streams",
+            options=options,
+            variables=MALLOC_TUNED,
+        )
+    )
     return Comparison(
         title=f"{operation} {num_bytes // MB} MB",
         contestants=tuple(contestants),

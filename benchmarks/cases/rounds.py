@@ -6,9 +6,11 @@ one `session.run` of the taker, and gradserve's `push_pull`, one call a worker, 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from benchmarks.comparison import Comparison, Target
 from benchmarks.contestants import Contestant
-from benchmarks.environments import PROJECT, TENSORFLOW, Environment
+from benchmarks.environments import MALLOC_TUNED, PROJECT, TENSORFLOW, Environment
 
 KB = 1_000
 MB = 1_000_000
@@ -28,9 +30,7 @@ def comparisons() -> list[Comparison]:
 
 
 def _compare(num_bytes: int, steps: int) -> Comparison:
-    def contestant(
-        label: str, environment: Environment, peer: str, worker: str, **options: bool
-    ) -> Contestant:
+    def contestant(label: str, environment: Environment, peer: str, worker: str, **options: bool | str) -> Contestant:
         return Contestant(
             label,
             environment,
@@ -49,6 +49,10 @@ def _compare(num_bytes: int, steps: int) -> Comparison:
             contestant(_TENSORFLOW, TENSORFLOW, "tensorflow", "rounds", one_run=False),
             contestant("TensorFlow, one run", TENSORFLOW, "tensorflow", "rounds", one_run=True),
             contestant(_NAIVE, PROJECT, "naive", "rounds"),
+            replace(
+                contestant("bare grpcio streams, malloc tuned", PROJECT, "ceiling", "streams", operation="round"),
+                variables=MALLOC_TUNED,
+            ),
         ),
         num_bytes=num_bytes,
         steps=steps,

@@ -41,9 +41,7 @@ class Arena:
             options={"name": name, "journal": str(self.journal), **options},
         )
 
-    def compare(
-        self, *contestants: Contestant, repeats: int = 2, targets: tuple[Target, ...] = ()
-    ) -> ComparisonResult:
+    def compare(self, *contestants: Contestant, repeats: int = 2, targets: tuple[Target, ...] = ()) -> ComparisonResult:
         comparison = Comparison("a step", contestants, num_bytes=1000, steps=2, targets=targets)
         return comparison.run(repeats, lambda text: None)
 

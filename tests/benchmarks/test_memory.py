@@ -14,9 +14,7 @@ def test_the_server_memory_is_measured() -> None:
         small = replace(
             measurement,
             num_bytes=1_000_000,
-            contestants=tuple(
-                replace(each, options={"num_bytes": 1_000_000}) for each in measurement.contestants[:2]
-            ),
+            contestants=tuple(replace(each, options={"num_bytes": 1_000_000}) for each in measurement.contestants[:2]),
         )
         result = small.run(repeats=1, progress=lambda text: None)
         assert result.failure is None

@@ -29,18 +29,13 @@ class ResNetWorker(Worker):
             local_step = tf.compat.v1.placeholder(tf.int64, ())
             accumulators = _accumulators()
             gradients = [
-                local_gradient(setup, shape, f"gradient{i}")
-                for i, shape in enumerate(parameter_shapes().values())
+                local_gradient(setup, shape, f"gradient{i}") for i, shape in enumerate(parameter_shapes().values())
             ]
             with tf.device(PARAMETER_SERVER):
-                apply = tf.group(
-                    *(a.apply_grad(g, local_step) for a, g in zip(accumulators, gradients, strict=True))
-                )
+                apply = tf.group(*(a.apply_grad(g, local_step) for a, g in zip(accumulators, gradients, strict=True)))
                 averages = [a.take_grad(setup.num_workers) for a in accumulators]
             steps = (
-                _everybody_reads(setup, averages)
-                if setup.options["everybody_reads"]
-                else _chief_reads(setup, averages)
+                _everybody_reads(setup, averages) if setup.options["everybody_reads"] else _chief_reads(setup, averages)
             )
             session = start_session(setup)
             self._apply = session.make_callable(apply, feed_list=[local_step])

@@ -28,9 +28,7 @@ class RoundWorker(Worker):
             gradient = local_gradient(setup, shape, "gradient")
             local_step = tf.compat.v1.placeholder(tf.int64, ())
             with tf.device(PARAMETER_SERVER):
-                accumulator = tf.compat.v1.ConditionalAccumulator(
-                    tf.float32, shape, shared_name="accumulator"
-                )
+                accumulator = tf.compat.v1.ConditionalAccumulator(tf.float32, shape, shared_name="accumulator")
                 apply = accumulator.apply_grad(gradient, local_step)
                 with tf.control_dependencies([apply] if one_run else []):
                     average = accumulator.take_grad(setup.num_workers)
