@@ -1,4 +1,10 @@
-"""The peak memory of gradserve's server, for growing numbers of workers, and what it is made of."""
+"""The peak memory of gradserve's server, for growing numbers of workers, and what it is made of.
+
+When all W workers send at once, W gradients are being received, each into a buffer of its own, because none may
+touch the sum before it is there whole. The first to be complete becomes the sum, and the sum, divided in place,
+the average: neither takes memory of its own. The average of the round before is kept for readers and retries. So
+W + 1 gradients are accounted for; the rest are messages under way, in gRPC's buffers and in the heap.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +18,9 @@ from benchmarks.contestants import Contestant
 from benchmarks.environments import NotAvailableError
 from benchmarks.processes import ProcessError
 
+KEPT_AVERAGES = 1
+"""The default of an accumulator."""
+
 
 @dataclass(frozen=True)
 class MemoryUse:
@@ -23,7 +32,7 @@ class MemoryUse:
     peak: int
     """The highest of all rounds."""
     after: int
-    """After the last round, with nothing under way."""
+    """After the last round, with nothing under way: the server keeps freed buffers for the next one."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +83,13 @@ class MemoryResult:
     uses: list[MemoryUse]
     failure: str | None
 
-    def in_gradients(self, num_bytes: int) -> float:
-        """Bytes counted in gradients."""
-        return num_bytes / self.measurement.num_bytes
+    def peak_in_gradients(self, use: MemoryUse) -> float:
+        """The peak above the idle server, counted in gradients."""
+        return (use.peak - use.idle) / self.measurement.num_bytes
+
+    def rest_in_gradients(self, use: MemoryUse) -> float:
+        """What the uploads of all workers and the kept average leave unexplained of it."""
+        return self.peak_in_gradients(use) - use.num_workers - KEPT_AVERAGES
 
     def to_json(self) -> dict[str, Any]:
         """For the result file; memory in bytes."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.comparison import ComparisonResult, Outcome, Verdict
-from benchmarks.memory import MemoryResult
+from benchmarks.memory import KEPT_AVERAGES, MemoryResult, MemoryUse
 from benchmarks.summary import Summary, paired_speed_ratios
 
 _MB = 1e6
@@ -56,18 +56,17 @@ def _comparison_row(result: ComparisonResult, outcome: Outcome) -> tuple[str, ..
 
 
 def _render_memory(result: MemoryResult) -> str:
-    rows: list[tuple[str, ...]] = [("workers", "idle MB", "peak MB", "after MB", "peak above idle, in gradients")]
-    rows += [
-        (
-            str(use.num_workers),
-            *(f"{num_bytes / _MB:.0f}" for num_bytes in (use.idle, use.peak, use.after)),
-            f"{result.in_gradients(use.peak - use.idle):.1f}",
-        )
-        for use in result.uses
-    ]
+    header = ("workers", "idle MB", "peak MB", "after MB", "peak - idle, in gradients", "uploads", "kept", "rest")
+    rows = [header, *(_memory_row(result, use) for use in result.uses)]
     notes = [f"  {result.failure}"] if result.failure else []
     size = result.measurement.num_bytes / _MB
     return "\n".join([f"{result.measurement.title}, gradients of {size:.0f} MB", *_align(rows), *notes])
+
+
+def _memory_row(result: MemoryResult, use: MemoryUse) -> tuple[str, ...]:
+    memory = [f"{num_bytes / _MB:.0f}" for num_bytes in (use.idle, use.peak, use.after)]
+    peak, rest = result.peak_in_gradients(use), result.rest_in_gradients(use)
+    return (str(use.num_workers), *memory, f"{peak:.1f}", str(use.num_workers), str(KEPT_AVERAGES), f"{rest:.1f}")
 
 
 def _align(rows: Sequence[Sequence[str]]) -> list[str]:

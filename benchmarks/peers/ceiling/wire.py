@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import grpc
 
@@ -25,8 +25,8 @@ class Stub:
     def __init__(self, address: str) -> None:
         channel = grpc.insecure_channel(address, options=OPTIONS)
         grpc.channel_ready_future(channel).result(timeout=30)
-        self._put: Callable[[Iterator[bytes]], bytes] = channel.stream_unary(f"/{SERVICE}/Put")
-        self._get: Callable[[bytes], Iterator[bytes]] = channel.unary_stream(f"/{SERVICE}/Get")
+        self._put: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(f"/{SERVICE}/Put")
+        self._get: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"/{SERVICE}/Get")
 
     def put(self, num_bytes: int) -> int:
         """Sends that many bytes; returns how many arrived."""
