@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-import gradserve
 
+import gradserve
 from gradserve_server.settings import config_options, load_config
 
 
