@@ -115,7 +115,8 @@ class DemoReport:
                 return f"the accuracy is {missing:.1%} below that of one process"
             return None
         if not self.max_weight_difference <= WEIGHT_TOLERANCE:
-            return f"the weights differ by up to {self.max_weight_difference:.1e}, more than {WEIGHT_TOLERANCE:.0e}"
+            difference = f"{self.max_weight_difference:.1e}"
+            return f"the weights differ by up to {difference}, more than {WEIGHT_TOLERANCE:.0e}"
         return None
 
 
