@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
-import signal
+import multiprocessing
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +20,7 @@ from gradserve_server.demo.command import demo
 from gradserve_server.demo.coordinator import run_demo
 from gradserve_server.demo.digits import load_digits
 from gradserve_server.demo.errors import DemoError
+from gradserve_server.demo.messages import Message
 from gradserve_server.demo.options import DemoOptions
 from gradserve_server.demo.replica import Replica
 from gradserve_server.demo.report import DemoReport, TrainingResult, WorkerResult, render
@@ -104,7 +104,7 @@ class TestBatches:
 
     @pytest.mark.parametrize("sizes", [(0, 1), (1, 0), (11, 10)])
     def test_batches_that_cannot_be_filled_are_refused(self, sizes: tuple[int, int]) -> None:
-        with pytest.raises(ValueError, match="at least 1|only 100"):
+        with pytest.raises(ValueError, match=r"at least 1|only 100"):
             Batches(100, *sizes, seed=0)
 
 
@@ -259,20 +259,21 @@ class TestRun:
         with pytest.raises(DemoError, match=r"worker-\d failed: "):
             run_demo(options, console=quiet())
 
-    @pytest.mark.skipif(sys.platform != "linux", reason="finds the worker processes in /proc")
     def test_a_worker_that_dies_is_reported(
         self, server_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         add = coordinator._Course.add
 
-        def add_and_kill(self: coordinator._Course, index: int, message: object) -> None:
-            add(self, index, message)  # type: ignore[arg-type]
-            monkeypatch.undo()
-            os.kill(worker_process_id("worker-1"), signal.SIGKILL)
+        def add_and_kill(self: coordinator._Course, index: int, message: Message) -> None:
+            add(self, index, message)
+            for process in multiprocessing.active_children():
+                if process.name == "worker-1":
+                    process.kill()
 
         monkeypatch.setattr(coordinator._Course, "add", add_and_kill)
         with pytest.raises(DemoError, match="worker-1 was not done, but its process ended with exit code -9"):
             run_demo(small(server_address, tmp_path, epochs=200), console=quiet())
+        assert not multiprocessing.active_children()
 
     def test_a_server_that_is_not_there_is_reported(self, tmp_path: Path) -> None:
         options = small("127.0.0.1:1", tmp_path, timeout=1.0)
@@ -282,3 +283,114 @@ class TestRun:
     def test_more_workers_than_examples_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(DemoError, match="there are only 1437"):
             run_demo(small("127.0.0.1:1", tmp_path, batch_size=1000), console=quiet())
+
+
+class TestServerProcess:
+    def test_it_serves_and_shuts_down(self) -> None:
+        with ServerProcess(timeout=30) as server:
+            assert server.address.startswith("127.0.0.1:")
+            with gradserve.connect(server.address, timeout=30) as client:
+                accumulator = client.conditional_accumulator("float32", shape=(1,), shared_name="a")
+                assert accumulator.num_accumulated() == 0
+
+    def test_a_server_that_does_not_start_is_reported_with_its_log(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "executable", str(script(tmp_path, "echo no memory left; exit 3")))
+        with (
+            pytest.raises(DemoError, match=r"ended with exit code 3 before it served.*\nno memory left"),
+            ServerProcess(timeout=30),
+        ):
+            pass
+
+    def test_a_server_that_hangs_is_reported(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "executable", str(script(tmp_path, "exec sleep 60")))
+        with pytest.raises(DemoError, match=r"did not start within 0\.1 seconds"), ServerProcess(timeout=0.1):
+            pass
+
+    def test_a_server_that_ends_badly_is_reported(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Like `-m gradserve_server serve --listen ... --address-file PATH`, where PATH comes seventh.
+        lines = """trap 'echo lost my mind; exit 4' TERM
+echo 127.0.0.1:1 >"$7"
+while true; do sleep 0.05; done"""
+        monkeypatch.setattr(sys, "executable", str(script(tmp_path, lines)))
+        with (
+            pytest.raises(DemoError, match=r"ended with exit code 4.*\nlost my mind"),
+            ServerProcess(timeout=30),
+        ):
+            pass
+
+
+def script(folder: Path, lines: str) -> Path:
+    path = folder / "server.sh"
+    path.write_text(f"#!/bin/sh\n{lines}\n")
+    path.chmod(0o755)
+    return path
+
+
+def training_result(accuracy: float) -> TrainingResult:
+    return TrainingResult((), (), {}, final_loss=0.1, final_accuracy=accuracy, seconds=1.0)
+
+
+def report(*, backup: bool, difference: float = 0.0, accuracy: float = 0.98) -> DemoReport:
+    workers = tuple(
+        WorkerResult(f"worker-{index}", slow=False, contributed=9, stale=0, snapshots_loaded=0)
+        for index in range(3 if backup else 2)
+    )
+    return DemoReport(
+        num_required=2,
+        num_steps=10,
+        distributed=training_result(accuracy),
+        single=training_result(0.98),
+        workers=workers,
+        plot=Path("training.png"),
+        max_weight_difference=difference,
+    )
+
+
+class TestReport:
+    def test_without_backup_the_weights_must_agree(self) -> None:
+        assert report(backup=False, difference=9e-6).problem is None
+        assert "1.1e-05" in (report(backup=False, difference=1.1e-5).problem or "")
+        assert report(backup=False, difference=float("nan")).problem
+
+    def test_with_backup_the_accuracy_must_be_reached(self) -> None:
+        assert report(backup=True, difference=1.0, accuracy=0.97).problem is None
+        assert "3.0% below" in (report(backup=True, accuracy=0.95).problem or "")
+
+    def test_a_problem_is_shown(self) -> None:
+        assert "NOT AS EXPECTED" in shown(report(backup=False, difference=1.0))
+
+
+class TestCommand:
+    def test_it_starts_its_own_server_and_says_what_came_out(self, tmp_path: Path) -> None:
+        arguments = ["--workers", "2", "--epochs", "1", "--output", str(tmp_path)]
+        result = CliRunner().invoke(demo, arguments)
+        assert result.exit_code == 0, result.output
+        for words in ("2 workers", "one process", "test accuracy", "Same result", "Plot:"):
+            assert words in result.output
+        assert (tmp_path / "training.png").read_bytes().startswith(PNG_SIGNATURE)
+
+    def test_runs_that_disagree_end_with_exit_code_1(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(coordinator, "run_demo", lambda *_, **__: report(backup=False, difference=1.0))
+        result = CliRunner().invoke(demo, ["--output", str(tmp_path)])
+        assert result.exit_code == 1
+        assert "NOT AS EXPECTED" in result.output
+
+    def test_an_error_ends_with_a_message_and_no_traceback(self, tmp_path: Path) -> None:
+        blocked = tmp_path / "file"
+        blocked.touch()
+        result = CliRunner().invoke(demo, ["--output", str(blocked / "folder")])
+        assert result.exit_code == 1
+        assert "Error: " in result.output
+        assert "Traceback" not in result.output
+
+    def test_a_missing_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+        result = CliRunner().invoke(demo, [])
+        assert result.exit_code == 1
+        assert "pip install 'gradserve[demo]'" in result.output

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -68,12 +70,11 @@ def demo(workers: int, backup: int, epochs: int, address: str | None, output: Pa
                 f"the demo needs {error.name}; install it with: pip install 'gradserve[demo]'"
             ) from None
         raise
-    # Without this, a polite request to end would leave the server and the workers behind.
-    signal.signal(signal.SIGTERM, _exit_on_signal)
     console = Console()
     options = DemoOptions(workers=workers, backup=backup, epochs=epochs, address=address, output=output)
     try:
-        report = run_demo(options, console=console)
+        with _sigterm_as_exit():
+            report = run_demo(options, console=console)
     except (DemoError, gradserve.GradserveError, OSError) as error:
         raise click.ClickException(str(error)) from error
     console.print(render(report))
@@ -81,5 +82,15 @@ def demo(workers: int, backup: int, epochs: int, address: str | None, output: Pa
         sys.exit(1)
 
 
-def _exit_on_signal(number: int, _frame: FrameType | None) -> NoReturn:
-    sys.exit(128 + number)
+@contextmanager
+def _sigterm_as_exit() -> Iterator[None]:
+    """Lets SIGTERM end the demo as Ctrl-C does, with its server and workers ended first."""
+
+    def leave(number: int, _frame: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
