@@ -10,8 +10,6 @@ gradient, waits until those of all four are in, and returns their average. Threa
 short; the workers can as well be processes, or machines.
 """
 
-from __future__ import annotations
-
 import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor

@@ -3,11 +3,10 @@
 Everything follows from a seed, so workers need not talk to each other to share out the data.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
+
 from gradserve_server.demo.network import IntArray
 
 

@@ -1,7 +1,5 @@
 """The `demo` command."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,6 +10,7 @@ from typing import NoReturn
 
 import click
 import gradserve
+
 from gradserve_server.demo.errors import DemoError
 from gradserve_server.demo.options import DemoOptions
 
@@ -61,9 +60,10 @@ def demo(workers: int, backup: int, epochs: int, address: str | None, output: Pa
     with them, the accuracy must be. The exit code is 1 when they are not.
     """
     try:
+        from rich.console import Console
+
         from gradserve_server.demo.coordinator import run_demo
         from gradserve_server.demo.report import render
-        from rich.console import Console
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in _EXTRA_MODULES:
             raise click.ClickException(

@@ -1,7 +1,5 @@
 """The demo from start to end: data, server, workers, the one-process run, report and plot."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections import defaultdict
@@ -11,6 +9,9 @@ from dataclasses import dataclass
 
 import gradserve
 import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
 from gradserve_server.demo.batches import Batches
 from gradserve_server.demo.digits import Digits, load_digits
 from gradserve_server.demo.errors import DemoError
@@ -23,8 +24,6 @@ from gradserve_server.demo.replica import create_accumulators
 from gradserve_server.demo.report import AccuracyPoint, DemoReport, TrainingResult, WorkerResult
 from gradserve_server.demo.server_process import ServerProcess
 from gradserve_server.demo.single import train_in_one_process
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 _CLASSES = 10
 PLOT_NAME = "training.png"
@@ -186,7 +185,6 @@ class _Course:
         self._progress = progress
         self._bar = bar
         self._begin = self._end = 0.0
-        self._step = 0
         # By step, for the workers whose gradients are in the round.
         self._losses: defaultdict[int, list[float]] = defaultdict(list)
         self._accuracies = [AccuracyPoint(0, self._accuracy(plan.weights))]
@@ -201,12 +199,9 @@ class _Course:
             self._end = time.perf_counter()
         elif isinstance(message, Stepped):
             if message.accepted:
-                self._losses[message.step - 1].append(message.loss)
+                self._add_loss(message.step - 1, message.loss)
             if message.weights is not None:
                 self._accuracies.append(AccuracyPoint(message.step, self._accuracy(message.weights)))
-            if message.step > self._step:
-                self._step = message.step
-                self._progress.update(self._bar, completed=message.step, loss=message.loss)
 
     def result(self) -> TrainingResult:
         weights = self._common_weights()
@@ -230,6 +225,13 @@ class _Course:
             )
             for task in tasks
         )
+
+    def _add_loss(self, step: int, loss: float) -> None:
+        losses = self._losses[step]
+        losses.append(loss)
+        # Averages are applied in order, so the last gradient of one round is reported before that of the next
+        if len(losses) == self._options.workers:
+            self._progress.update(self._bar, completed=step + 1, loss=np.mean(losses))
 
     def _accuracy(self, weights: Weights) -> float:
         return accuracy(weights, self._digits.test_images, self._digits.test_labels)

@@ -1,10 +1,9 @@
 """The handwritten digits that come with scikit-learn: 1797 images of 8 x 8 pixels."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
+
 from gradserve_server.demo.network import FloatArray, IntArray
 
 _TEST_SHARE = 0.2

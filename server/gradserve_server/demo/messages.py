@@ -1,7 +1,5 @@
 """What a worker process is given, and what it reports while it trains."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -41,7 +39,7 @@ class WorkerTask:
     """Seconds that any single wait may take."""
 
     pause: float
-    """Seconds of artificial slowness on every second step; 0 for none."""
+    """Seconds of artificial slowness before every push; 0 for none."""
 
     weights: Weights
     """The initial weights."""

@@ -4,8 +4,6 @@ Pure functions over a dict of arrays. Every result has the element type of the w
 trains in float32, and a test checks the gradients in float64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """What the demo is asked to do."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +36,7 @@ class DemoOptions:
     """Decides the data split, the batches and the initial weights."""
 
     slow_seconds: float = 0.03
-    """How long the slow worker pauses on every second step, several times what a round takes."""
+    """How long the slow worker pauses before every push: several times what a round takes."""
 
     keep_averages: int = 64
     """Averages of past rounds that the server keeps for workers that fell behind."""

@@ -1,13 +1,12 @@
 """The picture at the end of the demo: loss and accuracy of both runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
-from gradserve_server.demo.report import TrainingResult
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from gradserve_server.demo.report import TrainingResult
 
 # Where the runs agree the curves lie on each other: a wide pale one below, a thin dark one above.
 _BELOW = {"color": "#f4a261", "linewidth": 5.0, "alpha": 0.75, "solid_capstyle": "round"}

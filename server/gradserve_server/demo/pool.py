@@ -1,7 +1,5 @@
 """The worker processes, seen from the coordinator."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack

@@ -10,11 +10,11 @@ accumulator: at every `snapshot_interval` steps each worker offers its weights t
 one gradient; the first offer is the snapshot and the others are stale.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
+from typing import cast
 
 import gradserve
+
 from gradserve_server.demo.errors import DemoError
 from gradserve_server.demo.network import FloatArray, Weights, descend
 
@@ -86,20 +86,21 @@ class Replica:
         )
         if result.outcome is gradserve.ACCEPTED:
             self.contributed += 1
-            self._apply(result.step, result)
+            self._apply(result)
             return True
         self.stale += 1
         if result and result.step == self.step + 1:
             # Only one round was missed, and the reply brought its average along.
-            self._apply(result.step, result)
+            self._apply(result)
         self._catch_up(result.global_step)
         return False
 
-    def _apply(self, step: int, average: Mapping[str, FloatArray]) -> None:
-        """Applies the average of the round that led to `step`."""
+    def _apply(self, average: gradserve.Average) -> None:
+        """Applies the average of the next round."""
+        step = average.step
         if step != self.step + 1:
             raise DemoError(f"{self._worker_id} is at step {self.step} and got the average of step {step}")
-        self.weights = descend(self.weights, average, self._learning_rate)
+        self.weights = descend(self.weights, _arrays(average), self._learning_rate)
         self.step = step
         # Before the next push, so that no round ends after a snapshot is due and before it exists.
         if step % self._snapshot_interval == 0:
@@ -119,7 +120,7 @@ class Replica:
             except gradserve.OutOfRangeError:
                 self._load_snapshot()
             else:
-                self._apply(average.step, average)
+                self._apply(average)
 
     def _load_snapshot(self) -> None:
         """Replaces the weights by the newest snapshot."""
@@ -130,7 +131,7 @@ class Replica:
                 f"{self._worker_id} is at step {self.step}; the average of the next step is no longer kept, "
                 f"and the newest snapshot is of step {step}"
             )
-        self.weights = {name: snapshot[name] for name in self.weights}
+        self.weights = _arrays(snapshot)
         self.step = step
         self.snapshots_loaded += 1
 
@@ -147,3 +148,8 @@ def create_accumulators(
         keep_averages=keep_averages,
     )
     return gradients, client.gradient_accumulator(weights, shared_name=f"{run_name}/snapshots")
+
+
+def _arrays(average: gradserve.Average) -> Weights:
+    """Returns the components of an average, all of which are dense here."""
+    return cast(Weights, dict(average))

@@ -1,20 +1,23 @@
 """What came out of the demo, and how it is put to the reader."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradserve_server.demo.network import Weights
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from gradserve_server.demo.network import Weights
+
 WEIGHT_TOLERANCE = 1e-5
 """How far the weights of the two runs may lie apart: float rounding, nothing more."""
 
-ACCURACY_TOLERANCE = 0.02
-"""How much lower the accuracy may be when late gradients were left out."""
+ACCURACY_TOLERANCE = 0.03
+"""How much lower the accuracy may be when late gradients were left out.
+
+About twice the worst seen after 20 epochs, whichever gradients were left out. After one or two epochs the
+accuracy still climbs steeply, and more may be missing.
+"""
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,9 @@ class DemoReport:
             missing = self.single.final_accuracy - self.distributed.final_accuracy
             # Written so that NaN is a problem too.
             if not missing <= ACCURACY_TOLERANCE:
-                return f"the accuracy is {missing:.1%} below that of one process"
+                return (
+                    f"the accuracy is {missing:.1%} below that of one process (the more epochs, the closer)"
+                )
             return None
         if not self.max_weight_difference <= WEIGHT_TOLERANCE:
             difference = f"{self.max_weight_difference:.1e}"

@@ -1,7 +1,5 @@
 """A gradserve server of the demo's own, as a process beside it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """The same training in one process, for comparison."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

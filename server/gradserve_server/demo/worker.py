@@ -1,7 +1,5 @@
 """The main function of a worker process."""
 
-from __future__ import annotations
-
 import signal
 import time
 import traceback
@@ -10,6 +8,7 @@ from multiprocessing.connection import Connection
 from typing import TypeAlias
 
 import gradserve
+
 from gradserve_server.demo.errors import DemoError
 from gradserve_server.demo.messages import Failed, Finished, Message, Ready, Stepped, WorkerTask
 from gradserve_server.demo.network import loss_and_gradients
@@ -57,8 +56,7 @@ def _train(task: WorkerTask, connection: WorkerConnection) -> None:
             loss, gradients = loss_and_gradients(
                 replica.weights, task.images[examples], task.labels[examples]
             )
-            if task.pause and step % 2:
-                time.sleep(task.pause)
+            time.sleep(task.pause)  # Artificial slowness; 0 for all but the slow worker.
             accepted = replica.push(gradients)
             steps_per_epoch = task.batches.steps_per_epoch
             epoch_ended = replica.step // steps_per_epoch > step // steps_per_epoch
