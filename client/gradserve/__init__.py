@@ -1,11 +1,11 @@
 """Average the gradients of many workers, and compute gradient ops, on a gradserve server.
 
-    import gradserve
+import gradserve
 
-    with gradserve.connect("localhost:50051") as client:
-        acc = client.conditional_accumulator("float32", shape=(3,), shared_name="w")
-        acc.apply_grad([1.0, 2.0, 3.0], local_step=0)
-        mean = acc.take_grad(1)
+with gradserve.connect("localhost:50051") as client:
+    acc = client.conditional_accumulator("float32", shape=(3,), shared_name="w")
+    acc.apply_grad([1.0, 2.0, 3.0], local_step=0)
+    mean = acc.take_grad(1)
 """
 
 from gradserve.accumulators import (
@@ -68,8 +68,8 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "NotFoundError",
-    "Outcome",
     "OutOfRangeError",
+    "Outcome",
     "PermissionDeniedError",
     "PushPullResult",
     "ResourceExhaustedError",

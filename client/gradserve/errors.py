@@ -1,20 +1,20 @@
 """What a call can raise.
 
-    GradserveError
-    ├── InvalidArgumentError (ValueError)      the request can never succeed as it is
-    ├── NotFoundError (KeyError)               no such handle or accumulator
-    ├── AlreadyExistsError                     the name is taken by something else
-    ├── AbortedError                           the state the call depended on is gone
-    ├── OutOfRangeError (IndexError)           the step asked for is not to be had
-    ├── DeadlineExceededError (TimeoutError)   waited long enough
-    ├── ResourceExhaustedError                 a limit of the server was reached
-    ├── UnavailableError (ConnectionError)     no server there, or it is shutting down
-    ├── UnauthenticatedError (PermissionError) no or wrong credentials
-    ├── PermissionDeniedError (PermissionError) not yours
-    ├── UnimplementedError                     the server is older than this client
-    ├── CallCancelledError                     the client was closed under the call
-    ├── InternalError                          a fault of the server
-    └── ForkedClientError (RuntimeError)       the client was connected before a fork
+GradserveError
+├── InvalidArgumentError (ValueError)      the request can never succeed as it is
+├── NotFoundError (KeyError)               no such handle or accumulator
+├── AlreadyExistsError                     the name is taken by something else
+├── AbortedError                           the state the call depended on is gone
+├── OutOfRangeError (IndexError)           the step asked for is not to be had
+├── DeadlineExceededError (TimeoutError)   waited long enough
+├── ResourceExhaustedError                 a limit of the server was reached
+├── UnavailableError (ConnectionError)     no server there, or it is shutting down
+├── UnauthenticatedError (PermissionError) no or wrong credentials
+├── PermissionDeniedError (PermissionError) not yours
+├── UnimplementedError                     the server is older than this client
+├── CallCancelledError                     the client was closed under the call
+├── InternalError                          a fault of the server
+└── ForkedClientError (RuntimeError)       the client was connected before a fork
 """
 
 

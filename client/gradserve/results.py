@@ -6,7 +6,7 @@ from enum import Enum
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from gradserve.wire.payload import Array
 
@@ -55,7 +55,7 @@ class IndexedSlices:
     """
 
     values: Array
-    indices: NDArray[np.int64]
+    indices: Array
     dense_shape: tuple[int, ...] | None = None
 
 

@@ -17,6 +17,7 @@ from gradserve.wire.payload import Array
 
 T = TypeVar("T")
 
+DEFAULT_TIMEOUT_SECONDS = 60.0
 _REPLY_SECONDS = 5.0
 """For an answer that the server gives when a wait ends, its time up, to arrive."""
 

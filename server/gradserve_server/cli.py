@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-
 import gradserve
+
 from gradserve_server.settings import config_options, load_config
 
 
@@ -43,9 +43,7 @@ def serve(config_path: Path | None, log_level: str, **flags: Any) -> None:
     from gradserve_server.devices.memory import keep_freed_memory
 
     config = load_config(flags, config_path)
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     keep_freed_memory()
 
     async def run() -> None:

@@ -45,25 +45,17 @@ class LimitsConfig(_Concern):
     """What clients may take."""
 
     max_message_bytes: Annotated[Bytes, Field(description="longest request message")] = ByteSize(16 * MIB)
-    inline_limit_bytes: Annotated[
-        Bytes, Field(description="up to which size results placed AUTO come inline")
-    ] = ByteSize(MIB // 4)
+    inline_limit_bytes: Annotated[Bytes, Field(description="up to which size results placed AUTO come inline")] = (
+        ByteSize(MIB // 4)
+    )
     max_bytes: Annotated[
-        Bytes,
-        Field(
-            default_factory=_half_of_memory,
-            description="memory for tensors, uploads and accumulators (default: half of the machine's)",
-        ),
-    ]
+        Bytes, Field(description="memory for tensors, uploads and accumulators (default: half of the machine's)")
+    ] = Field(default_factory=_half_of_memory)
     max_handles: Annotated[Count, Field(description="stored tensors")] = 1_000_000
     max_accumulators: Annotated[Count, Field(description="accumulators")] = 100_000
     max_waiters: Annotated[Count, Field(description="calls waiting at once")] = 100_000
-    id_window: Annotated[
-        Count, Field(description="request ids remembered for each client of an accumulator")
-    ] = 1024
-    max_clients: Annotated[
-        Count, Field(description="clients whose request ids one accumulator remembers")
-    ] = 10_000
+    id_window: Annotated[Count, Field(description="request ids remembered for each client of an accumulator")] = 1024
+    max_clients: Annotated[Count, Field(description="clients whose request ids one accumulator remembers")] = 10_000
     client_memory_seconds: Annotated[
         Seconds, Field(description="how long the request ids of a silent client are remembered")
     ] = 3600.0
@@ -72,29 +64,23 @@ class LimitsConfig(_Concern):
 class LeaseConfig(_Concern):
     """How long stored tensors live without use."""
 
-    default_lease_seconds: Annotated[
-        Seconds, Field(description="lease when none is asked for, in seconds")
-    ] = 600.0
-    max_lease_seconds: Annotated[Seconds, Field(description="longest lease, in seconds")] = (
-        86400.0
-    )
+    default_lease_seconds: Annotated[Seconds, Field(description="lease when none is asked for, in seconds")] = 600.0
+    max_lease_seconds: Annotated[Seconds, Field(description="longest lease, in seconds")] = 86400.0
 
 
 class RuntimeConfig(_Concern):
     """How the server runs."""
 
-    compute_threads: Annotated[
-        Count, Field(default_factory=_num_threads, description="threads for arithmetic (default: one per core)")
-    ]
-    pool_bytes: Annotated[
-        ByteSize, Field(ge=0, description="freed buffer memory kept for the next tensors")
-    ] = ByteSize(1024 * MIB)
+    compute_threads: Annotated[Count, Field(description="threads for arithmetic (default: one per core)")] = Field(
+        default_factory=_num_threads
+    )
+    pool_bytes: Annotated[ByteSize, Field(ge=0, description="freed buffer memory kept for the next tensors")] = (
+        ByteSize(1024 * MIB)
+    )
     stream_idle_seconds: Annotated[
         Seconds, Field(description="an upload without a message for so long is broken off")
     ] = 60.0
-    drain_seconds: Annotated[
-        Seconds, Field(description="how long streams may go on after SIGTERM")
-    ] = 30.0
+    drain_seconds: Annotated[Seconds, Field(description="how long streams may go on after SIGTERM")] = 30.0
 
 
 class ServerConfig(_Concern):

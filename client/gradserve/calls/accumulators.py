@@ -1,381 +1,237 @@
-"""Operations on accumulators."""
+"""The calls of accumulators, by kind, as their users see them.
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+The signatures and docstrings here are those of the blocking and of the asyncio classes.
+"""
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import ArrayLike
 
-from gradserve.calls.exchange import Operation, Unary
-from gradserve.calls.identity import RequestIds
-from gradserve.calls.tensors import receive_results, send_inputs
-from gradserve.errors import (
-    DeadlineExceededError,
-    GradserveError,
-    InternalError,
-    InvalidArgumentError,
-    UnavailableError,
-)
-from gradserve.results import (
-    AccumulatorInfo,
-    ApplyResult,
-    Average,
-    DenseSpec,
-    IndexedSlices,
-    Outcome,
-    PushPullResult,
-    Shape,
-    SparseSpec,
-    Value,
-)
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, tensor_messages_pb2, tensor_pb2
-from gradserve.wire.dtypes import BFLOAT16, DType, parse_dtype, to_data_type
+from gradserve.calls.accumulator_wire import AccumulatorWire, Contribution, GradientValue
+from gradserve.calls.exchange import Operation
+from gradserve.results import AccumulatorInfo, ApplyResult, Average, IndexedSlices, PushPullResult
 from gradserve.wire.payload import Array
-
-ComponentSpec = DenseSpec | SparseSpec
-GradientValue = ArrayLike | IndexedSlices
-
-_SERVICE = "AccumulatorService"
-_OUTCOMES = {
-    accumulator_pb2.APPLY_OUTCOME_ACCEPTED: Outcome.ACCEPTED,
-    accumulator_pb2.APPLY_OUTCOME_STALE: Outcome.STALE,
-}
-_REDUCTIONS = {"MEAN": accumulator_pb2.REDUCTION_MEAN, "SUM": accumulator_pb2.REDUCTION_SUM}
-
-
-@dataclass(frozen=True)
-class Contribution:
-    """How a gradient counts; see ApplyGradientRequest in the protos."""
-
-    local_step: int
-    weight: float
-    worker_id: str
-
-
-@dataclass(frozen=True)
-class AccumulatorOptions:
-    """The properties of a new accumulator; see AccumulatorSpec in the protos."""
-
-    reduction_type: str = "MEAN"
-    container: str = ""
-    accumulate_dtype: DTypeLike | None = None
-    deterministic: bool = False
-    keep_averages: int = 1
 
 
 class AccumulatorCalls:
-    """The operations on one accumulator."""
+    """What all accumulators have."""
 
-    def __init__(
+    def __init__(self, wire: AccumulatorWire, timeout: float) -> None:
+        self._wire = wire
+        self._timeout = timeout
+
+    @property
+    def name(self) -> str:
+        """Its name on the server."""
+        return self._wire.ref.name
+
+    def num_accumulated(self) -> Operation[int]:
+        """Returns the number of gradients accepted since the last take."""
+        return self._wire.num_accumulated()
+
+    def set_global_step(self, new_global_step: int) -> Operation[None]:
+        """Sets the step; gradients in the round stay."""
+        return self._wire.set_global_step(new_global_step)
+
+    def info(self) -> Operation[AccumulatorInfo]:
+        """Describes the accumulator as it is now."""
+        return self._wire.info()
+
+    def delete(self) -> Operation[bool]:
+        """Deletes the accumulator: calls that wait on it end with AbortedError.
+
+        Returns:
+            False when it was gone already.
+        """
+        return self._wire.delete()
+
+    def _wait(self, timeout: float | None) -> float:
+        return self._timeout if timeout is None else timeout
+
+    @property
+    def _component(self) -> str:
+        """The name of the only component."""
+        return next(iter(self._wire.components))
+
+
+class ConditionalAccumulatorCalls(AccumulatorCalls):
+    """Calls of `ConditionalAccumulator`."""
+
+    def apply_grad(
         self,
-        ref: accumulator_pb2.AccumulatorRef,
-        components: Mapping[str, ComponentSpec],
-        ids: RequestIds,
-    ) -> None:
-        self.ref = ref
-        self.components = dict(components)
-        self._ids = ids
-
-    def apply(
-        self, gradient: Mapping[str, GradientValue], how: Contribution, request_id: int | None
+        grad: ArrayLike,
+        local_step: int = 0,
+        *,
+        weight: float = 1.0,
+        worker_id: str = "",
+        request_id: int | None = None,
     ) -> Operation[ApplyResult]:
-        """Applies a gradient, given by component."""
-        number = self._ids.next() if request_id is None else request_id
-        tensors, parts = yield from self._send(gradient)
-        request = messages_pb2.ApplyGradientRequest(
-            accumulator=self.ref,
-            request_id=self._ids.message(number),
-            local_step=how.local_step,
-            gradient=parts,
-            weight=how.weight,
-            worker_id=how.worker_id,
-            release_handles=True,
-        )
-        reply: messages_pb2.ApplyGradientResponse = yield from self._send_gradient(
-            Unary(_SERVICE, "ApplyGradient", request), tensors, number
-        )
-        return ApplyResult(
-            _OUTCOMES[reply.outcome], reply.duplicate, reply.global_step, reply.num_accumulated
+        """Adds a gradient to the round; drops it when `local_step` is smaller than the accumulator's step.
+
+        Never waits for other workers. Counts once, also when the network makes the client send it again.
+
+        Args:
+            grad: Of the accumulator's shape; converted to its dtype.
+            local_step: The step at which it was computed.
+            weight: What it counts in a mean.
+            worker_id: Who sends it: for diagnosis, and the order of deterministic sums.
+            request_id: That of an error of an earlier attempt, to send the same gradient again.
+
+        Raises:
+            InvalidArgumentError: Wrong dtype or shape, or the weight is not positive and finite.
+            NotFoundError: The accumulator was deleted.
+            UnavailableError: No server; whether the gradient is in is not known. Try again with `request_id`.
+        """
+        how = Contribution(local_step, weight, worker_id)
+        return self._wire.apply({self._component: grad}, how, request_id)
+
+    def take_grad(
+        self, num_required: int, timeout: float | None = None, *, request_id: int | None = None
+    ) -> Operation[Array]:
+        """Waits until `num_required` gradients are in, and returns the average of all that are.
+
+        Bumps the accumulator's step and begins the next round. Takers are served first in, first out, strictly.
+
+        Args:
+            num_required: At least 1.
+            timeout: Seconds to wait; None for the client's timeout.
+            request_id: That of an error of an earlier attempt, to get the same average.
+
+        Raises:
+            InvalidArgumentError: `num_required` is not positive.
+            DeadlineExceededError: Not enough gradients in time; says how many, and which workers are missing.
+            AbortedError: The accumulator was deleted meanwhile.
+        """
+        average = yield from self._wire.take(num_required, self._wait(timeout), request_id)
+        taken: Array = _only(average)
+        return taken
+
+    def read_average(self, step: int | None = None, timeout: float | None = None) -> Operation[Array]:
+        """Returns the average of the round that led to `step` (None: the newest), without effect on the rounds.
+
+        Waits while that step lies ahead.
+
+        Raises:
+            OutOfRangeError: It is no longer kept, or no round led to that step.
+            DeadlineExceededError: It did not come within `timeout` seconds.
+        """
+        average = yield from self._wire.read_average(step, self._wait(timeout))
+        read: Array = _only(average)
+        return read
+
+
+class SparseConditionalAccumulatorCalls(AccumulatorCalls):
+    """Calls of `SparseConditionalAccumulator`."""
+
+    def apply_grad(
+        self,
+        grad_indices: ArrayLike,
+        grad_values: ArrayLike,
+        grad_shape: tuple[int, ...] | None = None,
+        local_step: int = 0,
+        *,
+        weight: float = 1.0,
+        worker_id: str = "",
+        request_id: int | None = None,
+    ) -> Operation[ApplyResult]:
+        """Adds rows to the round, as `ConditionalAccumulator.apply_grad` does a dense gradient.
+
+        Args:
+            grad_indices: Row numbers, shape [n]. Ascending lists merge fastest; equal indices in unsorted lists may
+                stay separate rows.
+            grad_values: Shape [n, ...].
+            grad_shape: Of the whole tensor; checked against the accumulator's.
+            local_step: The step at which it was computed.
+            weight: What it counts in a mean.
+            worker_id: Who sends it.
+            request_id: That of an error of an earlier attempt.
+        """
+        slices = IndexedSlices(np.asarray(grad_values), np.asarray(grad_indices), grad_shape)
+        return self.apply_indexed_slices_grad(
+            slices, local_step, weight=weight, worker_id=worker_id, request_id=request_id
         )
 
-    def take(self, num_required: int, timeout: float, request_id: int | None) -> Operation[Average]:
-        """Waits for enough gradients and takes their average."""
-        number = self._ids.next() if request_id is None else request_id
-        request = messages_pb2.TakeGradientRequest(
-            accumulator=self.ref,
-            request_id=self._ids.message(number),
-            num_required=_int32(num_required, "num_required"),
-            placement=_auto_placement(),
-        )
-        request.timeout.FromNanoseconds(round(timeout * 1e9))
-        with _identified(number):
-            reply: messages_pb2.TakeGradientResponse = yield Unary(
-                _SERVICE, "TakeGradient", request, wait=timeout
-            )
-            return (yield from _receive_average(reply.average))
+    def apply_indexed_slices_grad(
+        self,
+        grad: IndexedSlices,
+        local_step: int = 0,
+        *,
+        weight: float = 1.0,
+        worker_id: str = "",
+        request_id: int | None = None,
+    ) -> Operation[ApplyResult]:
+        """Adds rows to the round; see `apply_grad`."""
+        how = Contribution(local_step, weight, worker_id)
+        return self._wire.apply({self._component: grad}, how, request_id)
+
+    def take_grad(
+        self, num_required: int, timeout: float | None = None, *, request_id: int | None = None
+    ) -> Operation[IndexedSlices]:
+        """Waits for `num_required` gradients and returns their average; see `ConditionalAccumulator.take_grad`.
+
+        A mean divides each row by the weights of the gradients that had it.
+        """
+        average = yield from self._wire.take(num_required, self._wait(timeout), request_id)
+        taken: IndexedSlices = _only(average)
+        return taken
+
+    def read_average(self, step: int | None = None, timeout: float | None = None) -> Operation[IndexedSlices]:
+        """Returns the average of a past round; see `ConditionalAccumulator.read_average`."""
+        average = yield from self._wire.read_average(step, self._wait(timeout))
+        read: IndexedSlices = _only(average)
+        return read
+
+
+class GradientAccumulatorCalls(AccumulatorCalls):
+    """Calls of `GradientAccumulator`."""
+
+    def apply_grad(
+        self,
+        grads: Mapping[str, GradientValue],
+        local_step: int = 0,
+        *,
+        weight: float = 1.0,
+        worker_id: str = "",
+        request_id: int | None = None,
+    ) -> Operation[ApplyResult]:
+        """Adds a gradient of every component to the round, or of none; see `ConditionalAccumulator.apply_grad`."""
+        return self._wire.apply(grads, Contribution(local_step, weight, worker_id), request_id)
+
+    def take_grad(
+        self, num_required: int, timeout: float | None = None, *, request_id: int | None = None
+    ) -> Operation[Average]:
+        """Waits for `num_required` gradients and returns their average; see `ConditionalAccumulator.take_grad`."""
+        return self._wire.take(num_required, self._wait(timeout), request_id)
+
+    def read_average(self, step: int | None = None, timeout: float | None = None) -> Operation[Average]:
+        """Returns the average of a past round; see `ConditionalAccumulator.read_average`."""
+        return self._wire.read_average(step, self._wait(timeout))
 
     def push_pull(
         self,
-        gradient: Mapping[str, GradientValue],
+        grads: Mapping[str, GradientValue],
         num_required: int,
-        how: Contribution,
-        timeout: float,
-        request_id: int | None,
+        local_step: int = 0,
+        *,
+        weight: float = 1.0,
+        worker_id: str = "",
+        timeout: float | None = None,
+        request_id: int | None = None,
     ) -> Operation[PushPullResult]:
-        """Applies a gradient and waits for the average of its round."""
-        number = self._ids.next() if request_id is None else request_id
-        tensors, parts = yield from self._send(gradient)
-        request = messages_pb2.PushPullRequest(
-            accumulator=self.ref,
-            request_id=self._ids.message(number),
-            local_step=how.local_step,
-            gradient=parts,
-            weight=how.weight,
-            worker_id=how.worker_id,
-            release_handles=True,
-            num_required=_int32(num_required, "num_required"),
-            placement=_auto_placement(),
-        )
-        request.timeout.FromNanoseconds(round(timeout * 1e9))
-        reply: messages_pb2.PushPullResponse = yield from self._send_gradient(
-            Unary(_SERVICE, "PushPull", request, wait=timeout), tensors, number
-        )
-        average = Average({}, reply.global_step, 0, 0.0, ())
-        if reply.HasField("average"):
-            with _identified(number):
-                average = yield from _receive_average(reply.average)
-        return PushPullResult(
-            **vars(average),
-            outcome=_OUTCOMES[reply.outcome],
-            duplicate=reply.duplicate,
-            global_step=reply.global_step,
-        )
+        """Applies a gradient, waits until its round of `num_required` is full, returns the average: an all-reduce.
 
-    def read_average(self, step: int | None, timeout: float) -> Operation[Average]:
-        """Waits for the average of a step."""
-        request = messages_pb2.ReadAverageRequest(
-            accumulator=self.ref, step=step, placement=_auto_placement()
-        )
-        request.timeout.FromNanoseconds(round(timeout * 1e9))
-        reply: messages_pb2.ReadAverageResponse = yield Unary(_SERVICE, "ReadAverage", request, wait=timeout)
-        return (yield from _receive_average(reply.average))
+        A stale gradient is answered at once, with the newest average kept. A call that gives up waiting leaves its
+        gradient in the round.
 
-    def num_accumulated(self) -> Operation[int]:
-        """Returns the number of gradients in the round."""
-        request = messages_pb2.GetNumAccumulatedRequest(accumulator=self.ref)
-        reply: messages_pb2.GetNumAccumulatedResponse = yield Unary(_SERVICE, "GetNumAccumulated", request)
-        return reply.num_accumulated
-
-    def set_global_step(self, global_step: int) -> Operation[None]:
-        """Sets the step."""
-        request = messages_pb2.SetGlobalStepRequest(accumulator=self.ref, global_step=global_step)
-        yield Unary(_SERVICE, "SetGlobalStep", request)
-
-    def info(self) -> Operation[AccumulatorInfo]:
-        """Describes the accumulator."""
-        request = messages_pb2.GetAccumulatorRequest(accumulator=self.ref)
-        reply: messages_pb2.GetAccumulatorResponse = yield Unary(_SERVICE, "GetAccumulator", request)
-        return _info(reply.info)
-
-    def delete(self) -> Operation[bool]:
-        """Deletes the accumulator."""
-        request = messages_pb2.DeleteAccumulatorRequest(accumulator=self.ref)
-        reply: messages_pb2.DeleteAccumulatorResponse = yield Unary(_SERVICE, "DeleteAccumulator", request)
-        return reply.deleted
-
-    def _send(
-        self, gradient: Mapping[str, GradientValue]
-    ) -> Operation[tuple[list[tensor_pb2.Tensor], list[accumulator_pb2.ComponentGradient]]]:
-        values = [(name, self._value(name, value)) for name, value in gradient.items()]
-        arrays: list[Array] = []
-        for _name, value in values:
-            arrays += [value.indices, value.values] if isinstance(value, IndexedSlices) else [value]
-        tensors = yield from send_inputs(tuple(arrays))
-        supply = iter(tensors)
-        parts = []
-        for name, value in values:
-            if isinstance(value, IndexedSlices):
-                sparse = accumulator_pb2.SparseGradient(indices=next(supply), values=next(supply))
-                if value.dense_shape is not None:
-                    sparse.dense_shape.dims.extend(value.dense_shape)
-                    sparse.dense_shape.SetInParent()
-                parts.append(accumulator_pb2.ComponentGradient(name=name, sparse=sparse))
-            else:
-                parts.append(accumulator_pb2.ComponentGradient(name=name, dense=next(supply)))
-        return tensors, parts
-
-    def _value(self, name: str, value: GradientValue) -> Value:
-        spec = self.components.get(name)
-        if spec is None:
-            raise InvalidArgumentError(
-                f"expected components {sorted(self.components)}, got {name!r}", field="gradient"
-            )
-        dtype = parse_dtype(spec.dtype)
-        if isinstance(spec, SparseSpec) != isinstance(value, IndexedSlices):
-            expected = "IndexedSlices" if isinstance(spec, SparseSpec) else "an array"
-            raise InvalidArgumentError(
-                f"expected {expected} for component {name!r}, got {type(value).__name__}", field="gradient"
-            )
-        if isinstance(value, IndexedSlices):
-            return IndexedSlices(
-                _cast(value.values, dtype, name), _indices(value.indices), value.dense_shape
-            )
-        return _cast(value, dtype, name)
-
-    def _send_gradient(self, call: Unary, tensors: list[tensor_pb2.Tensor], number: int) -> Operation[object]:
-        with _identified(number):
-            try:
-                return (yield call)
-            except (UnavailableError, DeadlineExceededError, InternalError):
-                # Nobody knows what became of it: what was uploaded goes when its lease ends.
-                raise
-            except GradserveError as error:
-                handles = [tensor.handle for tensor in tensors if tensor.WhichOneof("data") == "handle"]
-                if handles:
-                    yield from _delete_quietly(handles, error)
-                raise
+        Raises:
+            GradserveError: As `apply_grad` and `take_grad`.
+        """
+        how = Contribution(local_step, weight, worker_id)
+        return self._wire.push_pull(grads, num_required, how, self._wait(timeout), request_id)
 
 
-def create(
-    name: str, components: Mapping[str, ComponentSpec], options: AccumulatorOptions, ids: RequestIds
-) -> Operation[AccumulatorCalls]:
-    """Creates an accumulator, or finds the one of this name and spec."""
-    if options.reduction_type not in _REDUCTIONS:
-        raise InvalidArgumentError(
-            f"expected reduction_type 'MEAN' or 'SUM', got {options.reduction_type!r}", field="reduction_type"
-        )
-    spec = accumulator_pb2.AccumulatorSpec(
-        components=[_component_message(name, component) for name, component in components.items()],
-        reduction=_REDUCTIONS[options.reduction_type],
-        deterministic=options.deterministic,
-        keep_averages=_int32(options.keep_averages, "keep_averages"),
-    )
-    if options.accumulate_dtype is not None:
-        spec.accumulate_dtype = _data_type(options.accumulate_dtype, "accumulate_dtype")
-    if options.keep_averages < 1:
-        raise InvalidArgumentError(
-            f"expected keep_averages of at least 1, got {options.keep_averages}", field="keep_averages"
-        )
-    request = messages_pb2.CreateAccumulatorRequest(
-        accumulator=accumulator_pb2.AccumulatorRef(container=options.container, name=name), spec=spec
-    )
-    reply: messages_pb2.CreateAccumulatorResponse = yield Unary(_SERVICE, "CreateAccumulator", request)
-    return AccumulatorCalls(reply.info.accumulator, components, ids)
-
-
-def list_accumulators(container: str) -> Operation[list[AccumulatorInfo]]:
-    """Lists the accumulators of a container."""
-    found: list[AccumulatorInfo] = []
-    request = messages_pb2.ListAccumulatorsRequest(container=container)
-    while True:
-        reply: messages_pb2.ListAccumulatorsResponse = yield Unary(_SERVICE, "ListAccumulators", request)
-        found += [_info(info) for info in reply.accumulators]
-        if not reply.next_page_token:
-            return found
-        request = messages_pb2.ListAccumulatorsRequest(
-            container=container, page_token=reply.next_page_token
-        )
-
-
-@contextmanager
-def _identified(number: int) -> Iterator[None]:
-    """Puts the request id on errors, for whoever wants to send the call again."""
-    try:
-        yield
-    except GradserveError as error:
-        error.request_id = number
-        raise
-
-
-def _delete_quietly(handles: Sequence[str], because: GradserveError) -> Operation[None]:
-    try:
-        yield Unary("TensorService", "DeleteTensors", tensor_messages_pb2.DeleteTensorsRequest(handles=handles))
-    except GradserveError as error:
-        because.add_note(f"and the uploaded gradient stays until its lease ends: {error}")
-
-
-def _auto_placement() -> tensor_pb2.Placement:
-    return tensor_pb2.Placement(mode=tensor_pb2.Placement.MODE_AUTO)
-
-
-def _receive_average(message: accumulator_pb2.Average) -> Operation[Average]:
-    tensors: list[tensor_pb2.Tensor] = []
-    for part in message.components:
-        sparse = part.WhichOneof("value") == "sparse"
-        tensors += [part.sparse.indices, part.sparse.values] if sparse else [part.dense]
-    arrays = iter((yield from receive_results(tensors)))
-    components: dict[str, Value] = {}
-    for part in message.components:
-        if part.WhichOneof("value") == "sparse":
-            indices = next(arrays)
-            components[part.name] = IndexedSlices(
-                next(arrays), indices, tuple(part.sparse.dense_shape.dims)
-            )
-        else:
-            components[part.name] = next(arrays)
-    return Average(
-        components, message.step, message.num_gradients, message.total_weight, tuple(message.worker_ids)
-    )
-
-
-def _info(info: accumulator_pb2.AccumulatorInfo) -> AccumulatorInfo:
-    return AccumulatorInfo(
-        container=info.accumulator.container,
-        name=info.accumulator.name,
-        global_step=info.global_step,
-        num_accumulated=info.num_accumulated,
-        num_waiting=info.num_waiting,
-        num_bytes=info.num_bytes,
-        worker_ids=tuple(info.worker_ids),
-        kept_steps=tuple(info.kept_steps),
-    )
-
-
-def _component_message(name: str, spec: ComponentSpec) -> accumulator_pb2.ComponentSpec:
-    return accumulator_pb2.ComponentSpec(
-        name=name,
-        dtype=_data_type(spec.dtype, f"component {name!r}"),
-        shape=_shape_message(spec.shape),
-        layout=(
-            accumulator_pb2.LAYOUT_SPARSE if isinstance(spec, SparseSpec) else accumulator_pb2.LAYOUT_DENSE
-        ),
-    )
-
-
-def _shape_message(shape: Shape | None) -> accumulator_pb2.PartialShape:
-    if shape is None:
-        return accumulator_pb2.PartialShape(unknown_rank=True)
-    return accumulator_pb2.PartialShape(dims=[-1 if size is None else size for size in shape])
-
-
-def _data_type(dtype: DTypeLike, field: str) -> tensor_pb2.DataType:
-    try:
-        return to_data_type(dtype)
-    except TypeError as error:
-        raise InvalidArgumentError(str(error), field=field) from None
-
-
-def _int32(value: int, field: str) -> int:
-    if not -(2**31) <= value < 2**31:
-        raise InvalidArgumentError(f"expected a 32-bit {field}, got {value}", field=field)
+def _only(average: Average) -> Any:
+    (value,) = average.values()
     return value
-
-
-def _cast(value: ArrayLike, dtype: DType, name: str) -> Array:
-    array = np.asarray(value)
-    if array.dtype.kind not in "biuf" and array.dtype != BFLOAT16:
-        raise InvalidArgumentError(
-            f"expected values that can become {dtype} for component {name!r}, got {array.dtype}", field="gradient"
-        )
-    return np.asarray(array, dtype=dtype, order="C")
-
-
-def _indices(value: ArrayLike) -> Array:
-    array = np.asarray(value)
-    if array.size == 0:
-        array = array.astype(np.int64)
-    if array.dtype.kind not in "iu":
-        raise InvalidArgumentError(f"expected integer indices, got {array.dtype}", field="gradient.indices")
-    return np.asarray(array, dtype=np.int64, order="C")

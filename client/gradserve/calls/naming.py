@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gradserve.calls.accumulators import ComponentSpec
+from gradserve.calls.accumulator_wire import ComponentSpec
 from gradserve.calls.identity import RequestIds
 from gradserve.results import DenseSpec, SparseSpec
 
@@ -23,5 +23,5 @@ def component_specs(components: Mapping[str, ArrayLike | ComponentSpec]) -> dict
     }
 
 
-def _spec_of(array: np.ndarray) -> DenseSpec:  # type: ignore[type-arg]
+def _spec_of(array: np.ndarray) -> DenseSpec:
     return DenseSpec(array.dtype, array.shape)

@@ -13,9 +13,7 @@ def server_info() -> Operation[ServerInfo]:
     reply: messages_pb2.GetServerInfoResponse = yield Unary("ServerService", "GetServerInfo", request)
     return ServerInfo(
         version=reply.version,
-        devices=tuple(
-            Device(device.name, device.description, device.total_memory_bytes) for device in reply.devices
-        ),
+        devices=tuple(Device(device.name, device.description, device.total_memory_bytes) for device in reply.devices),
         limits=_numbers(reply.limits),
         usage=_numbers(reply.usage),
         uptime=_seconds(reply.uptime),

@@ -59,7 +59,7 @@ def _violated_field(details: bytes) -> str | None:
     try:
         for detail in status_pb2.Status.FromString(details).details:
             if detail.Unpack(violation) and violation.field_violations:
-                return violation.field_violations[0].field
+                return str(violation.field_violations[0].field)
     except DecodeError:
         return None
     return None

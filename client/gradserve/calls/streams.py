@@ -39,9 +39,7 @@ class DownloadParts:
                     raise InternalError("the server sent a chunk before the header")
                 self._assembly.write(part)
             else:
-                self._arrays = [
-                    np.empty(tuple(spec.shape), to_dtype(spec.dtype)) for spec in part.header.tensors
-                ]
+                self._arrays = [np.empty(tuple(spec.shape), to_dtype(spec.dtype)) for spec in part.header.tensors]
                 self._assembly = Assembly(self._arrays)
         except (PayloadError, ValueError) as error:
             raise InternalError(f"the server sent a malformed stream: {error}") from None

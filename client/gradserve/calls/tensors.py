@@ -21,10 +21,7 @@ def put(values: Sequence[ArrayLike], lease: float | None) -> Operation[list[Tens
     """Stores arrays on the server."""
     arrays = tuple(as_wire_array(value) for value in values)
     stored = yield from upload(_header(arrays, lease), arrays)
-    return [
-        TensorHandle(tensor.handle, array.dtype, array.shape)
-        for tensor, array in zip(stored, arrays, strict=True)
-    ]
+    return [TensorHandle(tensor.handle, array.dtype, array.shape) for tensor, array in zip(stored, arrays, strict=True)]
 
 
 def get(handles: Sequence[TensorHandle], *, release: bool) -> Operation[list[Array]]:
@@ -60,9 +57,7 @@ def send_inputs(arrays: tuple[Array, ...]) -> Operation[list[tensor_pb2.Tensor]]
     """Returns the messages of a request's arrays: inline when they are small, else uploaded first."""
     if sum(array.nbytes for array in arrays) <= INLINE_LIMIT_BYTES:
         return [
-            tensor_pb2.Tensor(
-                dtype=to_data_type(array.dtype), shape=array.shape, content=bytes(buffer_of(array))
-            )
+            tensor_pb2.Tensor(dtype=to_data_type(array.dtype), shape=array.shape, content=bytes(buffer_of(array)))
             for array in arrays
         ]
     return (yield from upload(_header(arrays, None), arrays))
@@ -71,12 +66,11 @@ def send_inputs(arrays: tuple[Array, ...]) -> Operation[list[tensor_pb2.Tensor]]
 def receive_results(tensors: Sequence[tensor_pb2.Tensor]) -> Operation[list[Array]]:
     """Returns the arrays of a reply as new ones; those kept on the server are fetched and deleted there."""
     kept = [tensor for tensor in tensors if tensor.WhichOneof("data") == "handle"]
-    fetched = iter(())
+    arrays: list[Array] = []
     if kept:
-        fetched = iter((yield from get([handle_of(tensor) for tensor in kept], release=True)))
-    return [
-        next(fetched) if tensor.WhichOneof("data") == "handle" else _inline_array(tensor) for tensor in tensors
-    ]
+        arrays = yield from get([handle_of(tensor) for tensor in kept], release=True)
+    fetched = iter(arrays)
+    return [next(fetched) if tensor.WhichOneof("data") == "handle" else _inline_array(tensor) for tensor in tensors]
 
 
 def handle_of(tensor: tensor_pb2.Tensor) -> TensorHandle:
@@ -104,9 +98,7 @@ def _inline_array(tensor: tensor_pb2.Tensor) -> Array:
 
 def _header(arrays: Sequence[Array], lease: float | None) -> messages_pb2.PutTensorsHeader:
     header = messages_pb2.PutTensorsHeader(
-        tensors=[
-            tensor_pb2.TensorSpec(dtype=to_data_type(array.dtype), shape=array.shape) for array in arrays
-        ]
+        tensors=[tensor_pb2.TensorSpec(dtype=to_data_type(array.dtype), shape=array.shape) for array in arrays]
     )
     if lease is not None:
         header.lease.FromNanoseconds(round(lease * 1e9))

@@ -25,7 +25,7 @@ def wire_array(value: ArrayLike) -> Array:
 
 def buffer_of(array: Array) -> memoryview:
     """Returns the bytes of a C-contiguous array without copying them."""
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data
 
 
 class PayloadError(ValueError):
@@ -73,6 +73,5 @@ class Assembly:
         """
         if self.received_bytes != self.expected_bytes:
             raise PayloadError(
-                f"expected a payload of {self.expected_bytes} bytes as the header says, "
-                f"got {self.received_bytes}"
+                f"expected a payload of {self.expected_bytes} bytes as the header says, got {self.received_bytes}"
             )

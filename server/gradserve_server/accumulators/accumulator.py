@@ -149,9 +149,7 @@ class Accumulator:
         """
         return await self._apply_once(call, contribution, open_gradient, pull=None)
 
-    async def take(
-        self, call: RequestId | None, num_required: int, timeout: float | None
-    ) -> tuple[Average, bool]:
+    async def take(self, call: RequestId | None, num_required: int, timeout: float | None) -> tuple[Average, bool]:
         """Waits until enough gradients are in, ends the round; tells whether the call was a duplicate.
 
         Raises:
@@ -226,8 +224,7 @@ class Accumulator:
         except TimeoutError:
             wanted = "any average" if step is None else f"the average of step {step}"
             raise DeadlineExceededError(
-                f"{wanted} of accumulator {self.name!r} did not come within {timeout:g} s: "
-                f"{self._diagnosis()}"
+                f"{wanted} of accumulator {self.name!r} did not come within {timeout:g} s: {self._diagnosis()}"
             ) from None
 
     async def set_global_step(self, step: int) -> None:
@@ -271,9 +268,7 @@ class Accumulator:
         task.add_done_callback(lambda done: self._calls.forget(call) if _failed(done) else None)
         return await asyncio.shield(task), False
 
-    async def _apply(
-        self, contribution: Contribution, open_gradient: OpenGradient, pull: Waiter | None
-    ) -> Applied:
+    async def _apply(self, contribution: Contribution, open_gradient: OpenGradient, pull: Waiter | None) -> Applied:
         with open_gradient() as gradient:
             async with self._exclusive():
                 stale = self._rounds.is_stale(contribution)
@@ -325,9 +320,7 @@ class Accumulator:
                 continue
             self._round_shapes = None
             closed = self._rounds.close()
-            average = Average(
-                values, self._rounds.global_step, len(closed.members), weight, closed.worker_ids
-            )
+            average = Average(values, self._rounds.global_step, len(closed.members), weight, closed.worker_ids)
             if self._closed is None:
                 self._history.add(average)
                 self._settle()

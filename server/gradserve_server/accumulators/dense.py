@@ -34,7 +34,7 @@ def check_dense(component: ComponentSpec, gradient: Array, round_shape: tuple[in
         return
     raise InvalidArgumentError(
         f"Shape mismatch: expected {expected}, got {shape_text(gradient.shape)}",
-        field=f"gradient[{component.name}].dense.shape",
+        field=f"{component.field}.dense.shape",
     )
 
 
@@ -69,10 +69,7 @@ class DenseSum:
         total = self._sum
         if total is not None:
             return lambda: _add_scaled(total, gradient, weight)
-        if self._adoptable(gradient, owned=owned):
-            first = gradient
-        else:
-            first = self._allocate(gradient.shape, self._dtype)
+        first = gradient if self._adoptable(gradient, owned=owned) else self._allocate(gradient.shape, self._dtype)
 
         def begin() -> None:
             if weight != 1.0:

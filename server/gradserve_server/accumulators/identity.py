@@ -45,9 +45,7 @@ class CallMemory(Generic[RecordT]):
     forgotten after a time of silence; while more than `max_clients` are remembered, new ones are refused.
     """
 
-    def __init__(
-        self, *, window: int, max_clients: int, silence: float, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, *, window: int, max_clients: int, silence: float, clock: Callable[[], float]) -> None:
         """Takes the `silence` in seconds after which a client may be forgotten, by a monotonic `clock`."""
         self._window = window
         self._max_clients = max_clients

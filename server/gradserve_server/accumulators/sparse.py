@@ -13,9 +13,7 @@ from gradserve_server.errors import InvalidArgumentError
 Indices = NDArray[np.int64]
 
 
-def check_sparse(
-    component: ComponentSpec, gradient: SparseSlices, round_shape: tuple[int, ...] | None
-) -> None:
+def check_sparse(component: ComponentSpec, gradient: SparseSlices, round_shape: tuple[int, ...] | None) -> None:
     """Checks a gradient in TensorFlow's order, and for negative indices, which TensorFlow lets pass.
 
     Args:
@@ -34,9 +32,7 @@ def check_sparse(
     if values.ndim == 0:
         raise _error(component, "Values cannot be 0-dimensional.", "values")
     if values.shape[0] != indices.shape[0]:
-        raise _error(
-            component, f"Expected {indices.shape[0]} non-empty input values, got {values.shape[0]}", "values"
-        )
+        raise _error(component, f"Expected {indices.shape[0]} non-empty input values, got {values.shape[0]}", "values")
     known = component.shape.dims or ()
     if gradient.dense_shape is not None:
         _check_dense_shape(component, known, gradient.dense_shape)
@@ -76,14 +72,10 @@ def _check_range(component: ComponentSpec, known: tuple[int, ...], indices: Indi
         )
     if indices.min() < 0:
         position = int(np.argmax(indices < 0))
-        raise _error(
-            component, f"expected indices of at least 0, got {indices[position]} at {position}", "indices"
-        )
+        raise _error(component, f"expected indices of at least 0, got {indices[position]} at {position}", "indices")
 
 
-def _check_values(
-    component: ComponentSpec, expected: tuple[int, ...], given: tuple[int, ...], *, exact: bool
-) -> None:
+def _check_values(component: ComponentSpec, expected: tuple[int, ...], given: tuple[int, ...], *, exact: bool) -> None:
     """Compares all dimensions but the first; `exact` ranks for a round's own shape, a least rank otherwise."""
     if len(given) < len(expected) or (exact and len(given) != len(expected)):
         least = "" if exact else "at least "
@@ -102,7 +94,7 @@ def _check_values(
 
 
 def _error(component: ComponentSpec, message: str, part: str) -> InvalidArgumentError:
-    return InvalidArgumentError(message, field=f"gradient[{component.name}].sparse.{part}")
+    return InvalidArgumentError(message, field=f"{component.field}.sparse.{part}")
 
 
 @dataclass(frozen=True)
@@ -159,9 +151,7 @@ class SparseSum:
 
         return commit
 
-    def stage_average(
-        self, dtype: DType, reduction: Reduction, _total_weight: float
-    ) -> Callable[[], SparseSlices]:
+    def stage_average(self, dtype: DType, reduction: Reduction, _total_weight: float) -> Callable[[], SparseSlices]:
         """Prepares the end of a round; returns what yields its result in `dtype` and begins the next round.
 
         Raises:

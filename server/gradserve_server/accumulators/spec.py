@@ -71,6 +71,11 @@ class ComponentSpec:
     shape: PartialShape = PartialShape()
     layout: Layout = Layout.DENSE
 
+    @property
+    def field(self) -> str:
+        """Where in a request its gradient stands, for errors."""
+        return f"gradient[{self.name}]" if self.name else "gradient"
+
 
 @dataclass(frozen=True)
 class AccumulatorSpec:
@@ -130,8 +135,7 @@ class AccumulatorSpec:
             or not np.can_cast(component.dtype, self.accumulate_dtype, casting="safe")
         ):
             raise InvalidArgumentError(
-                f"expected an accumulate_dtype that holds every {component.dtype}, "
-                f"got {self.accumulate_dtype}",
+                f"expected an accumulate_dtype that holds every {component.dtype}, got {self.accumulate_dtype}",
                 field="spec.accumulate_dtype",
             )
 

@@ -91,7 +91,8 @@ class ArrivalOrderSum:
     @property
     def nbytes(self) -> int:
         """Memory of the sums."""
-        return sum(each.nbytes for each in (*self._dense.values(), *self._sparse.values()))
+        dense = sum(each.nbytes for each in self._dense.values())
+        return dense + sum(each.nbytes for each in self._sparse.values())
 
     def growth(self, gradient: Gradient) -> int:
         """Returns how much memory adding `gradient` takes from the quota, at most."""

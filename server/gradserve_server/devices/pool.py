@@ -48,7 +48,7 @@ class BufferPool:
             return np.empty(shape, dtype)
         size = _block_size(num_bytes)
         memory = self._reuse(size) or _map(size)
-        block = _Block((num_bytes,), np.uint8, memory)  # type: ignore[arg-type]
+        block = _Block((num_bytes,), np.uint8, memory)
         weakref.finalize(block, self._recycle, memory, size).atexit = False
         return np.ndarray(shape, dtype, block)
 

@@ -4,6 +4,7 @@ from functools import partial
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
+
 from gradserve_server.accumulators.accumulator import Accumulator, Applied
 from gradserve_server.accumulators.gradient import Average
 from gradserve_server.accumulators.registry import DEFAULT_CONTAINER, AccumulatorRegistry
@@ -85,9 +86,7 @@ class AccumulatorServicer:
         average, duplicate = await accumulator.take(
             decode_take_id(request), request.num_required, wait_timeout(request, context)
         )
-        return messages_pb2.TakeGradientResponse(
-            average=self._encode(average, request.placement), duplicate=duplicate
-        )
+        return messages_pb2.TakeGradientResponse(average=self._encode(average, request.placement), duplicate=duplicate)
 
     async def ReadAverage(
         self, request: messages_pb2.ReadAverageRequest, context: Context
@@ -98,9 +97,7 @@ class AccumulatorServicer:
         average = await accumulator.read_average(step, wait_timeout(request, context))
         return messages_pb2.ReadAverageResponse(average=self._encode(average, request.placement))
 
-    async def PushPull(
-        self, request: messages_pb2.PushPullRequest, context: Context
-    ) -> messages_pb2.PushPullResponse:
+    async def PushPull(self, request: messages_pb2.PushPullRequest, context: Context) -> messages_pb2.PushPullResponse:
         accumulator = self._find(request.accumulator)
         self._placer.check(request.placement)
         applied, average, duplicate = await accumulator.push_pull(

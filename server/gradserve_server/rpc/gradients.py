@@ -6,11 +6,11 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.dtypes import to_data_type, to_dtype
+from numpy.typing import NDArray
+
 from gradserve_server.accumulators.accumulator import Accumulator, OpenGradient
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, SparseSlices, Value
 from gradserve_server.accumulators.identity import RequestId
@@ -58,13 +58,10 @@ def decode_accumulator_spec(spec: accumulator_pb2.AccumulatorSpec) -> Accumulato
         InvalidArgumentError: It cannot be one.
     """
     if spec.reduction not in _REDUCTIONS:
-        raise InvalidArgumentError(
-            f"expected a known reduction, got {spec.reduction}", field="spec.reduction"
-        )
+        raise InvalidArgumentError(f"expected a known reduction, got {spec.reduction}", field="spec.reduction")
     return AccumulatorSpec(
         components=tuple(
-            _decode_component(component, f"spec.components[{index}]")
-            for index, component in enumerate(spec.components)
+            _decode_component(component, f"spec.components[{index}]") for index, component in enumerate(spec.components)
         ),
         reduction=_REDUCTIONS[spec.reduction],
         accumulate_dtype=(
@@ -219,13 +216,9 @@ def _decode_values(
         if not name and len(spec.components) == 1:
             name = spec.components[0].name
         if name not in by_name:
-            raise InvalidArgumentError(
-                f"expected components {sorted(by_name)}, got {name!r}", field=f"{field}.name"
-            )
+            raise InvalidArgumentError(f"expected components {sorted(by_name)}, got {name!r}", field=f"{field}.name")
         if name in values:
-            raise InvalidArgumentError(
-                f"expected every component once, got {name!r} twice", field=f"{field}.name"
-            )
+            raise InvalidArgumentError(f"expected every component once, got {name!r} twice", field=f"{field}.name")
         values[name] = _decode_value(by_name[name], part, stored, field)
     missing = sorted(by_name.keys() - values.keys())
     if missing:
@@ -260,9 +253,7 @@ def _decode_value(
 
 def _check_dtype(array: NDArray[Any], expected: tuple[np.dtype[Any], ...], field: str) -> None:
     if array.dtype not in expected:
-        raise InvalidArgumentError(
-            f"expected dtype {' or '.join(map(str, expected))}, got {array.dtype}", field=field
-        )
+        raise InvalidArgumentError(f"expected dtype {' or '.join(map(str, expected))}, got {array.dtype}", field=field)
 
 
 PlaceArrays = Callable[[list[NDArray[Any]]], list[tensor_pb2.Tensor]]

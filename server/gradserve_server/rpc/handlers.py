@@ -47,7 +47,7 @@ class _Malformed:
 
 def make_handler(
     service: ServiceDescriptor, servicer: object, gate: Gate, codecs: Mapping[str, Codec] | None = None
-) -> "grpc.GenericRpcHandler[Any, Any]":
+) -> grpc.GenericRpcHandler:
     """Returns the handler of all methods of a service.
 
     Args:

@@ -67,9 +67,7 @@ async def _abort(context: Context, error: ServiceError) -> NoReturn:
     raise AssertionError("abort raises")
 
 
-def _details(
-    code: grpc.StatusCode, message: str, field: str | None
-) -> tuple[tuple[str, str | bytes], ...]:
+def _details(code: grpc.StatusCode, message: str, field: str | None) -> tuple[tuple[str, str | bytes], ...]:
     if field is None:
         return ()
     status = status_pb2.Status(code=code.value[0], message=message)

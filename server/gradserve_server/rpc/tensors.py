@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
-from numpy.typing import NDArray
-
 from gradserve.v1 import tensor_pb2
 from gradserve.wire.dtypes import to_data_type, to_dtype
 from gradserve.wire.payload import buffer_of
+from numpy.typing import NDArray
+
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.tensors.store import TensorSpec, TensorStore
 
@@ -49,9 +49,7 @@ def handles_of(tensors: Iterable[tensor_pb2.Tensor]) -> list[str]:
     return [tensor.handle for tensor in tensors if tensor.WhichOneof("data") == "handle"]
 
 
-def decode_tensor(
-    tensor: tensor_pb2.Tensor, stored: Mapping[str, NDArray[Any]], field: str
-) -> NDArray[Any]:
+def decode_tensor(tensor: tensor_pb2.Tensor, stored: Mapping[str, NDArray[Any]], field: str) -> NDArray[Any]:
     """Returns the array a tensor stands for: read-only when it came inline.
 
     Args:
@@ -68,8 +66,7 @@ def decode_tensor(
         content = tensor.content
         if len(content) != spec.num_bytes:
             raise InvalidArgumentError(
-                f"expected {spec.num_bytes} bytes for shape {list(spec.shape)} of {spec.dtype}, "
-                f"got {len(content)}",
+                f"expected {spec.num_bytes} bytes for shape {list(spec.shape)} of {spec.dtype}, got {len(content)}",
                 field=f"{field}.content",
             )
         return np.frombuffer(content, spec.dtype).reshape(spec.shape)
@@ -106,14 +103,10 @@ class Placer:
             InvalidArgumentError: Its mode is unknown or its lease not positive.
         """
         if placement.mode not in tensor_pb2.Placement.Mode.values():
-            raise InvalidArgumentError(
-                f"expected a known placement mode, got {placement.mode}", field="placement.mode"
-            )
+            raise InvalidArgumentError(f"expected a known placement mode, got {placement.mode}", field="placement.mode")
         self._store.lease_seconds(decode_duration(placement, "lease"))
 
-    def place(
-        self, arrays: Sequence[NDArray[Any]], placement: tensor_pb2.Placement
-    ) -> list[tensor_pb2.Tensor]:
+    def place(self, arrays: Sequence[NDArray[Any]], placement: tensor_pb2.Placement) -> list[tensor_pb2.Tensor]:
         """Returns a message for each array.
 
         Raises:

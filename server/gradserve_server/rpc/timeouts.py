@@ -1,6 +1,6 @@
 """How long a call may wait."""
 
-from typing import Any
+from typing import Any, cast
 
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.rpc.status import Context
@@ -21,7 +21,8 @@ def wait_timeout(request: Any, context: Context) -> float | None:
     timeout = decode_duration(request, "timeout")
     if timeout is not None and timeout < 0:
         raise InvalidArgumentError(f"expected a timeout of at least 0, got {timeout:g} s", field="timeout")
-    remaining = context.time_remaining()
+    # The stubs forget that a call may have no deadline.
+    remaining = cast("float | None", context.time_remaining())
     if remaining is None:
         return timeout
     within = max(remaining - min(_MAX_MARGIN_SECONDS, remaining / 10), 0.0)
