@@ -3,10 +3,8 @@
 import io
 import multiprocessing
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from uuid import uuid4
 
 import gradserve
 import numpy as np
@@ -88,12 +86,10 @@ class TestBatches:
     def test_an_epoch_has_every_example_once_but_for_a_rest(self) -> None:
         batches = Batches(100, 4, 3, seed=7)
         assert batches.steps_per_epoch == 8
-        epochs = [
-            np.concatenate([batches.joint(8 * epoch + step) for step in range(8)]) for epoch in range(2)
-        ]
+        epochs = [np.concatenate([batches.joint(8 * epoch + step) for step in range(8)]) for epoch in range(2)]
         for examples in epochs:
             assert len(set(examples)) == len(examples) == 96
-        assert not np.array_equal(*epochs)
+        assert not np.array_equal(epochs[0], epochs[1])
 
     def test_the_seed_decides_the_order(self) -> None:
         first, same, other = (Batches(100, 2, 5, seed=seed) for seed in (1, 1, 2))
@@ -127,13 +123,7 @@ class TestOptions:
     @pytest.mark.parametrize("name", ["workers", "epochs", "batch_size", "hidden"])
     def test_numbers_below_one_are_refused(self, name: str) -> None:
         with pytest.raises(ValueError, match=f"{name} must be at least 1"):
-            replace(DemoOptions(), **{name: 0})
-
-
-@pytest.fixture
-def client(server_address: str) -> Iterator[gradserve.Client]:
-    with gradserve.connect(server_address, timeout=30) as connected:
-        yield connected
+            small("127.0.0.1:1", Path(), **{name: 0})
 
 
 class TestReplica:
@@ -164,12 +154,11 @@ class TestReplica:
         ],
     )
     def test_a_straggler_ends_with_the_weights_of_the_others(
-        self, client: gradserve.Client, missed: int, snapshots_loaded: int
+        self, client: gradserve.Client, name: str, missed: int, snapshots_loaded: int
     ) -> None:
-        run_name = uuid4().hex
         generator = np.random.default_rng(0)
-        leader = self.make(client, run_name, "leader", keep_averages=8)
-        straggler = self.make(client, run_name, "straggler", keep_averages=8)
+        leader = self.make(client, name, "leader", keep_averages=8)
+        straggler = self.make(client, name, "straggler", keep_averages=8)
         for _ in range(missed):
             assert leader.push({"w": generator.normal(size=3).astype(np.float32)})
 
@@ -184,12 +173,11 @@ class TestReplica:
         assert not leader.push({"w": np.ones(3, np.float32)})
         np.testing.assert_array_equal(straggler.weights["w"], leader.weights["w"])
 
-    def test_an_average_out_of_order_is_not_applied(self, client: gradserve.Client) -> None:
-        run_name = uuid4().hex
-        replica = self.make(client, run_name, "worker", keep_averages=8)
+    def test_an_average_out_of_order_is_not_applied(self, client: gradserve.Client, name: str) -> None:
+        replica = self.make(client, name, "worker", keep_averages=8)
         accumulator = client.gradient_accumulator(
             {"w": np.zeros(3, np.float32)},
-            shared_name=f"{run_name}/gradients",
+            shared_name=f"{name}/gradients",
             deterministic=True,
             keep_averages=8,
         )
@@ -237,9 +225,7 @@ class TestRun:
         # Nothing of this run is left on the server.
         assert not [info.name for info in client.list_accumulators() if info.name.startswith("demo-")]
 
-    def test_a_backup_worker_makes_late_gradients_and_no_harm(
-        self, server_address: str, tmp_path: Path
-    ) -> None:
+    def test_a_backup_worker_makes_late_gradients_and_no_harm(self, server_address: str, tmp_path: Path) -> None:
         report = run_demo(small(server_address, tmp_path, backup=1), console=quiet())
 
         assert report.has_backup
@@ -306,9 +292,7 @@ class TestServerProcess:
         with pytest.raises(DemoError, match=r"did not start within 0\.1 seconds"), ServerProcess(timeout=0.1):
             pass
 
-    def test_a_server_that_ends_badly_is_reported(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_server_that_ends_badly_is_reported(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         # Like `-m gradserve_server serve --listen ... --address-file PATH`, where PATH comes seventh.
         lines = """trap 'echo lost my mind; exit 4' TERM
 echo 127.0.0.1:1 >"$7"
@@ -371,9 +355,7 @@ class TestCommand:
             assert words in result.output
         assert (tmp_path / "training.png").read_bytes().startswith(PNG_SIGNATURE)
 
-    def test_runs_that_disagree_end_with_exit_code_1(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_runs_that_disagree_end_with_exit_code_1(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(coordinator, "run_demo", lambda *_, **__: report(backup=False, difference=1.0))
         result = CliRunner().invoke(demo, ["--output", str(tmp_path)])
         assert result.exit_code == 1

@@ -132,9 +132,7 @@ def _train_with_workers(
     return course.result(), course.worker_results(tasks)
 
 
-def _tasks(
-    options: DemoOptions, plan: _Plan, digits: Digits, address: str, run_name: str
-) -> list[WorkerTask]:
+def _tasks(options: DemoOptions, plan: _Plan, digits: Digits, address: str, run_name: str) -> list[WorkerTask]:
     return [
         WorkerTask(
             index=index,
@@ -176,9 +174,7 @@ def _accumulators(options: DemoOptions, plan: _Plan, address: str, run_name: str
 class _Course:
     """Puts the course of a training run together from what the workers report."""
 
-    def __init__(
-        self, options: DemoOptions, plan: _Plan, digits: Digits, progress: Progress, bar: TaskID
-    ) -> None:
+    def __init__(self, options: DemoOptions, plan: _Plan, digits: Digits, progress: Progress, bar: TaskID) -> None:
         self._options = options
         self._plan = plan
         self._digits = digits

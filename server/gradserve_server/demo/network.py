@@ -15,9 +15,7 @@ IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 Weights: TypeAlias = dict[str, FloatArray]
 
 
-def initial_weights(
-    inputs: int, hidden: int, classes: int, seed: int, dtype: npt.DTypeLike = np.float32
-) -> Weights:
+def initial_weights(inputs: int, hidden: int, classes: int, seed: int, dtype: npt.DTypeLike = np.float32) -> Weights:
     """Returns random weights, the same for the same seed."""
     generator = np.random.default_rng(seed)
 
@@ -71,13 +69,9 @@ def accuracy(weights: Mapping[str, FloatArray], images: FloatArray, labels: IntA
     return float(np.mean(log_probabilities.argmax(axis=1) == labels))
 
 
-def descend(
-    weights: Mapping[str, FloatArray], gradients: Mapping[str, FloatArray], learning_rate: float
-) -> Weights:
+def descend(weights: Mapping[str, FloatArray], gradients: Mapping[str, FloatArray], learning_rate: float) -> Weights:
     """Returns the weights after one step of plain gradient descent."""
-    return {
-        name: value - value.dtype.type(learning_rate) * gradients[name] for name, value in weights.items()
-    }
+    return {name: value - value.dtype.type(learning_rate) * gradients[name] for name, value in weights.items()}
 
 
 def max_difference(left: Mapping[str, FloatArray], right: Mapping[str, FloatArray]) -> float:

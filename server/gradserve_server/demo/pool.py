@@ -45,9 +45,7 @@ class WorkerPool:
                 ours, theirs = context.Pipe()
                 with theirs:  # The process has its own copy once it started.
                     self._connections.append(cast(CoordinatorConnection, resources.enter_context(ours)))
-                    process = context.Process(
-                        target=worker.main, args=(task, theirs), name=task.worker_id, daemon=True
-                    )
+                    process = context.Process(target=worker.main, args=(task, theirs), name=task.worker_id, daemon=True)
                     process.start()
                 self._processes.append(process)
                 resources.callback(_end, process)
@@ -89,9 +87,7 @@ class WorkerPool:
                 index = indices[connection]
                 message = self._receive(connection, index)
                 if isinstance(message, Failed):
-                    raise DemoError(
-                        f"{self._tasks[index].worker_id} failed: {message.error}\n{message.traceback}"
-                    )
+                    raise DemoError(f"{self._tasks[index].worker_id} failed: {message.error}\n{message.traceback}")
                 if isinstance(message, Finished):
                     del indices[connection]
                 yield index, message

@@ -115,9 +115,7 @@ class DemoReport:
             missing = self.single.final_accuracy - self.distributed.final_accuracy
             # Written so that NaN is a problem too.
             if not missing <= ACCURACY_TOLERANCE:
-                return (
-                    f"the accuracy is {missing:.1%} below that of one process (the more epochs, the closer)"
-                )
+                return f"the accuracy is {missing:.1%} below that of one process (the more epochs, the closer)"
             return None
         if not self.max_weight_difference <= WEIGHT_TOLERANCE:
             difference = f"{self.max_weight_difference:.1e}"

@@ -33,15 +33,11 @@ def train_in_one_process(
     begin = time.perf_counter()
     for step in range(num_steps):
         examples = batches.joint(step)
-        loss, gradients = loss_and_gradients(
-            weights, digits.train_images[examples], digits.train_labels[examples]
-        )
+        loss, gradients = loss_and_gradients(weights, digits.train_images[examples], digits.train_labels[examples])
         weights = descend(weights, gradients, learning_rate)
         losses.append(loss)
         if (step + 1) % batches.steps_per_epoch == 0:
-            accuracies.append(
-                AccuracyPoint(step + 1, accuracy(weights, digits.test_images, digits.test_labels))
-            )
+            accuracies.append(AccuracyPoint(step + 1, accuracy(weights, digits.test_images, digits.test_labels)))
         on_step(step + 1, loss)
     return TrainingResult(
         losses=tuple(losses),

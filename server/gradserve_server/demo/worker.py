@@ -53,15 +53,11 @@ def _train(task: WorkerTask, connection: WorkerConnection) -> None:
         while replica.step < task.num_steps:
             step = replica.step
             examples = task.batches.share(step, task.index)
-            loss, gradients = loss_and_gradients(
-                replica.weights, task.images[examples], task.labels[examples]
-            )
+            loss, gradients = loss_and_gradients(replica.weights, task.images[examples], task.labels[examples])
             time.sleep(task.pause)  # Artificial slowness; 0 for all but the slow worker.
             accepted = replica.push(gradients)
             steps_per_epoch = task.batches.steps_per_epoch
             epoch_ended = replica.step // steps_per_epoch > step // steps_per_epoch
             weights = replica.weights if task.index == 0 and epoch_ended else None
             connection.send(Stepped(replica.step, loss, accepted, weights))
-        connection.send(
-            Finished(replica.weights, replica.contributed, replica.stale, replica.snapshots_loaded)
-        )
+        connection.send(Finished(replica.weights, replica.contributed, replica.stale, replica.snapshots_loaded))
