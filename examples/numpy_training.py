@@ -14,8 +14,9 @@ import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
-import gradserve
 import numpy as np
+
+import gradserve
 
 NUM_WORKERS = 4
 NUM_STEPS = 60

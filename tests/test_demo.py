@@ -6,10 +6,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import gradserve
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
+
+import gradserve
 from gradserve_server.demo import coordinator, network
 from gradserve_server.demo.batches import Batches
 from gradserve_server.demo.command import demo
@@ -21,7 +23,6 @@ from gradserve_server.demo.options import DemoOptions
 from gradserve_server.demo.replica import Replica
 from gradserve_server.demo.report import DemoReport, TrainingResult, WorkerResult, render
 from gradserve_server.demo.server_process import ServerProcess
-from rich.console import Console
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 

@@ -9,8 +9,8 @@ from types import FrameType
 from typing import NoReturn
 
 import click
-import gradserve
 
+import gradserve
 from gradserve_server.demo.errors import DemoError
 from gradserve_server.demo.options import DemoOptions
 

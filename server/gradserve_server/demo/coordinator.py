@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
-import gradserve
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+import gradserve
 from gradserve_server.demo.batches import Batches
 from gradserve_server.demo.digits import Digits, load_digits
 from gradserve_server.demo.errors import DemoError

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import cast
 
 import gradserve
-
 from gradserve_server.demo.errors import DemoError
 from gradserve_server.demo.network import FloatArray, Weights, descend
 

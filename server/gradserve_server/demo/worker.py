@@ -8,7 +8,6 @@ from multiprocessing.connection import Connection
 from typing import TypeAlias
 
 import gradserve
-
 from gradserve_server.demo.errors import DemoError
 from gradserve_server.demo.messages import Failed, Finished, Message, Ready, Stepped, WorkerTask
 from gradserve_server.demo.network import loss_and_gradients
