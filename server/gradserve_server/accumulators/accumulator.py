@@ -314,11 +314,11 @@ class Accumulator:
             weight = self._rounds.current.total_weight
             try:
                 values = await self._compute.run(self._summation.nbytes, self._summation.average, weight)
-            except MemoryError as error:
-                failure = _out_of_memory()
-                failure.__cause__ = error
+            except Exception as error:
+                # The taker's trouble, not of whoever let go of the lock: that one's change is done.
                 self._queue.remove(head)
-                head.answer.set_exception(failure)
+                if not head.answer.done():
+                    head.answer.set_exception(_out_of_memory() if isinstance(error, MemoryError) else error)
                 continue
             self._round_shapes = None
             closed = self._rounds.close()
