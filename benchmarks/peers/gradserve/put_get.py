@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import gradserve
 import numpy as np
 
+import gradserve
 from benchmarks.peers.driver import Setup, Worker, run_worker
 
 
