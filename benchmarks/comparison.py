@@ -73,6 +73,8 @@ class Outcome:
     label: str
     seconds: list[float] = field(default_factory=list)
     """One a repetition."""
+    processor_seconds: list[float] = field(default_factory=list)
+    """Processor time of all processes a step, one a repetition."""
     wire_bytes: list[float] = field(default_factory=list)
     """Bytes over loopback a step, one a repetition."""
     versions: dict[str, str] = field(default_factory=dict)
@@ -92,15 +94,16 @@ class Outcome:
         """Does one repetition, after a step that is not counted."""
         running.step()
         running.settle()
-        before = loopback.received_bytes()
+        bytes_before, processor_before = loopback.received_bytes(), running.processor_seconds()
         times = []
         for _ in range(steps):
             times.append(running.step())
             running.settle()
-        after = loopback.received_bytes()
+        bytes_after, processor_after = loopback.received_bytes(), running.processor_seconds()
         self.seconds.append(statistics.median(times))
-        if before is not None and after is not None:
-            self.wire_bytes.append((after - before) / steps)
+        self.processor_seconds.append((processor_after - processor_before) / steps)
+        if bytes_before is not None and bytes_after is not None:
+            self.wire_bytes.append((bytes_after - bytes_before) / steps)
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,7 @@ class ComparisonResult:
         if outcome.failure:
             return {**fields, "failure": outcome.failure}
         fields |= {"seconds": vars(Summary.of(outcome.seconds)), "repetitions": outcome.seconds}
+        fields["processor_seconds"] = statistics.mean(outcome.processor_seconds)
         if outcome.wire_bytes:
             fields["wire_bytes"] = statistics.median(outcome.wire_bytes)
         own = self.outcomes[0]

@@ -55,12 +55,14 @@ class Contestant:
                 return stack.enter_context(DriverProcess(python, module, setup, self.variables, log))
 
             info: dict[str, Any] = {}
+            servers = []
             if self.server is not None:
-                info = start(self.server, "server", 0, {}).receive(_READY_SECONDS)
+                servers.append(start(self.server, "server", 0, {}))
+                info = servers[0].receive(_READY_SECONDS)
             workers = [start(self.worker, f"worker{rank}", rank, info) for rank in range(self.num_workers)]
             versions = [worker.receive(_READY_SECONDS)["versions"] for worker in workers]
             try:
-                yield RunningContestant(workers, info, versions[0])
+                yield RunningContestant(workers, servers, info, versions[0])
             finally:
                 for worker in workers:  # all at once: some runtimes wait for each other
                     worker.hang_up()
@@ -71,6 +73,8 @@ class RunningContestant:
     """Processes that are ready for a step."""
 
     workers: list[DriverProcess]
+    servers: list[DriverProcess]
+    """One, or none."""
     server_info: dict[str, Any]
     """What the server said when it was ready."""
     versions: dict[str, str]
@@ -81,6 +85,10 @@ class RunningContestant:
         first_start = min(int(each["start"]) for each in times)
         last_end = max(int(each["end"]) for each in times)
         return (last_end - first_start) / 1e9
+
+    def processor_seconds(self) -> float:
+        """The processor time that all its processes have used so far."""
+        return sum(process.processor_seconds() for process in (*self.servers, *self.workers))
 
     def check(self) -> None:
         """Raises ProcessError unless the last step gave the right result in every worker."""

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from benchmarks.environments import ROOT
+from benchmarks.processor_time import processor_seconds
 
 _STOP_SECONDS = 15.0
 
@@ -86,6 +87,13 @@ class DriverProcess:
         if "error" in answer:
             raise ProcessError(f"{self._module}: {answer['error']}")
         return answer
+
+    def processor_seconds(self) -> float:
+        """The processor time that the process and its descendants have used so far."""
+        try:
+            return processor_seconds(self._process.pid)
+        except OSError as error:
+            raise self._failure("ended") from error
 
     def hang_up(self) -> None:
         """Tells the process to end."""

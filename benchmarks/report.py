@@ -33,7 +33,9 @@ def render_provenance(provenance: dict[str, Any]) -> str:
 
 
 def _render_comparison(result: ComparisonResult) -> str:
-    rows: list[tuple[str, ...]] = [("", "ms", "middle half", "GB/s", "wire MB", "gradserve's speed", "middle half")]
+    rows: list[tuple[str, ...]] = [
+        ("", "ms", "middle half", "GB/s", "CPU ms", "wire MB", "gradserve's speed", "middle half")
+    ]
     rows += [_comparison_row(result, outcome) for outcome in result.outcomes]
     notes = [f"  {outcome.label}: {outcome.failure}" for outcome in result.outcomes if outcome.failure]
     return "\n".join([result.comparison.title, *_align(rows), *notes])
@@ -41,9 +43,10 @@ def _render_comparison(result: ComparisonResult) -> str:
 
 def _comparison_row(result: ComparisonResult, outcome: Outcome) -> tuple[str, ...]:
     if outcome.failure or not outcome.seconds:
-        return (outcome.label, "-", "", "", "", "", "")
+        return (outcome.label, "-", "", "", "", "", "", "")
     time = Summary.of([1e3 * seconds for seconds in outcome.seconds])
     rate = result.comparison.num_bytes / 1e9 / (time.median / 1e3)
+    processor = f"{1e3 * statistics.mean(outcome.processor_seconds):.3g}"
     wire = f"{statistics.median(outcome.wire_bytes) / _MB:.3g}" if outcome.wire_bytes else ""
     speed = middle = ""
     own = result.outcomes[0]
@@ -52,7 +55,7 @@ def _comparison_row(result: ComparisonResult, outcome: Outcome) -> tuple[str, ..
         pairs = paired_speed_ratios(own.seconds, outcome.seconds)
         middle = f"{pairs.lower_quartile:.2f}-{pairs.upper_quartile:.2f}"
     spread = f"{time.lower_quartile:.3g}-{time.upper_quartile:.3g}"
-    return (outcome.label, f"{time.median:.3g}", spread, f"{rate:.3g}", wire, speed, middle)
+    return (outcome.label, f"{time.median:.3g}", spread, f"{rate:.3g}", processor, wire, speed, middle)
 
 
 def _render_memory(result: MemoryResult) -> str:
