@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient
 from gradserve_server.accumulators.history import AverageHistory
@@ -23,6 +23,7 @@ from gradserve_server.errors import (
 )
 from gradserve_server.tensors.quotas import Account, Quota
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 OpenGradient = Callable[[], AbstractContextManager[Gradient]]
@@ -277,7 +278,7 @@ class Accumulator:
             async with self._exclusive():
                 stale = self._rounds.is_stale(contribution)
                 shapes = None if stale else self._round_shapes
-                await self._compute.run(gradient.sparse_nbytes, check_gradient, self.spec, gradient, shapes)
+                await self._run(gradient.sparse_nbytes, check_gradient, self.spec, gradient, shapes)
                 if stale:
                     return Applied(None, self._rounds.global_step, self._rounds.num_accumulated)
                 await self._add(gradient, contribution)
@@ -292,11 +293,15 @@ class Accumulator:
     async def _add(self, gradient: Gradient, contribution: Contribution) -> None:
         self._account.grow(self._summation.growth(gradient))
         try:
-            await self._compute.run(gradient.nbytes, self._summation.add, gradient, contribution)
-        except MemoryError as error:
-            raise _out_of_memory() from error
+            await self._run(gradient.nbytes, self._summation.add, gradient, contribution)
         finally:
             self._settle()
+
+    async def _run(self, num_bytes: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await self._compute.run(num_bytes, function, *args, **kwargs)
+        except MemoryError as error:
+            raise ResourceExhaustedError("the server has no memory left for this gradient or average") from error
 
     @asynccontextmanager
     async def _exclusive(self) -> AsyncIterator[None]:
@@ -316,12 +321,12 @@ class Accumulator:
             head.serving = True
             weight = self._rounds.current.total_weight
             try:
-                values = await self._compute.run(self._summation.nbytes, self._summation.average, weight)
+                values = await self._run(self._summation.nbytes, self._summation.average, weight)
             except Exception as error:
                 # The taker's trouble, not of whoever let go of the lock: that one's change is done.
                 self._queue.remove(head)
                 if not head.answer.done():
-                    head.answer.set_exception(_out_of_memory() if isinstance(error, MemoryError) else error)
+                    head.answer.set_exception(error)
                 continue
             self._round_shapes = None
             closed = self._rounds.close()
@@ -424,7 +429,3 @@ def _check_num_required(num_required: int) -> None:
         raise InvalidArgumentError(
             f"Argument num_required must be positive, but was {num_required}", field="num_required"
         )
-
-
-def _out_of_memory() -> ResourceExhaustedError:
-    return ResourceExhaustedError("the server has no memory left for this gradient or average")
