@@ -178,10 +178,15 @@ buildah_base() {
 }
 
 buildah_build() {
+  local previous
   buildah_base
+  previous=$(in_buildah 60 images --quiet "$image" 2>/dev/null) || true
   # Docker's format, for OCI's knows no health check.
-  in_buildah "$BUILD_TIMEOUT" build --format docker --tag "$image" --build-arg "EXTRAS=$extras" \
+  in_buildah "$BUILD_TIMEOUT" build --format docker --pull=false --tag "$image" --build-arg "EXTRAS=$extras" \
     --build-arg "PYTHON_IMAGE=$base" "${secrets[@]}" . >&2
+  if [[ -n $previous && $previous != "$(in_buildah 60 images --quiet "$image")" ]]; then # nameless now
+    in_buildah 60 rmi "$previous" >/dev/null 2>&1 || true # not if it is in use
+  fi
 }
 
 buildah_size() { in_buildah 60 images --format '{{.Size}}' "$image"; }
@@ -193,7 +198,7 @@ buildah_start() {
   mapfile -t entrypoint < <(in_buildah 60 inspect --type image \
     --format '{{range .Docker.Config.Entrypoint}}{{println .}}{{end}}' "$image" | sed '/^$/d')
   # shellcheck disable=SC2016  # for the shell inside
-  in_buildah $((START_TIMEOUT + DEMO_TIMEOUT + STOP_TIMEOUT)) run "$container" -- \
+  timeout $((START_TIMEOUT + DEMO_TIMEOUT + STOP_TIMEOUT)) buildah "${storage[@]}" run "$container" -- \
     sh -c 'echo $$ >/tmp/server.pid; exec "$@"' sh \
     "${entrypoint[@]}" serve --listen 127.0.0.1:0 --address-file /tmp/server.address >"$scratch/log" 2>&1 &
   runner=$!
@@ -202,9 +207,9 @@ buildah_start() {
 buildah_running() { kill -0 "$runner" 2>/dev/null; }
 
 buildah_healthy() {
-  [[ -s $root/tmp/server.address && -s $root/tmp/server.pid ]] || return 1
-  address=$(head -n 1 "$root/tmp/server.address")
+  [[ -s $root/tmp/server.address ]] || return 1
   server=$(<"$root/tmp/server.pid")
+  address=$(head -n 1 "$root/tmp/server.address")
   in_buildah 30 run "$container" -- "${entrypoint[@]}" health --address "$address" >/dev/null 2>&1
 }
 
@@ -228,8 +233,10 @@ buildah_logs() { cat "$scratch/log" >&2; }
 
 buildah_cleanup() {
   local leftover
-  if [[ -n $runner ]] && buildah_running; then
-    [[ -z $server ]] || kill -KILL "$server" 2>/dev/null
+  if [[ -n $runner ]]; then
+    [[ ! -s $root/tmp/server.pid ]] || server=$(<"$root/tmp/server.pid")
+    # the same program still, not another that was given its number
+    [[ ! /proc/$server/root/tmp/server.pid -ef $root/tmp/server.pid ]] || kill -KILL "$server"
     kill -TERM "$runner" 2>/dev/null
     wait "$runner" 2>/dev/null
   fi
@@ -241,7 +248,7 @@ buildah_cleanup() {
 
 # --- Build, run, check ----------------------------------------------------------------------------------------
 
-engine='' container='' base_container='' runner='' server='' address='' status=''
+engine='' container='' base_container='' root='' runner='' server='' address='' status=''
 secrets=() storage=() entrypoint=()
 scratch=$(mktemp -d)
 
