@@ -47,6 +47,6 @@ USER 10001:10001
 WORKDIR /home/gradserve
 EXPOSE 50051
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 CMD ["gradserve", "health"]
+HEALTHCHECK --interval=10s --timeout=10s --start-period=30s --retries=3 CMD ["gradserve", "health"]
 ENTRYPOINT ["gradserve"]
 CMD ["serve", "--listen", "0.0.0.0:50051"]

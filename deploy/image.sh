@@ -210,7 +210,7 @@ buildah_healthy() {
   [[ -s $root/tmp/server.address ]] || return 1
   server=$(<"$root/tmp/server.pid")
   address=$(head -n 1 "$root/tmp/server.address")
-  in_buildah 30 run "$container" -- "${entrypoint[@]}" health --address "$address" >/dev/null 2>&1
+  in_buildah 30 run "$container" -- "${entrypoint[@]}" health "$address" >/dev/null 2>&1
 }
 
 buildah_user() { stat --format %u "/proc/$server"; }
