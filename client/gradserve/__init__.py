@@ -1,0 +1,84 @@
+"""Average the gradients of many workers, and compute gradient ops, on a gradserve server.
+
+import gradserve
+
+with gradserve.connect("localhost:50051") as client:
+    acc = client.conditional_accumulator("float32", shape=(3,), shared_name="w")
+    acc.apply_grad([1.0, 2.0, 3.0], local_step=0)
+    mean = acc.take_grad(1)
+"""
+
+from gradserve.accumulators import (
+    ConditionalAccumulator,
+    GradientAccumulator,
+    SparseConditionalAccumulator,
+)
+from gradserve.client import Client, connect
+from gradserve.errors import (
+    AbortedError,
+    AlreadyExistsError,
+    CallCancelledError,
+    DeadlineExceededError,
+    ForkedClientError,
+    GradserveError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfRangeError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnimplementedError,
+)
+from gradserve.results import (
+    ACCEPTED,
+    STALE,
+    AccumulatorInfo,
+    ApplyResult,
+    Average,
+    DenseSpec,
+    Device,
+    IndexedSlices,
+    Outcome,
+    PushPullResult,
+    ServerInfo,
+    SparseSpec,
+    TensorHandle,
+)
+
+__all__ = [
+    "ACCEPTED",
+    "STALE",
+    "AbortedError",
+    "AccumulatorInfo",
+    "AlreadyExistsError",
+    "ApplyResult",
+    "Average",
+    "CallCancelledError",
+    "Client",
+    "ConditionalAccumulator",
+    "DeadlineExceededError",
+    "DenseSpec",
+    "Device",
+    "ForkedClientError",
+    "GradientAccumulator",
+    "GradserveError",
+    "IndexedSlices",
+    "InternalError",
+    "InvalidArgumentError",
+    "NotFoundError",
+    "OutOfRangeError",
+    "Outcome",
+    "PermissionDeniedError",
+    "PushPullResult",
+    "ResourceExhaustedError",
+    "ServerInfo",
+    "SparseConditionalAccumulator",
+    "SparseSpec",
+    "TensorHandle",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "UnimplementedError",
+    "connect",
+]

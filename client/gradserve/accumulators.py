@@ -1,0 +1,63 @@
+"""Accumulators, called from ordinary code. `gradserve.aio` has the same with `await`."""
+
+from typing import TypeVar
+
+from gradserve.calls.accumulators import (
+    AccumulatorCalls,
+    ConditionalAccumulatorCalls,
+    GradientAccumulatorCalls,
+    SparseConditionalAccumulatorCalls,
+)
+from gradserve.face import BlockingFace, blocking
+
+KindT = TypeVar("KindT", bound=AccumulatorCalls)
+
+
+class _Accumulator(BlockingFace[KindT]):
+    """What all accumulators have."""
+
+    @property
+    def name(self) -> str:
+        """Its name on the server."""
+        return self._calls.name
+
+    num_accumulated = blocking(AccumulatorCalls.num_accumulated)
+    set_global_step = blocking(AccumulatorCalls.set_global_step)
+    info = blocking(AccumulatorCalls.info)
+    delete = blocking(AccumulatorCalls.delete)
+
+
+class ConditionalAccumulator(_Accumulator[ConditionalAccumulatorCalls]):
+    """TensorFlow's ConditionalAccumulator, served: averages dense gradients of one tensor.
+
+    Made by `Client.conditional_accumulator`.
+    """
+
+    apply_grad = blocking(ConditionalAccumulatorCalls.apply_grad)
+    take_grad = blocking(ConditionalAccumulatorCalls.take_grad)
+    read_average = blocking(ConditionalAccumulatorCalls.read_average)
+
+
+class SparseConditionalAccumulator(_Accumulator[SparseConditionalAccumulatorCalls]):
+    """TensorFlow's SparseConditionalAccumulator, served: averages sparse gradients of one tensor.
+
+    Made by `Client.sparse_conditional_accumulator`.
+    """
+
+    apply_grad = blocking(SparseConditionalAccumulatorCalls.apply_grad)
+    apply_indexed_slices_grad = blocking(SparseConditionalAccumulatorCalls.apply_indexed_slices_grad)
+    take_grad = blocking(SparseConditionalAccumulatorCalls.take_grad)
+    take_indexed_slices_grad = take_grad
+    read_average = blocking(SparseConditionalAccumulatorCalls.read_average)
+
+
+class GradientAccumulator(_Accumulator[GradientAccumulatorCalls]):
+    """Averages the gradients of a whole model: several named components, applied and counted as one.
+
+    Made by `Client.gradient_accumulator`.
+    """
+
+    apply_grad = blocking(GradientAccumulatorCalls.apply_grad)
+    take_grad = blocking(GradientAccumulatorCalls.take_grad)
+    read_average = blocking(GradientAccumulatorCalls.read_average)
+    push_pull = blocking(GradientAccumulatorCalls.push_pull)

@@ -1,0 +1,22 @@
+"""gradserve with `await`: the classes and arguments of `gradserve`, as coroutines.
+
+async with gradserve.aio.connect("localhost:50051") as client:
+    acc = await client.conditional_accumulator("float32", shape=(3,), shared_name="w")
+    await acc.apply_grad([1.0, 2.0, 3.0], local_step=0)
+    mean = await acc.take_grad(1)
+"""
+
+from gradserve.aio.accumulators import (
+    ConditionalAccumulator,
+    GradientAccumulator,
+    SparseConditionalAccumulator,
+)
+from gradserve.aio.client import Client, connect
+
+__all__ = [
+    "Client",
+    "ConditionalAccumulator",
+    "GradientAccumulator",
+    "SparseConditionalAccumulator",
+    "connect",
+]

@@ -1,0 +1,63 @@
+"""Accumulators, called with `await`."""
+
+from typing import TypeVar
+
+from gradserve.calls.accumulators import (
+    AccumulatorCalls,
+    ConditionalAccumulatorCalls,
+    GradientAccumulatorCalls,
+    SparseConditionalAccumulatorCalls,
+)
+from gradserve.face import AsyncFace, awaiting
+
+KindT = TypeVar("KindT", bound=AccumulatorCalls)
+
+
+class _Accumulator(AsyncFace[KindT]):
+    """What all accumulators have."""
+
+    @property
+    def name(self) -> str:
+        """Its name on the server."""
+        return self._calls.name
+
+    num_accumulated = awaiting(AccumulatorCalls.num_accumulated)
+    set_global_step = awaiting(AccumulatorCalls.set_global_step)
+    info = awaiting(AccumulatorCalls.info)
+    delete = awaiting(AccumulatorCalls.delete)
+
+
+class ConditionalAccumulator(_Accumulator[ConditionalAccumulatorCalls]):
+    """TensorFlow's ConditionalAccumulator, served: averages dense gradients of one tensor.
+
+    Made by `Client.conditional_accumulator`.
+    """
+
+    apply_grad = awaiting(ConditionalAccumulatorCalls.apply_grad)
+    take_grad = awaiting(ConditionalAccumulatorCalls.take_grad)
+    read_average = awaiting(ConditionalAccumulatorCalls.read_average)
+
+
+class SparseConditionalAccumulator(_Accumulator[SparseConditionalAccumulatorCalls]):
+    """TensorFlow's SparseConditionalAccumulator, served: averages sparse gradients of one tensor.
+
+    Made by `Client.sparse_conditional_accumulator`.
+    """
+
+    apply_grad = awaiting(SparseConditionalAccumulatorCalls.apply_grad)
+    apply_indexed_slices_grad = awaiting(SparseConditionalAccumulatorCalls.apply_indexed_slices_grad)
+    take_grad = awaiting(SparseConditionalAccumulatorCalls.take_grad)
+    take_indexed_slices_grad = take_grad
+    read_average = awaiting(SparseConditionalAccumulatorCalls.read_average)
+
+
+class GradientAccumulator(_Accumulator[GradientAccumulatorCalls]):
+    """Averages the gradients of a whole model: several named components, applied and counted as one.
+
+    Made by `Client.gradient_accumulator`.
+    """
+
+    apply_grad = awaiting(GradientAccumulatorCalls.apply_grad)
+    take_grad = awaiting(GradientAccumulatorCalls.take_grad)
+    read_average = awaiting(GradientAccumulatorCalls.read_average)
+    push_pull = awaiting(GradientAccumulatorCalls.push_pull)

@@ -1,0 +1,59 @@
+"""The client for asyncio."""
+
+import uuid
+from typing import Self
+
+from gradserve.aio.accumulators import (
+    ConditionalAccumulator,
+    GradientAccumulator,
+    SparseConditionalAccumulator,
+)
+from gradserve.calls.client import ClientCalls
+from gradserve.calls.identity import RequestIds
+from gradserve.face import AsyncFace, awaiting, awaiting_making
+from gradserve.transport import DEFAULT_TIMEOUT_SECONDS, AsyncTransport
+
+
+def connect(address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> "Client":
+    """Returns a client of the server at an address. Nothing is sent before the first call.
+
+    Args:
+        address: "HOST:PORT" or "unix:PATH".
+        timeout: Seconds after which a call fails with DeadlineExceededError, and for which calls that wait for
+            other workers wait unless they are told otherwise.
+    """
+    return Client(address, timeout=timeout)
+
+
+class Client(AsyncFace[ClientCalls]):
+    """A connection to a gradserve server. Belongs to the event loop it is made on."""
+
+    def __init__(self, address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> None:
+        """See `connect`."""
+        super().__init__(AsyncTransport(address, timeout), ClientCalls(RequestIds(uuid.uuid4().hex), timeout))
+        self.address = address
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Deletes the accumulators that this client made without a shared name, and disconnects."""
+        await self._transport.run(self._calls.delete_private())
+        await self._transport.close()
+
+    conditional_accumulator = awaiting_making(ClientCalls.conditional_accumulator, ConditionalAccumulator)
+    sparse_conditional_accumulator = awaiting_making(
+        ClientCalls.sparse_conditional_accumulator, SparseConditionalAccumulator
+    )
+    gradient_accumulator = awaiting_making(ClientCalls.gradient_accumulator, GradientAccumulator)
+    list_accumulators = awaiting(ClientCalls.list_accumulators)
+    put = awaiting(ClientCalls.put)
+    put_all = awaiting(ClientCalls.put_all)
+    get = awaiting(ClientCalls.get)
+    get_all = awaiting(ClientCalls.get_all)
+    delete = awaiting(ClientCalls.delete)
+    list_tensors = awaiting(ClientCalls.list_tensors)
+    server_info = awaiting(ClientCalls.server_info)

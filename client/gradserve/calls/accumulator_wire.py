@@ -1,0 +1,364 @@
+"""Operations on accumulators: what goes over the wire, the same for every kind."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
+
+from gradserve.calls.exchange import Operation, Unary
+from gradserve.calls.identity import RequestIds
+from gradserve.calls.tensors import receive_results, send_inputs
+from gradserve.errors import (
+    DeadlineExceededError,
+    GradserveError,
+    InternalError,
+    InvalidArgumentError,
+    UnavailableError,
+)
+from gradserve.results import (
+    AccumulatorInfo,
+    ApplyResult,
+    Average,
+    DenseSpec,
+    IndexedSlices,
+    Outcome,
+    PushPullResult,
+    Shape,
+    SparseSpec,
+    Value,
+)
+from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve.v1 import accumulator_pb2, tensor_messages_pb2, tensor_pb2
+from gradserve.wire.dtypes import BFLOAT16, DType, parse_dtype, to_data_type
+from gradserve.wire.payload import Array
+
+ComponentSpec = DenseSpec | SparseSpec
+GradientValue = ArrayLike | IndexedSlices
+
+_SERVICE = "AccumulatorService"
+_OUTCOMES = {
+    accumulator_pb2.APPLY_OUTCOME_ACCEPTED: Outcome.ACCEPTED,
+    accumulator_pb2.APPLY_OUTCOME_STALE: Outcome.STALE,
+}
+_REDUCTIONS = {"MEAN": accumulator_pb2.REDUCTION_MEAN, "SUM": accumulator_pb2.REDUCTION_SUM}
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """How a gradient counts; see ApplyGradientRequest in the protos."""
+
+    local_step: int
+    weight: float
+    worker_id: str
+
+
+@dataclass(frozen=True)
+class AccumulatorOptions:
+    """The properties of a new accumulator; see AccumulatorSpec in the protos."""
+
+    reduction_type: str = "MEAN"
+    container: str = ""
+    accumulate_dtype: DTypeLike | None = None
+    deterministic: bool = False
+    keep_averages: int = 1
+
+
+class AccumulatorWire:
+    """The exchanges on one accumulator."""
+
+    def __init__(
+        self,
+        ref: accumulator_pb2.AccumulatorRef,
+        components: Mapping[str, ComponentSpec],
+        ids: RequestIds,
+    ) -> None:
+        self.ref = ref
+        self.components = dict(components)
+        self._ids = ids
+
+    def apply(
+        self, gradient: Mapping[str, GradientValue], how: Contribution, request_id: int | None
+    ) -> Operation[ApplyResult]:
+        """Applies a gradient, given by component."""
+        number = self._ids.next() if request_id is None else request_id
+        tensors, parts = yield from self._send(gradient)
+        request = messages_pb2.ApplyGradientRequest(
+            accumulator=self.ref,
+            request_id=self._ids.message(number),
+            local_step=how.local_step,
+            gradient=parts,
+            weight=how.weight,
+            worker_id=how.worker_id,
+            release_handles=True,
+        )
+        reply: messages_pb2.ApplyGradientResponse = yield from self._send_gradient(
+            Unary(_SERVICE, "ApplyGradient", request), tensors, number
+        )
+        return ApplyResult(_OUTCOMES[reply.outcome], reply.duplicate, reply.global_step, reply.num_accumulated)
+
+    def take(self, num_required: int, timeout: float, request_id: int | None) -> Operation[Average]:
+        """Waits for enough gradients and takes their average."""
+        number = self._ids.next() if request_id is None else request_id
+        request = messages_pb2.TakeGradientRequest(
+            accumulator=self.ref,
+            request_id=self._ids.message(number),
+            num_required=_int32(num_required, "num_required"),
+            placement=_auto_placement(),
+        )
+        request.timeout.FromNanoseconds(round(timeout * 1e9))
+        with _identified(number):
+            reply: messages_pb2.TakeGradientResponse = yield Unary(_SERVICE, "TakeGradient", request, wait=timeout)
+            return (yield from _receive_average(reply.average))
+
+    def push_pull(
+        self,
+        gradient: Mapping[str, GradientValue],
+        num_required: int,
+        how: Contribution,
+        timeout: float,
+        request_id: int | None,
+    ) -> Operation[PushPullResult]:
+        """Applies a gradient and waits for the average of its round."""
+        number = self._ids.next() if request_id is None else request_id
+        tensors, parts = yield from self._send(gradient)
+        request = messages_pb2.PushPullRequest(
+            accumulator=self.ref,
+            request_id=self._ids.message(number),
+            local_step=how.local_step,
+            gradient=parts,
+            weight=how.weight,
+            worker_id=how.worker_id,
+            release_handles=True,
+            num_required=_int32(num_required, "num_required"),
+            placement=_auto_placement(),
+        )
+        request.timeout.FromNanoseconds(round(timeout * 1e9))
+        reply: messages_pb2.PushPullResponse = yield from self._send_gradient(
+            Unary(_SERVICE, "PushPull", request, wait=timeout), tensors, number
+        )
+        average = Average({}, reply.global_step, 0, 0.0, ())
+        if reply.HasField("average"):
+            with _identified(number):
+                average = yield from _receive_average(reply.average)
+        return PushPullResult(
+            **vars(average),
+            outcome=_OUTCOMES[reply.outcome],
+            duplicate=reply.duplicate,
+            global_step=reply.global_step,
+        )
+
+    def read_average(self, step: int | None, timeout: float) -> Operation[Average]:
+        """Waits for the average of a step."""
+        request = messages_pb2.ReadAverageRequest(accumulator=self.ref, step=step, placement=_auto_placement())
+        request.timeout.FromNanoseconds(round(timeout * 1e9))
+        reply: messages_pb2.ReadAverageResponse = yield Unary(_SERVICE, "ReadAverage", request, wait=timeout)
+        return (yield from _receive_average(reply.average))
+
+    def num_accumulated(self) -> Operation[int]:
+        """Returns the number of gradients in the round."""
+        request = messages_pb2.GetNumAccumulatedRequest(accumulator=self.ref)
+        reply: messages_pb2.GetNumAccumulatedResponse = yield Unary(_SERVICE, "GetNumAccumulated", request)
+        return reply.num_accumulated
+
+    def set_global_step(self, global_step: int) -> Operation[None]:
+        """Sets the step."""
+        request = messages_pb2.SetGlobalStepRequest(accumulator=self.ref, global_step=global_step)
+        yield Unary(_SERVICE, "SetGlobalStep", request)
+
+    def info(self) -> Operation[AccumulatorInfo]:
+        """Describes the accumulator."""
+        request = messages_pb2.GetAccumulatorRequest(accumulator=self.ref)
+        reply: messages_pb2.GetAccumulatorResponse = yield Unary(_SERVICE, "GetAccumulator", request)
+        return _info(reply.info)
+
+    def delete(self) -> Operation[bool]:
+        """Deletes the accumulator."""
+        request = messages_pb2.DeleteAccumulatorRequest(accumulator=self.ref)
+        reply: messages_pb2.DeleteAccumulatorResponse = yield Unary(_SERVICE, "DeleteAccumulator", request)
+        return reply.deleted
+
+    def _send(
+        self, gradient: Mapping[str, GradientValue]
+    ) -> Operation[tuple[list[tensor_pb2.Tensor], list[accumulator_pb2.ComponentGradient]]]:
+        values = [(name, self._value(name, value)) for name, value in gradient.items()]
+        arrays: list[Array] = []
+        for _name, value in values:
+            arrays += [value.indices, value.values] if isinstance(value, IndexedSlices) else [value]
+        tensors = yield from send_inputs(tuple(arrays))
+        supply = iter(tensors)
+        parts = []
+        for name, value in values:
+            if isinstance(value, IndexedSlices):
+                sparse = accumulator_pb2.SparseGradient(indices=next(supply), values=next(supply))
+                if value.dense_shape is not None:
+                    sparse.dense_shape.dims.extend(value.dense_shape)
+                    sparse.dense_shape.SetInParent()
+                parts.append(accumulator_pb2.ComponentGradient(name=name, sparse=sparse))
+            else:
+                parts.append(accumulator_pb2.ComponentGradient(name=name, dense=next(supply)))
+        return tensors, parts
+
+    def _value(self, name: str, value: GradientValue) -> Value:
+        spec = self.components.get(name)
+        if spec is None:
+            raise InvalidArgumentError(f"expected components {sorted(self.components)}, got {name!r}", field="gradient")
+        dtype = parse_dtype(spec.dtype)
+        if isinstance(spec, SparseSpec) != isinstance(value, IndexedSlices):
+            expected = "IndexedSlices" if isinstance(spec, SparseSpec) else "an array"
+            raise InvalidArgumentError(
+                f"expected {expected} for component {name!r}, got {type(value).__name__}", field="gradient"
+            )
+        if isinstance(value, IndexedSlices):
+            return IndexedSlices(_cast(value.values, dtype, name), _indices(value.indices), value.dense_shape)
+        return _cast(value, dtype, name)
+
+    def _send_gradient(self, call: Unary, tensors: list[tensor_pb2.Tensor], number: int) -> Operation[Any]:
+        with _identified(number):
+            try:
+                return (yield call)
+            except (UnavailableError, DeadlineExceededError, InternalError):
+                # Nobody knows what became of it: what was uploaded goes when its lease ends.
+                raise
+            except GradserveError as error:
+                handles = [tensor.handle for tensor in tensors if tensor.WhichOneof("data") == "handle"]
+                if handles:
+                    yield from _delete_quietly(handles, error)
+                raise
+
+
+def create(
+    name: str, components: Mapping[str, ComponentSpec], options: AccumulatorOptions, ids: RequestIds
+) -> Operation[AccumulatorWire]:
+    """Creates an accumulator, or finds the one of this name and spec."""
+    if options.reduction_type not in _REDUCTIONS:
+        raise InvalidArgumentError(
+            f"expected reduction_type 'MEAN' or 'SUM', got {options.reduction_type!r}", field="reduction_type"
+        )
+    spec = accumulator_pb2.AccumulatorSpec(
+        components=[_component_message(name, component) for name, component in components.items()],
+        reduction=_REDUCTIONS[options.reduction_type],
+        deterministic=options.deterministic,
+        keep_averages=_int32(options.keep_averages, "keep_averages"),
+    )
+    if options.accumulate_dtype is not None:
+        spec.accumulate_dtype = _data_type(options.accumulate_dtype, "accumulate_dtype")
+    if options.keep_averages < 1:
+        raise InvalidArgumentError(
+            f"expected keep_averages of at least 1, got {options.keep_averages}", field="keep_averages"
+        )
+    request = messages_pb2.CreateAccumulatorRequest(
+        accumulator=accumulator_pb2.AccumulatorRef(container=options.container, name=name), spec=spec
+    )
+    reply: messages_pb2.CreateAccumulatorResponse = yield Unary(_SERVICE, "CreateAccumulator", request)
+    return AccumulatorWire(reply.info.accumulator, components, ids)
+
+
+def list_accumulators(container: str) -> Operation[list[AccumulatorInfo]]:
+    """Lists the accumulators of a container."""
+    found: list[AccumulatorInfo] = []
+    request = messages_pb2.ListAccumulatorsRequest(container=container)
+    while True:
+        reply: messages_pb2.ListAccumulatorsResponse = yield Unary(_SERVICE, "ListAccumulators", request)
+        found += [_info(info) for info in reply.accumulators]
+        if not reply.next_page_token:
+            return found
+        request = messages_pb2.ListAccumulatorsRequest(container=container, page_token=reply.next_page_token)
+
+
+@contextmanager
+def _identified(number: int) -> Iterator[None]:
+    """Puts the request id on errors, for whoever wants to send the call again."""
+    try:
+        yield
+    except GradserveError as error:
+        error.request_id = number
+        raise
+
+
+def _delete_quietly(handles: Sequence[str], because: GradserveError) -> Operation[None]:
+    try:
+        yield Unary("TensorService", "DeleteTensors", tensor_messages_pb2.DeleteTensorsRequest(handles=handles))
+    except GradserveError as error:
+        because.add_note(f"and the uploaded gradient stays until its lease ends: {error}")
+
+
+def _auto_placement() -> tensor_pb2.Placement:
+    return tensor_pb2.Placement(mode=tensor_pb2.Placement.MODE_AUTO)
+
+
+def _receive_average(message: accumulator_pb2.Average) -> Operation[Average]:
+    tensors: list[tensor_pb2.Tensor] = []
+    for part in message.components:
+        sparse = part.WhichOneof("value") == "sparse"
+        tensors += [part.sparse.indices, part.sparse.values] if sparse else [part.dense]
+    arrays = iter((yield from receive_results(tensors)))
+    components: dict[str, Value] = {}
+    for part in message.components:
+        if part.WhichOneof("value") == "sparse":
+            indices = next(arrays)
+            components[part.name] = IndexedSlices(next(arrays), indices, tuple(part.sparse.dense_shape.dims))
+        else:
+            components[part.name] = next(arrays)
+    return Average(components, message.step, message.num_gradients, message.total_weight, tuple(message.worker_ids))
+
+
+def _info(info: accumulator_pb2.AccumulatorInfo) -> AccumulatorInfo:
+    return AccumulatorInfo(
+        container=info.accumulator.container,
+        name=info.accumulator.name,
+        global_step=info.global_step,
+        num_accumulated=info.num_accumulated,
+        num_waiting=info.num_waiting,
+        num_bytes=info.num_bytes,
+        worker_ids=tuple(info.worker_ids),
+        kept_steps=tuple(info.kept_steps),
+    )
+
+
+def _component_message(name: str, spec: ComponentSpec) -> accumulator_pb2.ComponentSpec:
+    return accumulator_pb2.ComponentSpec(
+        name=name,
+        dtype=_data_type(spec.dtype, f"component {name!r}"),
+        shape=_shape_message(spec.shape),
+        layout=(accumulator_pb2.LAYOUT_SPARSE if isinstance(spec, SparseSpec) else accumulator_pb2.LAYOUT_DENSE),
+    )
+
+
+def _shape_message(shape: Shape | None) -> accumulator_pb2.PartialShape:
+    if shape is None:
+        return accumulator_pb2.PartialShape(unknown_rank=True)
+    return accumulator_pb2.PartialShape(dims=[-1 if size is None else size for size in shape])
+
+
+def _data_type(dtype: DTypeLike, field: str) -> tensor_pb2.DataType:
+    try:
+        return to_data_type(dtype)
+    except TypeError as error:
+        raise InvalidArgumentError(str(error), field=field) from None
+
+
+def _int32(value: int, field: str) -> int:
+    if not -(2**31) <= value < 2**31:
+        raise InvalidArgumentError(f"expected a 32-bit {field}, got {value}", field=field)
+    return value
+
+
+def _cast(value: ArrayLike, dtype: DType, name: str) -> Array:
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf" and array.dtype != BFLOAT16:
+        raise InvalidArgumentError(
+            f"expected values that can become {dtype} for component {name!r}, got {array.dtype}", field="gradient"
+        )
+    return np.asarray(array, dtype=dtype, order="C")
+
+
+def _indices(value: ArrayLike) -> Array:
+    array = np.asarray(value)
+    if array.size == 0:
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "iu":
+        raise InvalidArgumentError(f"expected integer indices, got {array.dtype}", field="gradient.indices")
+    return np.asarray(array, dtype=np.int64, order="C")

@@ -1,0 +1,237 @@
+"""The calls of accumulators, by kind, as their users see them.
+
+The signatures and docstrings here are those of the blocking and of the asyncio classes.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from gradserve.calls.accumulator_wire import AccumulatorWire, Contribution, GradientValue
+from gradserve.calls.exchange import Operation
+from gradserve.results import AccumulatorInfo, ApplyResult, Average, IndexedSlices, PushPullResult
+from gradserve.wire.payload import Array
+
+
+class AccumulatorCalls:
+    """What all accumulators have."""
+
+    def __init__(self, wire: AccumulatorWire, timeout: float) -> None:
+        self._wire = wire
+        self._timeout = timeout
+
+    @property
+    def name(self) -> str:
+        """Its name on the server."""
+        return self._wire.ref.name
+
+    def num_accumulated(self) -> Operation[int]:
+        """Returns the number of gradients accepted since the last take."""
+        return self._wire.num_accumulated()
+
+    def set_global_step(self, new_global_step: int) -> Operation[None]:
+        """Sets the step; gradients in the round stay."""
+        return self._wire.set_global_step(new_global_step)
+
+    def info(self) -> Operation[AccumulatorInfo]:
+        """Describes the accumulator as it is now."""
+        return self._wire.info()
+
+    def delete(self) -> Operation[bool]:
+        """Deletes the accumulator: calls that wait on it end with AbortedError.
+
+        Returns:
+            False when it was gone already.
+        """
+        return self._wire.delete()
+
+    def _wait(self, timeout: float | None) -> float:
+        return self._timeout if timeout is None else timeout
+
+    @property
+    def _component(self) -> str:
+        """The name of the only component."""
+        return next(iter(self._wire.components))
+
+
+class ConditionalAccumulatorCalls(AccumulatorCalls):
+    """Calls of `ConditionalAccumulator`."""
+
+    def apply_grad(
+        self,
+        grad: ArrayLike,
+        local_step: int = 0,
+        *,
+        weight: float = 1.0,
+        worker_id: str = "",
+        request_id: int | None = None,
+    ) -> Operation[ApplyResult]:
+        """Adds a gradient to the round; drops it when `local_step` is smaller than the accumulator's step.
+
+        Never waits for other workers. Counts once, also when the network makes the client send it again.
+
+        Args:
+            grad: Of the accumulator's shape; converted to its dtype.
+            local_step: The step at which it was computed.
+            weight: What it counts in a mean.
+            worker_id: Who sends it: for diagnosis, and the order of deterministic sums.
+            request_id: That of an error of an earlier attempt, to send the same gradient again.
+
+        Raises:
+            InvalidArgumentError: Wrong dtype or shape, or the weight is not positive and finite.
+            NotFoundError: The accumulator was deleted.
+            UnavailableError: No server; whether the gradient is in is not known. Try again with `request_id`.
+        """
+        how = Contribution(local_step, weight, worker_id)
+        return self._wire.apply({self._component: grad}, how, request_id)
+
+    def take_grad(
+        self, num_required: int, timeout: float | None = None, *, request_id: int | None = None
+    ) -> Operation[Array]:
+        """Waits until `num_required` gradients are in, and returns the average of all that are.
+
+        Bumps the accumulator's step and begins the next round. Takers are served first in, first out, strictly.
+
+        Args:
+            num_required: At least 1.
+            timeout: Seconds to wait; None for the client's timeout.
+            request_id: That of an error of an earlier attempt, to get the same average.
+
+        Raises:
+            InvalidArgumentError: `num_required` is not positive.
+            DeadlineExceededError: Not enough gradients in time; says how many, and which workers are missing.
+            AbortedError: The accumulator was deleted meanwhile.
+        """
+        average = yield from self._wire.take(num_required, self._wait(timeout), request_id)
+        taken: Array = _only(average)
+        return taken
+
+    def read_average(self, step: int | None = None, timeout: float | None = None) -> Operation[Array]:
+        """Returns the average of the round that led to `step` (None: the newest), without effect on the rounds.
+
+        Waits while that step lies ahead.
+
+        Raises:
+            OutOfRangeError: It is no longer kept, or no round led to that step.
+            DeadlineExceededError: It did not come within `timeout` seconds.
+        """
+        average = yield from self._wire.read_average(step, self._wait(timeout))
+        read: Array = _only(average)
+        return read
+
+
+class SparseConditionalAccumulatorCalls(AccumulatorCalls):
+    """Calls of `SparseConditionalAccumulator`."""
+
+    def apply_grad(
+        self,
+        grad_indices: ArrayLike,
+        grad_values: ArrayLike,
+        grad_shape: tuple[int, ...] | None = None,
+        local_step: int = 0,
+        *,
+        weight: float = 1.0,
+        worker_id: str = "",
+        request_id: int | None = None,
+    ) -> Operation[ApplyResult]:
+        """Adds rows to the round, as `ConditionalAccumulator.apply_grad` does a dense gradient.
+
+        Args:
+            grad_indices: Row numbers, shape [n]. Ascending lists merge fastest; equal indices in unsorted lists may
+                stay separate rows.
+            grad_values: Shape [n, ...].
+            grad_shape: Of the whole tensor; checked against the accumulator's.
+            local_step: The step at which it was computed.
+            weight: What it counts in a mean.
+            worker_id: Who sends it.
+            request_id: That of an error of an earlier attempt.
+        """
+        slices = IndexedSlices(np.asarray(grad_values), np.asarray(grad_indices), grad_shape)
+        return self.apply_indexed_slices_grad(
+            slices, local_step, weight=weight, worker_id=worker_id, request_id=request_id
+        )
+
+    def apply_indexed_slices_grad(
+        self,
+        grad: IndexedSlices,
+        local_step: int = 0,
+        *,
+        weight: float = 1.0,
+        worker_id: str = "",
+        request_id: int | None = None,
+    ) -> Operation[ApplyResult]:
+        """Adds rows to the round; see `apply_grad`."""
+        how = Contribution(local_step, weight, worker_id)
+        return self._wire.apply({self._component: grad}, how, request_id)
+
+    def take_grad(
+        self, num_required: int, timeout: float | None = None, *, request_id: int | None = None
+    ) -> Operation[IndexedSlices]:
+        """Waits for `num_required` gradients and returns their average; see `ConditionalAccumulator.take_grad`.
+
+        A mean divides each row by the weights of the gradients that had it.
+        """
+        average = yield from self._wire.take(num_required, self._wait(timeout), request_id)
+        taken: IndexedSlices = _only(average)
+        return taken
+
+    def read_average(self, step: int | None = None, timeout: float | None = None) -> Operation[IndexedSlices]:
+        """Returns the average of a past round; see `ConditionalAccumulator.read_average`."""
+        average = yield from self._wire.read_average(step, self._wait(timeout))
+        read: IndexedSlices = _only(average)
+        return read
+
+
+class GradientAccumulatorCalls(AccumulatorCalls):
+    """Calls of `GradientAccumulator`."""
+
+    def apply_grad(
+        self,
+        grads: Mapping[str, GradientValue],
+        local_step: int = 0,
+        *,
+        weight: float = 1.0,
+        worker_id: str = "",
+        request_id: int | None = None,
+    ) -> Operation[ApplyResult]:
+        """Adds a gradient of every component to the round, or of none; see `ConditionalAccumulator.apply_grad`."""
+        return self._wire.apply(grads, Contribution(local_step, weight, worker_id), request_id)
+
+    def take_grad(
+        self, num_required: int, timeout: float | None = None, *, request_id: int | None = None
+    ) -> Operation[Average]:
+        """Waits for `num_required` gradients and returns their average; see `ConditionalAccumulator.take_grad`."""
+        return self._wire.take(num_required, self._wait(timeout), request_id)
+
+    def read_average(self, step: int | None = None, timeout: float | None = None) -> Operation[Average]:
+        """Returns the average of a past round; see `ConditionalAccumulator.read_average`."""
+        return self._wire.read_average(step, self._wait(timeout))
+
+    def push_pull(
+        self,
+        grads: Mapping[str, GradientValue],
+        num_required: int,
+        local_step: int = 0,
+        *,
+        weight: float = 1.0,
+        worker_id: str = "",
+        timeout: float | None = None,
+        request_id: int | None = None,
+    ) -> Operation[PushPullResult]:
+        """Applies a gradient, waits until its round of `num_required` is full, returns the average: an all-reduce.
+
+        A stale gradient is answered at once, with the newest average kept. A call that gives up waiting leaves its
+        gradient in the round.
+
+        Raises:
+            GradserveError: As `apply_grad` and `take_grad`.
+        """
+        how = Contribution(local_step, weight, worker_id)
+        return self._wire.push_pull(grads, num_required, how, self._wait(timeout), request_id)
+
+
+def _only(average: Average) -> Any:
+    (value,) = average.values()
+    return value

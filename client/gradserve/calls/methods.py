@@ -1,0 +1,88 @@
+"""How each method of the services is called."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf import message_factory
+
+from gradserve.v1 import (
+    accumulator_service_pb2,
+    server_service_pb2,
+    tensor_messages_pb2,
+    tensor_service_pb2,
+)
+from gradserve.wire.chunks import PartDecoder, encode_part
+
+_SERVICES = {
+    descriptor.name: descriptor
+    for module in (accumulator_service_pb2, server_service_pb2, tensor_service_pb2)
+    for descriptor in module.DESCRIPTOR.services_by_name.values()
+}
+
+KEEPALIVE_INTERVAL_MS = 30_000
+"""A call that waits notices a dead server or connection after about this time. Servers allow 10 s and more."""
+
+_SERVICE_CONFIG = {
+    "methodConfig": [
+        {
+            "name": [
+                {"service": service.full_name, "method": method.name}
+                for service in _SERVICES.values()
+                for method in service.methods
+                if not (method.client_streaming or method.server_streaming)
+            ],
+            "retryPolicy": {
+                "maxAttempts": 5,
+                "initialBackoff": "0.1s",
+                "maxBackoff": "2s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ]
+}
+
+CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
+    ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_INTERVAL_MS // 2),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Two clients of one process have nothing to say to each other.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+@dataclass(frozen=True)
+class Method:
+    """Path and serializers of a method."""
+
+    path: str
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+
+
+def unary(service: str, method: str) -> Method:
+    """Returns how to call a unary method."""
+    descriptor = _SERVICES[service]
+    found = descriptor.methods_by_name[method]
+    return Method(
+        f"/{descriptor.full_name}/{method}",
+        message_factory.GetMessageClass(found.input_type).SerializeToString,
+        message_factory.GetMessageClass(found.output_type).FromString,
+    )
+
+
+PUT_TENSORS = Method(
+    f"/{_SERVICES['TensorService'].full_name}/PutTensors",
+    encode_part,
+    tensor_messages_pb2.PutTensorsResponse.FromString,
+)
+GET_TENSORS = Method(
+    f"/{_SERVICES['TensorService'].full_name}/GetTensors",
+    tensor_messages_pb2.GetTensorsRequest.SerializeToString,
+    PartDecoder(tensor_messages_pb2.GetTensorsResponse.FromString),
+)

@@ -1,0 +1,27 @@
+"""What a new accumulator is called and made of."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from gradserve.calls.accumulator_wire import ComponentSpec
+from gradserve.calls.identity import RequestIds
+from gradserve.results import DenseSpec, SparseSpec
+
+
+def private_name(name: str, ids: RequestIds) -> str:
+    """Returns a name that no other client uses."""
+    return f"{name}-{ids.client_id}-{ids.next()}"
+
+
+def component_specs(components: Mapping[str, ArrayLike | ComponentSpec]) -> dict[str, ComponentSpec]:
+    """Returns a spec for each component, where an array was given that of its gradients."""
+    return {
+        name: value if isinstance(value, DenseSpec | SparseSpec) else _spec_of(np.asarray(value))
+        for name, value in components.items()
+    }
+
+
+def _spec_of(array: np.ndarray) -> DenseSpec:
+    return DenseSpec(array.dtype, array.shape)

@@ -1,0 +1,29 @@
+"""Operations on the server itself."""
+
+from google.protobuf.duration_pb2 import Duration
+
+from gradserve.calls.exchange import Operation, Unary
+from gradserve.results import Device, ServerInfo
+from gradserve.v1 import server_messages_pb2 as messages_pb2
+
+
+def server_info() -> Operation[ServerInfo]:
+    """Describes the server."""
+    request = messages_pb2.GetServerInfoRequest()
+    reply: messages_pb2.GetServerInfoResponse = yield Unary("ServerService", "GetServerInfo", request)
+    return ServerInfo(
+        version=reply.version,
+        devices=tuple(Device(device.name, device.description, device.total_memory_bytes) for device in reply.devices),
+        limits=_numbers(reply.limits),
+        usage=_numbers(reply.usage),
+        uptime=_seconds(reply.uptime),
+    )
+
+
+def _numbers(message: messages_pb2.ServerLimits | messages_pb2.ServerUsage) -> dict[str, float]:
+    values = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
+    return {name: _seconds(value) if isinstance(value, Duration) else value for name, value in values.items()}
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.ToNanoseconds() / 1e9

@@ -1,0 +1,65 @@
+"""gRPC statuses as exceptions."""
+
+from collections.abc import Iterable
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+from gradserve.errors import (
+    AbortedError,
+    AlreadyExistsError,
+    CallCancelledError,
+    DeadlineExceededError,
+    GradserveError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfRangeError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnimplementedError,
+)
+
+ERRORS: dict[grpc.StatusCode, type[GradserveError]] = {
+    grpc.StatusCode.CANCELLED: CallCancelledError,
+    grpc.StatusCode.UNKNOWN: InternalError,
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidArgumentError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
+    grpc.StatusCode.NOT_FOUND: NotFoundError,
+    grpc.StatusCode.ALREADY_EXISTS: AlreadyExistsError,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ResourceExhaustedError,
+    grpc.StatusCode.FAILED_PRECONDITION: AbortedError,
+    grpc.StatusCode.ABORTED: AbortedError,
+    grpc.StatusCode.OUT_OF_RANGE: OutOfRangeError,
+    grpc.StatusCode.UNIMPLEMENTED: UnimplementedError,
+    grpc.StatusCode.INTERNAL: InternalError,
+    grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.DATA_LOSS: InternalError,
+    grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
+}
+
+
+def error_from_status(
+    code: grpc.StatusCode, message: str | None, trailers: Iterable[tuple[str, str | bytes]] | None
+) -> GradserveError:
+    """Returns the exception of a failed call."""
+    field = None
+    for key, value in trailers or ():
+        if key == "grpc-status-details-bin" and isinstance(value, bytes):
+            field = _violated_field(value)
+    return ERRORS.get(code, InternalError)(message or code.name, field=field)
+
+
+def _violated_field(details: bytes) -> str | None:
+    violation = error_details_pb2.BadRequest()
+    try:
+        for detail in status_pb2.Status.FromString(details).details:
+            if detail.Unpack(violation) and violation.field_violations:
+                return str(violation.field_violations[0].field)
+    except DecodeError:
+        return None
+    return None

@@ -1,0 +1,64 @@
+"""The payload of streams."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gradserve.calls.exchange import Upload
+from gradserve.errors import InternalError
+from gradserve.v1 import tensor_messages_pb2 as messages_pb2
+from gradserve.wire.chunks import Chunk, cut
+from gradserve.wire.dtypes import to_dtype
+from gradserve.wire.payload import Array, Assembly, PayloadError, buffer_of
+
+_SLOWEST_BYTES_PER_SECOND = 1e6
+
+
+def upload_parts(upload: Upload) -> Iterator[messages_pb2.PutTensorsRequest | Chunk]:
+    """Returns the messages of a PutTensors stream."""
+    yield messages_pb2.PutTensorsRequest(header=upload.header)
+    yield from cut(map(buffer_of, upload.arrays))
+
+
+class DownloadParts:
+    """Reads the messages of a GetTensors stream into arrays."""
+
+    def __init__(self) -> None:
+        self._arrays: list[Array] = []
+        self._assembly: Assembly | None = None
+
+    def add(self, part: messages_pb2.GetTensorsResponse | memoryview) -> None:
+        """Takes the next message.
+
+        Raises:
+            InternalError: It is not what the protos promise.
+        """
+        try:
+            if isinstance(part, memoryview):
+                if self._assembly is None:
+                    raise InternalError("the server sent a chunk before the header")
+                self._assembly.write(part)
+            else:
+                self._arrays = [np.empty(tuple(spec.shape), to_dtype(spec.dtype)) for spec in part.header.tensors]
+                self._assembly = Assembly(self._arrays)
+        except (PayloadError, ValueError) as error:
+            raise InternalError(f"the server sent a malformed stream: {error}") from None
+
+    def finish(self) -> list[Array]:
+        """Returns the arrays.
+
+        Raises:
+            InternalError: Something is missing.
+        """
+        if self._assembly is None:
+            raise InternalError("the server sent an empty stream")
+        try:
+            self._assembly.finish()
+        except PayloadError as error:
+            raise InternalError(f"the server sent a malformed stream: {error}") from None
+        return self._arrays
+
+
+def stream_timeout(timeout: float, num_bytes: int) -> float:
+    """Returns how long a stream of `num_bytes` may take: the usual time, and that of a slow network."""
+    return timeout + num_bytes / _SLOWEST_BYTES_PER_SECOND

@@ -1,0 +1,105 @@
+"""Operations on tensors."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from gradserve.calls.exchange import Download, Operation, Unary, upload
+from gradserve.errors import InvalidArgumentError
+from gradserve.results import TensorHandle
+from gradserve.v1 import tensor_messages_pb2 as messages_pb2
+from gradserve.v1 import tensor_pb2
+from gradserve.wire.dtypes import to_data_type, to_dtype
+from gradserve.wire.payload import Array, buffer_of, wire_array
+
+INLINE_LIMIT_BYTES = 1 << 18
+"""Arrays of up to this size together travel inside the request; a stream of their own would cost more."""
+
+
+def put(values: Sequence[ArrayLike], lease: float | None) -> Operation[list[TensorHandle]]:
+    """Stores arrays on the server."""
+    arrays = tuple(as_wire_array(value) for value in values)
+    stored = yield from upload(_header(arrays, lease), arrays)
+    return [TensorHandle(tensor.handle, array.dtype, array.shape) for tensor, array in zip(stored, arrays, strict=True)]
+
+
+def get(handles: Sequence[TensorHandle], *, release: bool) -> Operation[list[Array]]:
+    """Reads stored arrays, and deletes them then if `release`."""
+    request = messages_pb2.GetTensorsRequest(handles=[each.handle for each in handles], release=release)
+    num_bytes = sum(int(np.prod(each.shape)) * each.dtype.itemsize for each in handles)
+    arrays: list[Array] = yield Download(request, num_bytes)
+    return arrays
+
+
+def delete(handles: Sequence[TensorHandle]) -> Operation[int]:
+    """Deletes stored arrays; returns how many there were."""
+    request = messages_pb2.DeleteTensorsRequest(handles=[each.handle for each in handles])
+    reply: messages_pb2.DeleteTensorsResponse = yield Unary("TensorService", "DeleteTensors", request)
+    return reply.num_deleted
+
+
+def list_stored() -> Operation[list[TensorHandle]]:
+    """Lists all stored arrays."""
+    found: list[TensorHandle] = []
+    request = messages_pb2.ListTensorsRequest()
+    while True:
+        reply: messages_pb2.ListTensorsResponse = yield Unary("TensorService", "ListTensors", request)
+        found += [
+            TensorHandle(each.handle, to_dtype(each.spec.dtype), tuple(each.spec.shape)) for each in reply.tensors
+        ]
+        if not reply.next_page_token:
+            return found
+        request = messages_pb2.ListTensorsRequest(page_token=reply.next_page_token)
+
+
+def send_inputs(arrays: tuple[Array, ...]) -> Operation[list[tensor_pb2.Tensor]]:
+    """Returns the messages of a request's arrays: inline when they are small, else uploaded first."""
+    if sum(array.nbytes for array in arrays) <= INLINE_LIMIT_BYTES:
+        return [
+            tensor_pb2.Tensor(dtype=to_data_type(array.dtype), shape=array.shape, content=bytes(buffer_of(array)))
+            for array in arrays
+        ]
+    return (yield from upload(_header(arrays, None), arrays))
+
+
+def receive_results(tensors: Sequence[tensor_pb2.Tensor]) -> Operation[list[Array]]:
+    """Returns the arrays of a reply as new ones; those kept on the server are fetched and deleted there."""
+    kept = [tensor for tensor in tensors if tensor.WhichOneof("data") == "handle"]
+    arrays: list[Array] = []
+    if kept:
+        arrays = yield from get([handle_of(tensor) for tensor in kept], release=True)
+    fetched = iter(arrays)
+    return [next(fetched) if tensor.WhichOneof("data") == "handle" else _inline_array(tensor) for tensor in tensors]
+
+
+def handle_of(tensor: tensor_pb2.Tensor) -> TensorHandle:
+    """Returns the handle in a reply."""
+    return TensorHandle(tensor.handle, to_dtype(tensor.dtype), tuple(tensor.shape))
+
+
+def as_wire_array(value: ArrayLike) -> Array:
+    """Returns `value` as an array that can be sent.
+
+    Raises:
+        InvalidArgumentError: No tensor can have its dtype.
+    """
+    try:
+        return wire_array(value)
+    except TypeError as error:
+        raise InvalidArgumentError(str(error)) from None
+
+
+def _inline_array(tensor: tensor_pb2.Tensor) -> Array:
+    array = np.empty(tuple(tensor.shape), to_dtype(tensor.dtype))
+    buffer_of(array)[:] = tensor.content
+    return array
+
+
+def _header(arrays: Sequence[Array], lease: float | None) -> messages_pb2.PutTensorsHeader:
+    header = messages_pb2.PutTensorsHeader(
+        tensors=[tensor_pb2.TensorSpec(dtype=to_data_type(array.dtype), shape=array.shape) for array in arrays]
+    )
+    if lease is not None:
+        header.lease.FromNanoseconds(round(lease * 1e9))
+    return header

@@ -1,0 +1,59 @@
+"""The client for ordinary code. `gradserve.aio` has the same with `await`."""
+
+import uuid
+from typing import Self
+
+from gradserve.accumulators import (
+    ConditionalAccumulator,
+    GradientAccumulator,
+    SparseConditionalAccumulator,
+)
+from gradserve.calls.client import ClientCalls
+from gradserve.calls.identity import RequestIds
+from gradserve.face import BlockingFace, blocking, blocking_making
+from gradserve.transport import DEFAULT_TIMEOUT_SECONDS, SyncTransport
+
+
+def connect(address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> "Client":
+    """Returns a client of the server at an address. Nothing is sent before the first call.
+
+    Args:
+        address: "HOST:PORT" or "unix:PATH".
+        timeout: Seconds after which a call fails with DeadlineExceededError, and for which calls that wait for
+            other workers wait unless they are told otherwise.
+    """
+    return Client(address, timeout=timeout)
+
+
+class Client(BlockingFace[ClientCalls]):
+    """A connection to a gradserve server. Safe to use from several threads, not across a fork."""
+
+    def __init__(self, address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> None:
+        """See `connect`."""
+        super().__init__(SyncTransport(address, timeout), ClientCalls(RequestIds(uuid.uuid4().hex), timeout))
+        self.address = address
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Deletes the accumulators that this client made without a shared name, and disconnects."""
+        self._transport.run(self._calls.delete_private())
+        self._transport.close()
+
+    conditional_accumulator = blocking_making(ClientCalls.conditional_accumulator, ConditionalAccumulator)
+    sparse_conditional_accumulator = blocking_making(
+        ClientCalls.sparse_conditional_accumulator, SparseConditionalAccumulator
+    )
+    gradient_accumulator = blocking_making(ClientCalls.gradient_accumulator, GradientAccumulator)
+    list_accumulators = blocking(ClientCalls.list_accumulators)
+    put = blocking(ClientCalls.put)
+    put_all = blocking(ClientCalls.put_all)
+    get = blocking(ClientCalls.get)
+    get_all = blocking(ClientCalls.get_all)
+    delete = blocking(ClientCalls.delete)
+    list_tensors = blocking(ClientCalls.list_tensors)
+    server_info = blocking(ClientCalls.server_info)

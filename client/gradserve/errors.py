@@ -1,0 +1,94 @@
+"""What a call can raise.
+
+GradserveError
+├── InvalidArgumentError (ValueError)      the request can never succeed as it is
+├── NotFoundError (KeyError)               no such handle or accumulator
+├── AlreadyExistsError                     the name is taken by something else
+├── AbortedError                           the state the call depended on is gone
+├── OutOfRangeError (IndexError)           the step asked for is not to be had
+├── DeadlineExceededError (TimeoutError)   waited long enough
+├── ResourceExhaustedError                 a limit of the server was reached
+├── UnavailableError (ConnectionError)     no server there, or it is shutting down
+├── UnauthenticatedError (PermissionError) no or wrong credentials
+├── PermissionDeniedError (PermissionError) not yours
+├── UnimplementedError                     the server is older than this client
+├── CallCancelledError                     the client was closed under the call
+├── InternalError                          a fault of the server
+└── ForkedClientError (RuntimeError)       the client was connected before a fork
+"""
+
+
+class GradserveError(Exception):
+    """A call failed.
+
+    Attributes:
+        message: What was wrong, in the server's words where it answered.
+        field: The field of the request that was wrong, e.g. "gradient[0].dense.shape", or None.
+        request_id: The id of the apply, take or push_pull that failed, or None. Passed to the same call
+            again, it makes sure that the call counts once, whatever became of the first attempt.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.request_id: int | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class InvalidArgumentError(GradserveError, ValueError):
+    """The request can never succeed as it is."""
+
+
+class NotFoundError(GradserveError, KeyError):
+    """No such handle or accumulator."""
+
+
+class AlreadyExistsError(GradserveError):
+    """The name is taken by something else."""
+
+
+class AbortedError(GradserveError):
+    """The state the call depended on is gone: deleted, or too old to be remembered."""
+
+
+class OutOfRangeError(GradserveError, IndexError):
+    """The step asked for is not to be had: no longer kept, or skipped."""
+
+
+class DeadlineExceededError(GradserveError, TimeoutError):
+    """The call waited as long as it was allowed to."""
+
+
+class ResourceExhaustedError(GradserveError):
+    """A limit of the server was reached."""
+
+
+class UnavailableError(GradserveError, ConnectionError):
+    """There is no server at the address, or it is shutting down."""
+
+
+class UnauthenticatedError(GradserveError, PermissionError):
+    """No or wrong credentials."""
+
+
+class PermissionDeniedError(GradserveError, PermissionError):
+    """These credentials do not allow the call."""
+
+
+class UnimplementedError(GradserveError):
+    """The server does not know the call: it is older than this client."""
+
+
+class CallCancelledError(GradserveError):
+    """The client was closed under the call."""
+
+
+class InternalError(GradserveError):
+    """A fault of the server; its log has the details."""
+
+
+class ForkedClientError(GradserveError, RuntimeError):
+    """The client was connected before this process was forked; connect again after the fork."""

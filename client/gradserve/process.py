@@ -1,0 +1,20 @@
+"""Which process a client belongs to."""
+
+import os
+
+from gradserve.errors import ForkedClientError
+
+
+class OwnProcess:
+    """Remembers the process it was made in. gRPC's threads and sockets do not survive a fork."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    def check(self) -> None:
+        """Raises ForkedClientError in any other process."""
+        if os.getpid() != self._pid:
+            raise ForkedClientError(
+                f"this client was connected in process {self._pid} and is used in its fork {os.getpid()}; "
+                "connect after forking, or start workers with multiprocessing's 'spawn' method"
+            )

@@ -1,0 +1,200 @@
+"""What calls take and return."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from gradserve.wire.payload import Array
+
+Shape: TypeAlias = tuple[int | None, ...]
+"""A shape that may be known in part: None for a dimension of any size."""
+
+
+class Outcome(Enum):
+    """What became of a gradient."""
+
+    ACCEPTED = "ACCEPTED"
+    """It is in the current round."""
+    STALE = "STALE"
+    """Its local_step was smaller than the accumulator's global_step: dropped."""
+
+
+ACCEPTED = Outcome.ACCEPTED
+STALE = Outcome.STALE
+
+
+@dataclass(frozen=True)
+class ApplyResult:
+    """What became of a gradient.
+
+    Attributes:
+        outcome: ACCEPTED or STALE.
+        duplicate: This is the answer to an earlier call with the same request_id.
+        global_step: The accumulator's step right after.
+        num_accumulated: Gradients in the round right after.
+    """
+
+    outcome: Outcome
+    duplicate: bool
+    global_step: int
+    num_accumulated: int
+
+
+@dataclass(frozen=True, eq=False)
+class IndexedSlices:
+    """Rows of a larger tensor, as TensorFlow's IndexedSlices.
+
+    Attributes:
+        values: Shape [n, ...].
+        indices: Row numbers, shape [n]; int64 in results.
+        dense_shape: Of the whole tensor, -1 where unknown; None when not given.
+    """
+
+    values: Array
+    indices: Array
+    dense_shape: tuple[int, ...] | None = None
+
+
+Value: TypeAlias = Array | IndexedSlices
+
+
+@dataclass(frozen=True)
+class DenseSpec:
+    """A dense component of a gradient accumulator.
+
+    Attributes:
+        dtype: float16, bfloat16, float32 or float64.
+        shape: Of every gradient; None as a dimension, or instead of all, where unknown.
+    """
+
+    dtype: DTypeLike
+    shape: Shape | None = None
+
+
+@dataclass(frozen=True)
+class SparseSpec:
+    """A sparse component of a gradient accumulator, given as IndexedSlices.
+
+    Attributes:
+        dtype: float16, bfloat16, float32 or float64.
+        shape: Of the whole tensor; None as a dimension, or instead of all, where unknown.
+    """
+
+    dtype: DTypeLike
+    shape: Shape | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Average(Mapping[str, Value]):
+    """The result of a round: a mapping from component to array (or IndexedSlices).
+
+    Attributes:
+        step: The global_step the round led to: the local_step of the next gradient.
+        num_gradients: How many gradients are in it.
+        total_weight: The sum of their weights: the weight with which to pass this average on.
+        worker_ids: Who sent them.
+    """
+
+    components: dict[str, Value] = field(repr=False)
+    step: int
+    num_gradients: int
+    total_weight: float
+    worker_ids: tuple[str, ...]
+
+    def __getitem__(self, name: str) -> Value:
+        return self.components[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.components)
+
+    def __len__(self) -> int:
+        return len(self.components)
+
+
+@dataclass(frozen=True, eq=False)
+class PushPullResult(Average):
+    """The average of the round a gradient was in; of the newest round kept if the gradient was stale.
+
+    Empty, with `step` equal to `global_step`, when the gradient was stale and no average is kept.
+
+    Attributes:
+        outcome: ACCEPTED or STALE.
+        duplicate: This is the answer to an earlier call with the same request_id.
+        global_step: The accumulator's current step.
+    """
+
+    outcome: Outcome
+    duplicate: bool
+    global_step: int
+
+
+@dataclass(frozen=True)
+class AccumulatorInfo:
+    """An accumulator at one moment.
+
+    Attributes:
+        container: Its namespace.
+        name: Its name.
+        global_step: Its step.
+        num_accumulated: Gradients accepted since the last take.
+        num_waiting: Calls that wait for the end of a round.
+        num_bytes: Memory it holds.
+        worker_ids: Who sent the gradients since the last take.
+        kept_steps: Steps whose average can still be read.
+    """
+
+    container: str
+    name: str
+    global_step: int
+    num_accumulated: int
+    num_waiting: int
+    num_bytes: int
+    worker_ids: tuple[str, ...]
+    kept_steps: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TensorHandle:
+    """A tensor that lives on the server.
+
+    Attributes:
+        handle: Its unguessable name.
+        dtype: Element type.
+        shape: Sizes.
+    """
+
+    handle: str
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device of the server."""
+
+    name: str
+    description: str
+    total_memory_bytes: int
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """What the server is and may.
+
+    Attributes:
+        version: Of the gradserve distribution.
+        devices: At least the CPU.
+        limits: By name, as ServerLimits in the protos; durations in seconds.
+        usage: By name, as ServerUsage in the protos.
+        uptime: Seconds since it started.
+    """
+
+    version: str
+    devices: tuple[Device, ...]
+    limits: Mapping[str, float]
+    usage: Mapping[str, float]
+    uptime: float

@@ -1,0 +1,163 @@
+"""Carries operations out over a gRPC channel: blocking, and with asyncio."""
+
+import asyncio
+import functools
+import time
+from typing import Any, TypeVar
+
+import grpc
+
+from gradserve.calls import methods
+from gradserve.calls.exchange import Download, Exchange, Operation, Pause, Unary, Upload
+from gradserve.calls.status import error_from_status
+from gradserve.calls.streams import DownloadParts, stream_timeout, upload_parts
+from gradserve.errors import GradserveError
+from gradserve.process import OwnProcess
+from gradserve.wire.payload import Array
+
+T = TypeVar("T")
+
+DEFAULT_TIMEOUT_SECONDS = 60.0
+_REPLY_SECONDS = 5.0
+"""For an answer that the server gives when a wait ends, its time up, to arrive."""
+
+
+class SyncTransport:
+    """Runs operations in the calling thread. Safe to use from several threads."""
+
+    def __init__(self, address: str, timeout: float) -> None:
+        self._timeout = timeout
+        self._process = OwnProcess()
+        self._channel = grpc.insecure_channel(address, options=methods.CHANNEL_OPTIONS)
+        put, get = methods.PUT_TENSORS, methods.GET_TENSORS
+        self._put = self._channel.stream_unary(put.path, put.encode, put.decode)
+        self._get = self._channel.unary_stream(get.path, get.encode, get.decode)
+        self._unary = functools.cache(self._make_unary)
+
+    def run(self, operation: Operation[T]) -> T:
+        """Returns the result of an operation, or raises its error."""
+        self._process.check()
+        try:
+            exchange = next(operation)
+            while True:
+                try:
+                    answer = self._perform(exchange)
+                except GradserveError as error:
+                    exchange = operation.throw(error)
+                else:
+                    exchange = operation.send(answer)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def close(self) -> None:
+        """Closes the channel; calls under way in other threads end with CallCancelledError."""
+        self._process.check()
+        self._channel.close()
+
+    def _perform(self, exchange: Exchange) -> Any:
+        try:
+            match exchange:
+                case Unary(service, method, request, wait):
+                    return self._unary(service, method)(request, timeout=_unary_timeout(self._timeout, wait))
+                case Upload(_, arrays):
+                    timeout = stream_timeout(self._timeout, sum(array.nbytes for array in arrays))
+                    return self._put(upload_parts(exchange), timeout=timeout)
+                case Download(request, num_bytes):
+                    return self._download(request, stream_timeout(self._timeout, num_bytes))
+                case Pause(seconds):
+                    return time.sleep(seconds)
+        except grpc.RpcError as error:
+            raise _failure(error) from None
+        except ValueError as error:
+            if "closed channel" in str(error):
+                raise error_from_status(grpc.StatusCode.CANCELLED, "the client is closed", ()) from None
+            raise
+
+    def _download(self, request: Any, timeout: float) -> list[Array]:
+        parts = DownloadParts()
+        call = self._get(request, timeout=timeout)
+        try:
+            for part in call:
+                parts.add(part)
+        finally:
+            call.cancel()
+        return parts.finish()
+
+    def _make_unary(self, service: str, method: str) -> Any:
+        found = methods.unary(service, method)
+        return self._channel.unary_unary(found.path, found.encode, found.decode)
+
+
+class AsyncTransport:
+    """Runs operations on the event loop it was made on."""
+
+    def __init__(self, address: str, timeout: float) -> None:
+        self._timeout = timeout
+        self._process = OwnProcess()
+        self._channel = grpc.aio.insecure_channel(address, options=methods.CHANNEL_OPTIONS)
+        put, get = methods.PUT_TENSORS, methods.GET_TENSORS
+        self._put = self._channel.stream_unary(put.path, put.encode, put.decode)
+        self._get = self._channel.unary_stream(get.path, get.encode, get.decode)
+        self._unary = functools.cache(self._make_unary)
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Returns the result of an operation, or raises its error."""
+        self._process.check()
+        try:
+            exchange = next(operation)
+            while True:
+                try:
+                    answer = await self._perform(exchange)
+                except GradserveError as error:
+                    exchange = operation.throw(error)
+                else:
+                    exchange = operation.send(answer)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    async def close(self) -> None:
+        """Closes the channel; calls under way end with CallCancelledError."""
+        self._process.check()
+        await self._channel.close()
+
+    async def _perform(self, exchange: Exchange) -> Any:
+        try:
+            match exchange:
+                case Unary(service, method, request, wait):
+                    call = self._unary(service, method)
+                    return await call(request, timeout=_unary_timeout(self._timeout, wait))
+                case Upload(_, arrays):
+                    timeout = stream_timeout(self._timeout, sum(array.nbytes for array in arrays))
+                    return await self._put(upload_parts(exchange), timeout=timeout)
+                case Download(request, num_bytes):
+                    return await self._download(request, stream_timeout(self._timeout, num_bytes))
+                case Pause(seconds):
+                    return await asyncio.sleep(seconds)
+        except grpc.RpcError as error:
+            raise _failure(error) from None
+        except grpc.aio.UsageError as error:
+            raise error_from_status(grpc.StatusCode.CANCELLED, f"the client is closed: {error}", ()) from None
+
+    async def _download(self, request: Any, timeout: float) -> list[Array]:
+        parts = DownloadParts()
+        call = self._get(request, timeout=timeout)
+        try:
+            async for part in call:
+                parts.add(part)
+        finally:
+            call.cancel()
+        return parts.finish()
+
+    def _make_unary(self, service: str, method: str) -> Any:
+        found = methods.unary(service, method)
+        return self._channel.unary_unary(found.path, found.encode, found.decode)
+
+
+def _unary_timeout(timeout: float, wait: float) -> float:
+    return wait + _REPLY_SECONDS if wait else timeout
+
+
+def _failure(error: Any) -> GradserveError:
+    return error_from_status(error.code(), error.details(), error.trailing_metadata())

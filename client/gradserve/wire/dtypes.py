@@ -1,0 +1,68 @@
+"""The element types of `gradserve.v1.DataType` as NumPy dtypes."""
+
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import DTypeLike
+
+from gradserve.v1 import tensor_pb2
+
+DType: TypeAlias = np.dtype[Any]
+
+BFLOAT16: DType = np.dtype(ml_dtypes.bfloat16)
+
+_DTYPES: dict[tensor_pb2.DataType, DType] = {
+    tensor_pb2.DATA_TYPE_FLOAT16: np.dtype("<f2"),
+    tensor_pb2.DATA_TYPE_BFLOAT16: BFLOAT16,
+    tensor_pb2.DATA_TYPE_FLOAT32: np.dtype("<f4"),
+    tensor_pb2.DATA_TYPE_FLOAT64: np.dtype("<f8"),
+    tensor_pb2.DATA_TYPE_INT8: np.dtype("i1"),
+    tensor_pb2.DATA_TYPE_INT16: np.dtype("<i2"),
+    tensor_pb2.DATA_TYPE_INT32: np.dtype("<i4"),
+    tensor_pb2.DATA_TYPE_INT64: np.dtype("<i8"),
+    tensor_pb2.DATA_TYPE_UINT8: np.dtype("u1"),
+    tensor_pb2.DATA_TYPE_UINT16: np.dtype("<u2"),
+    tensor_pb2.DATA_TYPE_UINT32: np.dtype("<u4"),
+    tensor_pb2.DATA_TYPE_UINT64: np.dtype("<u8"),
+    tensor_pb2.DATA_TYPE_BOOL: np.dtype("?"),
+    tensor_pb2.DATA_TYPE_COMPLEX64: np.dtype("<c8"),
+    tensor_pb2.DATA_TYPE_COMPLEX128: np.dtype("<c16"),
+}
+_DATA_TYPES = {dtype: data_type for data_type, dtype in _DTYPES.items()}
+
+
+def to_dtype(data_type: tensor_pb2.DataType) -> DType:
+    """Returns the NumPy dtype of a wire type.
+
+    Raises:
+        ValueError: The type is unspecified or not known to this version.
+    """
+    try:
+        return _DTYPES[data_type]
+    except KeyError:
+        raise ValueError(f"expected a known DataType, got {data_type}") from None
+
+
+def to_data_type(dtype: DTypeLike) -> tensor_pb2.DataType:
+    """Returns the wire type of a NumPy dtype, or of anything that names one ("bfloat16" included).
+
+    Raises:
+        TypeError: No wire type has this dtype.
+    """
+    known = parse_dtype(dtype)
+    return _DATA_TYPES[known]
+
+
+def parse_dtype(dtype: DTypeLike) -> DType:
+    """Returns the little-endian NumPy dtype that `dtype` names.
+
+    Raises:
+        TypeError: It is not one of the types a tensor can have.
+    """
+    parsed = BFLOAT16 if isinstance(dtype, str) and dtype == "bfloat16" else np.dtype(dtype)
+    parsed = parsed.newbyteorder("<")
+    if parsed not in _DATA_TYPES:
+        known = ", ".join(str(each) for each in _DATA_TYPES)
+        raise TypeError(f"expected a dtype out of {known}; got {parsed}")
+    return parsed

@@ -1,0 +1,77 @@
+"""Arrays as the bytes of a tensor payload, and back."""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gradserve.wire.dtypes import parse_dtype
+
+Array: TypeAlias = NDArray[Any]
+
+
+def wire_array(value: ArrayLike) -> Array:
+    """Returns `value` as a little-endian, C-contiguous array of a dtype that tensors can have.
+
+    Copies only what is not so already.
+
+    Raises:
+        TypeError: The dtype has no wire type.
+    """
+    array = np.asarray(value)
+    return np.asarray(array, dtype=parse_dtype(array.dtype), order="C")
+
+
+def buffer_of(array: Array) -> memoryview:
+    """Returns the bytes of a C-contiguous array without copying them."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+class PayloadError(ValueError):
+    """A payload is longer or shorter than its header says."""
+
+
+class Assembly:
+    """Fills arrays, one after the other, from the chunks of a payload."""
+
+    def __init__(self, arrays: Sequence[Array]) -> None:
+        """Takes C-contiguous, writable arrays; their contents are undefined until `finish` returns."""
+        self._buffers = [buffer_of(array) for array in arrays if array.nbytes]
+        self.expected_bytes = sum(len(buffer) for buffer in self._buffers)
+        self.received_bytes = 0
+        self._index = 0
+        self._offset = 0
+
+    def write(self, chunk: memoryview) -> None:
+        """Adds the next bytes.
+
+        Raises:
+            PayloadError: The payload is longer than the arrays.
+        """
+        self.received_bytes += len(chunk)
+        if self.received_bytes > self.expected_bytes:
+            raise PayloadError(
+                f"expected a payload of {self.expected_bytes} bytes as the header says, "
+                f"got {self.received_bytes} or more"
+            )
+        while chunk:
+            buffer = self._buffers[self._index]
+            count = min(len(chunk), len(buffer) - self._offset)
+            buffer[self._offset : self._offset + count] = chunk[:count]
+            chunk = chunk[count:]
+            self._offset += count
+            if self._offset == len(buffer):
+                self._index += 1
+                self._offset = 0
+
+    def finish(self) -> None:
+        """Checks that nothing is missing.
+
+        Raises:
+            PayloadError: The payload is shorter than the arrays.
+        """
+        if self.received_bytes != self.expected_bytes:
+            raise PayloadError(
+                f"expected a payload of {self.expected_bytes} bytes as the header says, got {self.received_bytes}"
+            )

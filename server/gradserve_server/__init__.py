@@ -1,0 +1,1 @@
+"""The gradserve server: gradient ops and conditional accumulators over gRPC."""

@@ -1,0 +1,1 @@
+"""Conditional accumulators: many workers' gradients, averaged in rounds."""

@@ -1,0 +1,416 @@
+"""One accumulator: who calls, in what order, and what each is told."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from gradserve_server.accumulators.gradient import Average, Contribution, Gradient
+from gradserve_server.accumulators.history import AverageHistory
+from gradserve_server.accumulators.identity import CallMemory, RequestId
+from gradserve_server.accumulators.rounds import Round, Rounds
+from gradserve_server.accumulators.spec import AccumulatorSpec
+from gradserve_server.accumulators.summation import Shapes, Summation, check_gradient, value_shapes
+from gradserve_server.accumulators.waiting import TakeQueue, Waiter
+from gradserve_server.devices.compute import Compute
+from gradserve_server.errors import (
+    AbortedError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    ServiceError,
+)
+from gradserve_server.tensors.quotas import Account, Quota
+
+T = TypeVar("T")
+
+OpenGradient = Callable[[], AbstractContextManager[Gradient]]
+"""Fetches the gradient of a call. The context is left without an exception when it was accepted or dropped."""
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What became of a gradient.
+
+    Attributes:
+        round: The round it is in; None when it was stale and dropped.
+        global_step: The step right after.
+        num_accumulated: Gradients in the round right after.
+    """
+
+    round: Round | None
+    global_step: int
+    num_accumulated: int
+
+
+@dataclass
+class _Take:
+    """What is remembered of a take: who waits, later only the step it got."""
+
+    waiter: Waiter | None
+    step: int = 0
+
+    def settle(self, answer: "asyncio.Future[Average]") -> None:
+        # From here on the memory of the average is the history's to keep.
+        if not _failed(answer):
+            self.step = answer.result().step
+            self.waiter = None
+
+
+CallRecord = asyncio.Task[Applied] | _Take
+"""What is remembered of a call: what its gradient became, or its take."""
+
+
+@dataclass(frozen=True)
+class AccumulatorState:
+    """An accumulator at one moment; see AccumulatorInfo in the protos."""
+
+    global_step: int
+    num_accumulated: int
+    num_waiting: int
+    num_bytes: int
+    worker_ids: tuple[str, ...]
+    kept_steps: tuple[int, ...]
+
+
+class Accumulator:
+    """Averages gradients in rounds. For the semantics see `AccumulatorService` in the protos.
+
+    Lives on one event loop. Whatever changes the round holds a lock, in order of arrival, also while threads do
+    the arithmetic; a change that has begun is finished even if its caller goes away. Waiting takes no thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spec: AccumulatorSpec,
+        *,
+        incarnation: str,
+        summation: Summation,
+        compute: Compute,
+        memory: Quota,
+        waiters: Quota,
+        calls: CallMemory[CallRecord],
+    ) -> None:
+        """Takes the quotas that it shares with others.
+
+        Args:
+            name: For messages.
+            spec: What it is.
+            incarnation: Tells it from others of the same name.
+            summation: Adds up.
+            compute: Runs the arithmetic.
+            memory: Bytes.
+            waiters: Calls that wait.
+            calls: Remembers request ids.
+        """
+        self.name = name
+        self.spec = spec
+        self.incarnation = incarnation
+        self._summation = summation
+        self._compute = compute
+        self._account = Account(memory)
+        self._waiter_quota = waiters
+        self._calls = calls
+        self._rounds = Rounds()
+        self._round_shapes: Shapes | None = None
+        self._queue = TakeQueue()
+        self._history = AverageHistory(spec.keep_averages)
+        self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed: ServiceError | None = None
+
+    @property
+    def num_accumulated(self) -> int:
+        """Gradients accepted since the last take."""
+        return self._rounds.num_accumulated
+
+    @property
+    def state(self) -> AccumulatorState:
+        """The accumulator as it is now."""
+        return AccumulatorState(
+            global_step=self._rounds.global_step,
+            num_accumulated=self._rounds.num_accumulated,
+            num_waiting=len(self._queue),
+            num_bytes=self._account.used,
+            worker_ids=self._rounds.current.worker_ids,
+            kept_steps=self._history.steps,
+        )
+
+    async def apply(
+        self, call: RequestId | None, contribution: Contribution, open_gradient: OpenGradient
+    ) -> tuple[Applied, bool]:
+        """Adds a gradient to the round or drops it as stale; tells whether the call was a duplicate.
+
+        Raises:
+            InvalidArgumentError: The gradient does not fit; nothing has changed.
+            ServiceError: `open_gradient` failed, or a limit was reached; nothing has changed.
+        """
+        return await self._apply_once(call, contribution, open_gradient, pull=None)
+
+    async def take(self, call: RequestId | None, num_required: int, timeout: float | None) -> tuple[Average, bool]:
+        """Waits until enough gradients are in, ends the round; tells whether the call was a duplicate.
+
+        Raises:
+            InvalidArgumentError: `num_required` is not positive.
+            DeadlineExceededError: Not enough of them within `timeout` seconds; nothing has changed.
+            AbortedError: The average of an earlier call is gone, or the accumulator was deleted.
+        """
+        _check_num_required(num_required)
+        known = self._calls.recall(call)
+        self._check_open()
+        with self._waiter_quota.hold():
+            if known is not None:
+                assert isinstance(known, _Take), "another kind of call has another fingerprint"
+                if known.waiter is None:
+                    return self._kept(known.step), True
+                return await self._await_take(call, known.waiter, timeout), True
+            waiter = Waiter(num_required)
+            record = _Take(waiter)
+            waiter.answer.add_done_callback(record.settle)
+            self._calls.remember(call, record)
+            self._queue.append(waiter)
+            self._wake()
+            return await self._await_take(call, waiter, timeout), False
+
+    async def push_pull(
+        self,
+        call: RequestId | None,
+        contribution: Contribution,
+        open_gradient: OpenGradient,
+        num_required: int,
+        timeout: float | None,
+    ) -> tuple[Applied, Average | None, bool]:
+        """Applies a gradient and waits for the average of its round.
+
+        Returns:
+            What became of the gradient; the average of its round, or if it was stale the newest one, if any; and
+            whether the call was a duplicate.
+
+        Raises:
+            ServiceError: As `apply` and `take` do. The gradient stays in the round when the wait fails.
+        """
+        _check_num_required(num_required)
+        with self._waiter_quota.hold():
+            waiter = Waiter(num_required)
+            try:
+                applied, duplicate = await self._apply_once(call, contribution, open_gradient, pull=waiter)
+                if applied.round is None:
+                    return applied, self._history.newest(), duplicate
+                if duplicate:
+                    if applied.round.step is not None:
+                        return applied, self._kept(applied.round.step), duplicate
+                    self._check_open()
+                    waiter.round = applied.round
+                    self._queue.append(waiter)
+                    self._wake()
+                return applied, await self._wait(waiter, timeout), duplicate
+            finally:
+                self._leave(waiter)
+
+    async def read_average(self, step: int | None, timeout: float | None) -> Average:
+        """Waits for the average of the round that leads to `step`; None for the newest.
+
+        Raises:
+            OutOfRangeError: It is not kept, or no round led to that step.
+            DeadlineExceededError: No round led there within `timeout` seconds.
+        """
+        self._check_open()
+        try:
+            with self._waiter_quota.hold():
+                async with asyncio.timeout(timeout):
+                    return await self._history.read(step, self._rounds.global_step)
+        except TimeoutError:
+            wanted = "any average" if step is None else f"the average of step {step}"
+            raise DeadlineExceededError(
+                f"{wanted} of accumulator {self.name!r} did not come within {timeout:g} s: {self._diagnosis()}"
+            ) from None
+
+    async def set_global_step(self, step: int) -> None:
+        """Sets the step; gradients in the round stay."""
+        await asyncio.shield(self._own(self._set_global_step(step)))
+
+    async def _set_global_step(self, step: int) -> None:
+        async with self._exclusive():
+            self._rounds.set_global_step(step)
+            self._history.step_set(step)
+
+    def close(self, error: ServiceError) -> None:
+        """Ends every wait with `error`, refuses what comes later, and gives back the memory."""
+        self._closed = error
+        self._queue.fail_all(error)
+        self._history.fail_all(error)
+        self._account.settle(0)
+
+    async def _apply_once(
+        self,
+        call: RequestId | None,
+        contribution: Contribution,
+        open_gradient: OpenGradient,
+        pull: Waiter | None,
+    ) -> tuple[Applied, bool]:
+        if not (0 < contribution.weight < float("inf")):
+            raise InvalidArgumentError(
+                f"expected a positive, finite weight, got {contribution.weight:g}", field="weight"
+            )
+        if self.spec.deterministic and not contribution.worker_id:
+            raise InvalidArgumentError(
+                f"expected a worker_id, as accumulator {self.name!r} is deterministic; got an empty one",
+                field="worker_id",
+            )
+        known = self._calls.recall(call)
+        if known is not None:
+            assert isinstance(known, asyncio.Task), "another kind of call has another fingerprint"
+            return await asyncio.shield(known), True
+        task = self._own(self._apply(contribution, open_gradient, pull))
+        self._calls.remember(call, task)
+        task.add_done_callback(lambda done: self._calls.forget(call) if _failed(done) else None)
+        return await asyncio.shield(task), False
+
+    async def _apply(self, contribution: Contribution, open_gradient: OpenGradient, pull: Waiter | None) -> Applied:
+        with open_gradient() as gradient:
+            async with self._exclusive():
+                stale = self._rounds.is_stale(contribution)
+                check_gradient(self.spec, gradient, None if stale else self._round_shapes)
+                if stale:
+                    return Applied(None, self._rounds.global_step, self._rounds.num_accumulated)
+                await self._add(gradient, contribution)
+                if self._round_shapes is None:
+                    self._round_shapes = value_shapes(gradient)
+                joined = self._rounds.admit(contribution)
+                if pull is not None and not pull.answer.cancelled():
+                    pull.round = joined
+                    self._queue.append(pull)
+                return Applied(joined, self._rounds.global_step, self._rounds.num_accumulated)
+
+    async def _add(self, gradient: Gradient, contribution: Contribution) -> None:
+        self._account.grow(self._summation.growth(gradient))
+        try:
+            await self._compute.run(gradient.nbytes, self._summation.add, gradient, contribution)
+        except MemoryError as error:
+            raise _out_of_memory() from error
+        finally:
+            self._settle()
+
+    @asynccontextmanager
+    async def _exclusive(self) -> AsyncIterator[None]:
+        """Holds the lock; whoever held it looks after the takers before letting go."""
+        async with self._lock:
+            self._check_open()
+            try:
+                yield
+            finally:
+                await self._serve_takers()
+
+    async def _serve_takers(self) -> None:
+        while self._closed is None:
+            head = self._queue.head(self._rounds.num_accumulated)
+            if head is None:
+                return
+            head.serving = True
+            weight = self._rounds.current.total_weight
+            try:
+                values = await self._compute.run(self._summation.nbytes, self._summation.average, weight)
+            except MemoryError as error:
+                failure = _out_of_memory()
+                failure.__cause__ = error
+                self._queue.remove(head)
+                head.answer.set_exception(failure)
+                continue
+            self._round_shapes = None
+            closed = self._rounds.close()
+            average = Average(values, self._rounds.global_step, len(closed.members), weight, closed.worker_ids)
+            if self._closed is None:
+                self._history.add(average)
+                self._settle()
+                self._queue.serve(head, closed, average)
+
+    async def _await_take(self, call: RequestId | None, waiter: Waiter, timeout: float | None) -> Average:
+        try:
+            return await self._wait(waiter, timeout)
+        finally:
+            if waiter.answer.cancelled():
+                self._calls.forget(call)
+
+    async def _wait(self, waiter: Waiter, timeout: float | None) -> Average:
+        """Waits for the answer, at most `timeout` seconds."""
+        waiter.listeners += 1
+        try:
+            async with asyncio.timeout(timeout):
+                return await asyncio.shield(waiter.answer)
+        except TimeoutError:
+            if waiter.serving:
+                # The round has ended for this one: giving up now would lose it.
+                return await asyncio.shield(waiter.answer)
+            raise DeadlineExceededError(
+                f"{waiter.num_required} gradients of accumulator {self.name!r} were not there within "
+                f"{timeout:g} s: {self._diagnosis()}"
+            ) from None
+        finally:
+            waiter.listeners -= 1
+            self._leave(waiter)
+
+    def _leave(self, waiter: Waiter) -> None:
+        """Takes a waiter that nobody waits for any more out of the queue, unless it is just being served."""
+        if waiter.listeners == 0 and not waiter.serving and not waiter.answer.done():
+            waiter.answer.cancel()
+            self._queue.remove(waiter)
+            self._wake()
+
+    def _kept(self, step: int) -> Average:
+        average = self._history.get(step)
+        if average is None:
+            raise AbortedError(
+                f"the round of this request_id ended with step {step}, whose average is no longer kept",
+                field="request_id",
+            )
+        return average
+
+    def _diagnosis(self) -> str:
+        present = ", ".join(self._rounds.current.worker_ids) or "none named"
+        missing = ", ".join(self._rounds.missing_workers()) or "none"
+        return (
+            f"{self._rounds.num_accumulated} are in (workers: {present}; of the previous round missing: "
+            f"{missing}), global_step is {self._rounds.global_step}, {len(self._queue)} wait"
+        )
+
+    def _wake(self) -> None:
+        """Serves takers soon. Whoever holds the lock does so anyway before letting go."""
+        if not self._lock.locked() and self._queue.head(self._rounds.num_accumulated) is not None:
+            self._own(self._serve())
+
+    async def _serve(self) -> None:
+        async with self._exclusive():
+            pass
+
+    def _settle(self) -> None:
+        held = self._summation.nbytes + self._history.nbytes
+        self._account.settle(0 if self._closed is not None else held)
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise self._closed
+
+    def _own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Runs work that goes on when its caller is cancelled."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(_failed)
+        return task
+
+
+def _failed(done: asyncio.Future[Any]) -> bool:
+    return done.cancelled() or done.exception() is not None
+
+
+def _check_num_required(num_required: int) -> None:
+    if num_required <= 0:
+        raise InvalidArgumentError(
+            f"Argument num_required must be positive, but was {num_required}", field="num_required"
+        )
+
+
+def _out_of_memory() -> ResourceExhaustedError:
+    return ResourceExhaustedError("the server has no memory left for this gradient or average")

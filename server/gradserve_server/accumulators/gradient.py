@@ -1,0 +1,92 @@
+"""What goes into an accumulator and what comes out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class SparseSlices:
+    """Rows of a larger tensor, as TensorFlow's IndexedSlices.
+
+    Attributes:
+        indices: Row numbers, int64.
+        values: The rows.
+        dense_shape: Of the whole tensor; -1 where unknown; None when not given.
+    """
+
+    indices: NDArray[np.int64]
+    values: Array
+    dense_shape: tuple[int, ...] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of both arrays."""
+        return self.indices.nbytes + self.values.nbytes
+
+
+Value: TypeAlias = Array | SparseSlices
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A value for every component, by name.
+
+    Attributes:
+        values: Arrays that nobody changes, except the accumulator where `owned`.
+        owned: The accumulator may take over the memory of the arrays.
+    """
+
+    values: Mapping[str, Value]
+    owned: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all values."""
+        return sum(value.nbytes for value in self.values.values())
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """Who sent a gradient, and what it counts.
+
+    Attributes:
+        local_step: The step at which the worker computed it.
+        weight: What it counts.
+        worker_id: Who sent it; may be empty.
+        sequence: Orders the gradients of one worker.
+    """
+
+    local_step: int = 0
+    weight: float = 1.0
+    worker_id: str = ""
+    sequence: int = 0
+
+
+@dataclass(frozen=True)
+class Average:
+    """The result of a round.
+
+    Attributes:
+        values: By component, in the order of the spec. Read-only arrays.
+        step: The global_step the round led to.
+        num_gradients: How many are in it.
+        total_weight: The sum of their weights.
+        worker_ids: Who sent them, each once, in order of arrival.
+    """
+
+    values: Mapping[str, Value]
+    step: int
+    num_gradients: int
+    total_weight: float
+    worker_ids: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all values."""
+        return sum(value.nbytes for value in self.values.values())

@@ -1,0 +1,99 @@
+"""The averages of past rounds, and those who wait for the next ones."""
+
+import asyncio
+from collections import OrderedDict
+
+from gradserve_server.accumulators.gradient import Average
+from gradserve_server.errors import OutOfRangeError
+
+
+class _Reading:
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[Average] = asyncio.get_running_loop().create_future()
+        self.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
+        self.readers = 0
+
+
+class AverageHistory:
+    """Keeps the latest averages by step and hands them to any number of readers."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._averages: OrderedDict[int, Average] = OrderedDict()
+        self._readings: dict[int | None, _Reading] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the averages."""
+        return sum(average.nbytes for average in self._averages.values())
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Steps whose average is kept, oldest first."""
+        return tuple(self._averages)
+
+    @property
+    def num_reading(self) -> int:
+        """Readers that wait."""
+        return sum(reading.readers for reading in self._readings.values())
+
+    def newest(self) -> Average | None:
+        """Returns the average of the last round, None before the first."""
+        return next(reversed(self._averages.values()), None)
+
+    def get(self, step: int) -> Average | None:
+        """Returns the average of the round that led to `step`, None when it is not kept."""
+        return self._averages.get(step)
+
+    def add(self, average: Average) -> None:
+        """Keeps an average, at the cost of the oldest, and hands it to those who wait for it."""
+        self._averages.pop(average.step, None)
+        self._averages[average.step] = average
+        while len(self._averages) > self._capacity:
+            self._averages.popitem(last=False)
+        for key in (average.step, None):
+            reading = self._readings.pop(key, None)
+            if reading is not None:
+                reading.answer.set_result(average)
+
+    async def read(self, step: int | None, global_step: int) -> Average:
+        """Waits for the average of the round that leads to `step`, or of any round when None.
+
+        Args:
+            step: None for the newest.
+            global_step: The accumulator's step now.
+
+        Raises:
+            OutOfRangeError: It is not kept, or will never be.
+        """
+        average = self.newest() if step is None else self.get(step)
+        if average is not None:
+            return average
+        if step is not None and step <= global_step:
+            raise self._gone(step)
+        reading = self._readings.setdefault(step, _Reading())
+        reading.readers += 1
+        try:
+            return await asyncio.shield(reading.answer)
+        finally:
+            reading.readers -= 1
+            if reading.readers == 0 and self._readings.get(step) is reading:
+                del self._readings[step]
+
+    def step_set(self, global_step: int) -> None:
+        """Ends the wait for steps that no round will lead to any more."""
+        for step in [step for step in self._readings if step is not None and step <= global_step]:
+            self._readings.pop(step).answer.set_exception(self._gone(step))
+
+    def fail_all(self, error: Exception) -> None:
+        """Ends every wait with an error and drops the averages."""
+        for reading in self._readings.values():
+            reading.answer.set_exception(error)
+        self._readings.clear()
+        self._averages.clear()
+
+    def _gone(self, step: int) -> OutOfRangeError:
+        kept = ", ".join(map(str, self._averages)) or "none"
+        return OutOfRangeError(
+            f"no average of step {step} is kept; expected one of those kept ({kept}) or a later step", field="step"
+        )

@@ -1,0 +1,147 @@
+"""The accumulators of a server, by container and name."""
+
+import bisect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gradserve_server.accumulators.accumulator import Accumulator
+from gradserve_server.accumulators.dense import Allocate
+from gradserve_server.accumulators.identity import CallMemory
+from gradserve_server.accumulators.spec import AccumulatorSpec
+from gradserve_server.accumulators.summation import make_summation
+from gradserve_server.config import LimitsConfig
+from gradserve_server.devices.compute import Compute
+from gradserve_server.errors import (
+    AbortedError,
+    AlreadyExistsError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
+from gradserve_server.tensors.quotas import Quota
+
+DEFAULT_CONTAINER = "default"
+
+
+@dataclass(frozen=True, order=True)
+class AccumulatorKey:
+    """Where an accumulator is found."""
+
+    container: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.container}/{self.name}"
+
+
+class AccumulatorRegistry:
+    """Creates, finds and deletes accumulators.
+
+    Not thread-safe: used on the event loop only.
+    """
+
+    def __init__(
+        self,
+        *,
+        compute: Compute,
+        allocate: Allocate,
+        memory: Quota,
+        limits: LimitsConfig,
+        clock: Callable[[], float],
+        new_incarnation: Callable[[], str],
+    ) -> None:
+        """Takes a monotonic `clock` in seconds and a source of unique incarnations."""
+        self._compute = compute
+        self._allocate = allocate
+        self._memory = memory
+        self._limits = limits
+        self._clock = clock
+        self._new_incarnation = new_incarnation
+        self._accumulators: dict[AccumulatorKey, Accumulator] = {}
+        self.count = Quota(limits.max_accumulators, "accumulators")
+        self.waiters = Quota(limits.max_waiters, "waiting calls")
+
+    def create(self, key: AccumulatorKey, spec: AccumulatorSpec) -> tuple[Accumulator, bool]:
+        """Returns the accumulator of this name, and whether it is new.
+
+        Raises:
+            InvalidArgumentError: The name is empty.
+            AlreadyExistsError: There is one with another spec.
+            ResourceExhaustedError: There are too many.
+        """
+        _check_name(key)
+        found = self._accumulators.get(key)
+        if found is not None:
+            differences = found.spec.differences(spec)
+            if differences:
+                raise AlreadyExistsError(
+                    f"accumulator {str(key)!r} exists with another spec: {'; '.join(differences)}", field="spec"
+                )
+            return found, False
+        self.count.acquire()
+        accumulator = Accumulator(
+            str(key),
+            spec,
+            incarnation=self._new_incarnation(),
+            summation=make_summation(spec, self._allocate),
+            compute=self._compute,
+            memory=self._memory,
+            waiters=self.waiters,
+            calls=CallMemory(
+                window=self._limits.id_window,
+                max_clients=self._limits.max_clients,
+                silence=self._limits.client_memory_seconds,
+                clock=self._clock,
+            ),
+        )
+        self._accumulators[key] = accumulator
+        return accumulator, True
+
+    def get(self, key: AccumulatorKey, incarnation: str = "") -> Accumulator:
+        """Returns the accumulator of this name, and of this incarnation if one is given.
+
+        Raises:
+            InvalidArgumentError: The name is empty.
+            NotFoundError: There is none.
+        """
+        _check_name(key)
+        found = self._accumulators.get(key)
+        if found is None:
+            raise NotFoundError(f"no accumulator {str(key)!r}", field="accumulator.name")
+        if incarnation not in ("", found.incarnation):
+            raise NotFoundError(
+                f"accumulator {str(key)!r} was deleted; the one of that name now is another",
+                field="accumulator.incarnation",
+            )
+        return found
+
+    def delete(self, key: AccumulatorKey, incarnation: str = "") -> bool:
+        """Deletes an accumulator; tells whether there was one.
+
+        Raises:
+            InvalidArgumentError: The name is empty.
+        """
+        try:
+            accumulator = self.get(key, incarnation)
+        except NotFoundError:
+            return False
+        del self._accumulators[key]
+        self.count.release()
+        accumulator.close(AbortedError(f"accumulator {str(key)!r} was deleted"))
+        return True
+
+    def page(self, container: str, after: str, size: int) -> list[tuple[AccumulatorKey, Accumulator]]:
+        """Returns up to `size` accumulators of a container whose names come after `after`, by name."""
+        keys = sorted(key for key in self._accumulators if key.container == container)
+        start = bisect.bisect_right(keys, AccumulatorKey(container, after)) if after else 0
+        return [(key, self._accumulators[key]) for key in keys[start : start + size]]
+
+    def close(self) -> None:
+        """Ends every wait: the server shuts down."""
+        for key, accumulator in self._accumulators.items():
+            accumulator.close(UnavailableError(f"the server is shutting down; accumulator {str(key)!r} ends"))
+
+
+def _check_name(key: AccumulatorKey) -> None:
+    if not key.name:
+        raise InvalidArgumentError("expected the name of an accumulator, got an empty one", field="accumulator.name")

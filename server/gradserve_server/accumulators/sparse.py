@@ -1,0 +1,240 @@
+"""Sums of sparse gradients (TensorFlow's SparseConditionalAccumulator)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve_server.accumulators.gradient import Array, SparseSlices
+from gradserve_server.accumulators.spec import ComponentSpec, DType, Reduction, shape_text
+from gradserve_server.errors import InvalidArgumentError
+
+Indices = NDArray[np.int64]
+
+
+def check_sparse(component: ComponentSpec, gradient: SparseSlices, round_shape: tuple[int, ...] | None) -> None:
+    """Checks a gradient in TensorFlow's order, and for negative indices, which TensorFlow lets pass.
+
+    Args:
+        component: What it is for; its shape is that of the whole tensor.
+        gradient: Values of the component's dtype.
+        round_shape: Shape of the values already in the round, None for the first gradient.
+
+    Raises:
+        InvalidArgumentError: With TensorFlow's text.
+    """
+    indices, values = gradient.indices, gradient.values
+    if indices.ndim != 1:
+        raise _error(
+            component, f"Input indices should be vector but received shape: {shape_text(indices.shape)}", "indices"
+        )
+    if values.ndim == 0:
+        raise _error(component, "Values cannot be 0-dimensional.", "values")
+    if values.shape[0] != indices.shape[0]:
+        raise _error(component, f"Expected {indices.shape[0]} non-empty input values, got {values.shape[0]}", "values")
+    known = component.shape.dims or ()
+    if gradient.dense_shape is not None:
+        _check_dense_shape(component, known, gradient.dense_shape)
+    _check_range(component, known, indices)
+    if round_shape is not None:
+        _check_values(component, round_shape, values.shape, exact=True)
+    else:
+        _check_values(component, known, values.shape, exact=False)
+
+
+def _check_dense_shape(component: ComponentSpec, known: tuple[int, ...], given: tuple[int, ...]) -> None:
+    if len(known) > len(given):
+        raise _error(
+            component,
+            f"Shape mismatch: expected shape rank at least {len(known)}, got {len(given)}",
+            "dense_shape",
+        )
+    for axis, size in enumerate(known):
+        if size not in (-1, given[axis]):
+            raise _error(
+                component,
+                f"Shape mismatch: expected shape dim {axis} to be {size}, got {given[axis]}",
+                "dense_shape",
+            )
+
+
+def _check_range(component: ComponentSpec, known: tuple[int, ...], indices: Indices) -> None:
+    if indices.size == 0:
+        return
+    if known and known[0] != -1 and indices.max() >= known[0]:
+        position = int(np.argmax(indices >= known[0]))
+        raise _error(
+            component,
+            f"Shape mismatch: index of slice {position} exceeded limits of shape; "
+            f"index is {indices[position]} exceeded {known[0]}",
+            "indices",
+        )
+    if indices.min() < 0:
+        position = int(np.argmax(indices < 0))
+        raise _error(component, f"expected indices of at least 0, got {indices[position]} at {position}", "indices")
+
+
+def _check_values(component: ComponentSpec, expected: tuple[int, ...], given: tuple[int, ...], *, exact: bool) -> None:
+    """Compares all dimensions but the first; `exact` ranks for a round's own shape, a least rank otherwise."""
+    if len(given) < len(expected) or (exact and len(given) != len(expected)):
+        least = "" if exact else "at least "
+        raise _error(
+            component,
+            f"Shape mismatch: expected values rank {least}{len(expected)}, got {len(given)}",
+            "values",
+        )
+    for axis in range(1, len(expected)):
+        if expected[axis] not in (-1, given[axis]):
+            raise _error(
+                component,
+                f"Shape mismatch: expected values dim {axis} to be {expected[axis]}, got {given[axis]}",
+                "values",
+            )
+
+
+def _error(component: ComponentSpec, message: str, part: str) -> InvalidArgumentError:
+    return InvalidArgumentError(message, field=f"{component.field}.sparse.{part}")
+
+
+@dataclass(frozen=True)
+class _Rows:
+    indices: Indices
+    values: Array
+    weights: NDArray[np.float64]
+    """For each row, the sum of the weights of the gradients that had it."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.indices.nbytes + self.values.nbytes + self.weights.nbytes
+
+
+class SparseSum:
+    """The running sum of one sparse component, rounded to `dtype` at each addition.
+
+    Gradients are merged as TensorFlow merges them, with two pointers and without sorting: lists in ascending
+    order come out in ascending order, others may keep equal indices as separate rows.
+
+    What can fail happens in `stage` and `stage_average`, which change nothing; what they return cannot fail.
+    """
+
+    def __init__(self, dtype: DType, component: ComponentSpec) -> None:
+        self._dtype = dtype
+        self._component = component
+        self._rows: _Rows | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the sum."""
+        return 0 if self._rows is None else self._rows.nbytes
+
+    def growth(self, gradient: SparseSlices) -> int:
+        """Returns how much memory adding `gradient` takes from the quota, at most."""
+        row_bytes = 16 + gradient.values[:1].size * self._dtype.itemsize
+        return gradient.indices.size * row_bytes
+
+    def stage(self, gradient: SparseSlices, weight: float) -> Callable[[], None]:
+        """Prepares an addition; returns what carries it out.
+
+        Raises:
+            MemoryError: Not enough of it.
+        """
+        values = gradient.values.astype(self._dtype, copy=False)
+        if weight != 1.0:
+            values = np.multiply(values, weight, dtype=self._dtype)
+        rows = _Rows(gradient.indices, values, np.full(gradient.indices.size, weight))
+        if self._rows is not None:
+            rows = _merge(self._rows, rows)
+
+        def commit() -> None:
+            self._rows = rows
+
+        return commit
+
+    def stage_average(self, dtype: DType, reduction: Reduction, _total_weight: float) -> Callable[[], SparseSlices]:
+        """Prepares the end of a round; returns what yields its result in `dtype` and begins the next round.
+
+        Raises:
+            MemoryError: Not enough of it.
+        """
+        rows = self._rows
+        assert rows is not None, "a round that ends has at least one gradient"
+        values = rows.values
+        if reduction is Reduction.MEAN:
+            divisors = rows.weights.astype(self._dtype)
+            values = np.divide(values, divisors.reshape(-1, *(1,) * (values.ndim - 1)), dtype=self._dtype)
+        values = values.astype(dtype, copy=False).view()
+        indices = rows.indices.view()
+        values.flags.writeable = indices.flags.writeable = False
+        known = self._component.shape.dims
+        result = SparseSlices(indices, values, (known[0] if known else -1, *values.shape[1:]))
+
+        def end() -> SparseSlices:
+            self._rows = None
+            return result
+
+        return end
+
+
+def _merge(ours: _Rows, theirs: _Rows) -> _Rows:
+    where = _merge_ascending if _is_ascending(ours.indices) and _is_ascending(theirs.indices) else _merge_any
+    position_ours, position_theirs, count = where(ours.indices, theirs.indices)
+    indices = np.empty(count, np.int64)
+    values = np.empty((count, *ours.values.shape[1:]), ours.values.dtype)
+    weights = np.zeros(count)
+    indices[position_ours] = ours.indices
+    indices[position_theirs] = theirs.indices
+    values[position_theirs] = theirs.values
+    both = np.zeros(count, bool)
+    both[position_theirs] = True
+    shared = both[position_ours]
+    alone = position_ours[~shared]
+    values[alone] = ours.values[~shared]
+    values[position_ours[shared]] += ours.values[shared]
+    weights[position_ours] = ours.weights
+    weights[position_theirs] += theirs.weights
+    return _Rows(indices, values, weights)
+
+
+def _is_ascending(indices: Indices) -> bool:
+    return bool(np.all(indices[:-1] <= indices[1:]))
+
+
+def _merge_ascending(ours: Indices, theirs: Indices) -> tuple[Indices, Indices, int]:
+    """Returns where each row of both lists goes, and how many rows there will be.
+
+    The k-th of several equal indices of one list meets the k-th of the other, as two pointers would have it.
+    """
+    low = np.searchsorted(ours, theirs, "left")
+    high = np.searchsorted(ours, theirs, "right")
+    repetition = np.arange(theirs.size) - np.searchsorted(theirs, theirs, "left")
+    partner = low + repetition
+    met = partner < high
+    new = ~met
+    # A new row of theirs comes after all of ours that are not greater.
+    position_ours = np.arange(ours.size) + np.searchsorted(high[new], np.arange(ours.size), "right")
+    position_theirs = np.empty(theirs.size, np.int64)
+    position_theirs[met] = position_ours[partner[met]]
+    position_theirs[new] = high[new] + np.arange(int(new.sum()))
+    return position_ours, position_theirs, int(ours.size + new.sum())
+
+
+def _merge_any(ours: Indices, theirs: Indices) -> tuple[Indices, Indices, int]:
+    """As `_merge_ascending`, step by step: what two pointers do to lists in any order."""
+    left, right = ours.tolist(), theirs.tolist()
+    position_ours = np.empty(len(left), np.int64)
+    position_theirs = np.empty(len(right), np.int64)
+    i = j = count = 0
+    while i < len(left) and j < len(right):
+        first, second = left[i], right[j]
+        if first <= second:
+            position_ours[i] = count
+            i += 1
+        if second <= first:
+            position_theirs[j] = count
+            j += 1
+        count += 1
+    rest_ours, rest_theirs = len(left) - i, len(right) - j
+    position_ours[i:] = count + np.arange(rest_ours)
+    position_theirs[j:] = count + rest_ours + np.arange(rest_theirs)
+    return position_ours, position_theirs, count + rest_ours + rest_theirs

@@ -1,0 +1,169 @@
+"""The fixed properties of an accumulator."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from gradserve_server.errors import InvalidArgumentError
+
+DType = np.dtype[Any]
+
+FLOAT_DTYPES: tuple[DType, ...] = (
+    np.dtype(np.float16),
+    np.dtype(ml_dtypes.bfloat16),
+    np.dtype(np.float32),
+    np.dtype(np.float64),
+)
+"""The types a component can have."""
+
+
+class Reduction(Enum):
+    """How the gradients of a round become one."""
+
+    MEAN = "MEAN"
+    SUM = "SUM"
+
+
+class Layout(Enum):
+    """How a gradient is written down."""
+
+    DENSE = "DENSE"
+    SPARSE = "SPARSE"
+
+
+@dataclass(frozen=True)
+class PartialShape:
+    """A shape that may be known in part.
+
+    Attributes:
+        dims: One size per dimension, -1 where unknown; None when not even their number is known.
+    """
+
+    dims: tuple[int, ...] | None = None
+
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        """Tells whether a tensor of `shape` may be of this shape."""
+        if self.dims is None:
+            return True
+        return len(self.dims) == len(shape) and all(
+            known in (-1, size) for known, size in zip(self.dims, shape, strict=True)
+        )
+
+    def __str__(self) -> str:
+        """Writes the shape as TensorFlow does: `[?,3]`, `[]`, `<unknown>`."""
+        return "<unknown>" if self.dims is None else shape_text(self.dims)
+
+
+def shape_text(dims: tuple[int, ...]) -> str:
+    """Writes a shape as TensorFlow does, -1 as `?`."""
+    return "[" + ",".join("?" if size == -1 else str(size) for size in dims) + "]"
+
+
+@dataclass(frozen=True)
+class ComponentSpec:
+    """One tensor of an accumulator."""
+
+    name: str
+    dtype: DType
+    shape: PartialShape = PartialShape()
+    layout: Layout = Layout.DENSE
+
+    @property
+    def field(self) -> str:
+        """Where in a request its gradient stands, for errors."""
+        return f"gradient[{self.name}]" if self.name else "gradient"
+
+
+@dataclass(frozen=True)
+class AccumulatorSpec:
+    """The fixed properties of an accumulator.
+
+    Attributes:
+        components: One or more, with distinct names.
+        reduction: How a round becomes one gradient.
+        accumulate_dtype: Type of the running sums; None for float32 for 16-bit components and the component's
+            own type for others.
+        deterministic: Add up in the order of workers, not of arrival.
+        keep_averages: For how many past rounds the average is kept.
+
+    Raises:
+        InvalidArgumentError: One of them cannot be.
+    """
+
+    components: tuple[ComponentSpec, ...]
+    reduction: Reduction = Reduction.MEAN
+    accumulate_dtype: DType | None = None
+    deterministic: bool = False
+    keep_averages: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.components:
+            raise InvalidArgumentError("expected at least one component, got none", field="spec.components")
+        if self.keep_averages < 1:
+            raise InvalidArgumentError(
+                f"expected keep_averages of at least 1, got {self.keep_averages}", field="spec.keep_averages"
+            )
+        seen: set[str] = set()
+        for index, component in enumerate(self.components):
+            self._check_component(component, f"spec.components[{index}]", seen)
+            seen.add(component.name)
+
+    def _check_component(self, component: ComponentSpec, field: str, seen: set[str]) -> None:
+        if component.name in seen:
+            raise InvalidArgumentError(
+                f"expected distinct component names, got {component.name!r} twice", field=f"{field}.name"
+            )
+        if not component.name and len(self.components) > 1:
+            raise InvalidArgumentError(
+                "expected a name for each of several components, got an empty one", field=f"{field}.name"
+            )
+        if component.dtype not in FLOAT_DTYPES:
+            known = ", ".join(str(dtype) for dtype in FLOAT_DTYPES)
+            raise InvalidArgumentError(
+                f"expected a dtype out of {known}, got {component.dtype}", field=f"{field}.dtype"
+            )
+        for size in component.shape.dims or ():
+            if size < -1:
+                raise InvalidArgumentError(
+                    f"expected dimensions of at least -1, got {size}", field=f"{field}.shape.dims"
+                )
+        if self.accumulate_dtype is not None and (
+            self.accumulate_dtype not in FLOAT_DTYPES
+            or not np.can_cast(component.dtype, self.accumulate_dtype, casting="safe")
+        ):
+            raise InvalidArgumentError(
+                f"expected an accumulate_dtype that holds every {component.dtype}, got {self.accumulate_dtype}",
+                field="spec.accumulate_dtype",
+            )
+
+    def sum_dtype(self, component: ComponentSpec) -> DType:
+        """Returns the type in which a component is summed."""
+        if self.accumulate_dtype is not None:
+            return self.accumulate_dtype
+        return np.dtype(np.float32) if component.dtype.itemsize == 2 else component.dtype
+
+    def differences(self, other: "AccumulatorSpec") -> list[str]:
+        """Returns, in words, the fields in which `other` is different."""
+        found = [
+            f"{name} is {_text(getattr(self, name))}, not {_text(getattr(other, name))}"
+            for name in ("reduction", "accumulate_dtype", "deterministic", "keep_averages")
+            if getattr(self, name) != getattr(other, name)
+        ]
+        mine = [component.name for component in self.components]
+        theirs = [component.name for component in other.components]
+        if mine != theirs:
+            return [f"components are {mine}, not {theirs}", *found]
+        for ours, their in zip(self.components, other.components, strict=True):
+            found += [
+                f"{name} of component {ours.name!r} is {_text(getattr(ours, name))}, not {_text(getattr(their, name))}"
+                for name in ("dtype", "shape", "layout")
+                if getattr(ours, name) != getattr(their, name)
+            ]
+        return found
+
+
+def _text(value: object) -> str:
+    return str(value.value) if isinstance(value, Enum) else str(value)

@@ -1,0 +1,185 @@
+"""How the gradients of a round are added up: as they arrive, or in the order of their workers."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from gradserve_server.accumulators.dense import Allocate, DenseSum, check_dense
+from gradserve_server.accumulators.gradient import Contribution, Gradient, SparseSlices, Value
+from gradserve_server.accumulators.sparse import SparseSum, check_sparse
+from gradserve_server.accumulators.spec import AccumulatorSpec, Layout
+
+Shapes = dict[str, tuple[int, ...]]
+"""Shape of the values of each component."""
+
+
+class Summation(Protocol):
+    """The arithmetic of an accumulator, apart from which gradients form a round.
+
+    Calls come one at a time, from any thread. One that raises has changed nothing.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held."""
+        ...
+
+    def growth(self, gradient: Gradient) -> int:
+        """Returns how much memory adding `gradient` takes from the quota, at most."""
+        ...
+
+    def add(self, gradient: Gradient, contribution: Contribution) -> None:
+        """Adds a checked gradient to the round.
+
+        Raises:
+            MemoryError: Not enough of it.
+        """
+        ...
+
+    def average(self, total_weight: float) -> dict[str, Value]:
+        """Ends the round and returns its result.
+
+        Raises:
+            MemoryError: Not enough of it.
+        """
+        ...
+
+
+def check_gradient(spec: AccumulatorSpec, gradient: Gradient, round_shapes: Shapes | None) -> None:
+    """Checks the shapes of all components.
+
+    Args:
+        spec: Of the accumulator; the gradient has its components, with its layouts and dtypes.
+        gradient: What to check.
+        round_shapes: Of the gradients already in the round, None when there are none.
+
+    Raises:
+        InvalidArgumentError: The gradient does not fit the spec or the round.
+    """
+    for component in spec.components:
+        value = gradient.values[component.name]
+        round_shape = round_shapes[component.name] if round_shapes is not None else None
+        if isinstance(value, SparseSlices):
+            check_sparse(component, value, round_shape)
+        else:
+            check_dense(component, value, round_shape)
+
+
+def value_shapes(gradient: Gradient) -> Shapes:
+    """Returns the shapes that later gradients of the round must have."""
+    return {
+        name: value.values.shape if isinstance(value, SparseSlices) else value.shape
+        for name, value in gradient.values.items()
+    }
+
+
+class ArrivalOrderSum:
+    """Adds each gradient to the sum when it arrives, as TensorFlow does."""
+
+    def __init__(self, spec: AccumulatorSpec, allocate: Allocate) -> None:
+        self._spec = spec
+        self._dense: dict[str, DenseSum] = {}
+        self._sparse: dict[str, SparseSum] = {}
+        for component in spec.components:
+            dtype = spec.sum_dtype(component)
+            if component.layout is Layout.SPARSE:
+                self._sparse[component.name] = SparseSum(dtype, component)
+            else:
+                self._dense[component.name] = DenseSum(dtype, allocate)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the sums."""
+        dense = sum(each.nbytes for each in self._dense.values())
+        return dense + sum(each.nbytes for each in self._sparse.values())
+
+    def growth(self, gradient: Gradient) -> int:
+        """Returns how much memory adding `gradient` takes from the quota, at most."""
+        total = 0
+        for name, value in gradient.values.items():
+            if isinstance(value, SparseSlices):
+                total += self._sparse[name].growth(value)
+            else:
+                total += self._dense[name].growth(value, owned=gradient.owned)
+        return total
+
+    def add(self, gradient: Gradient, contribution: Contribution) -> None:
+        """Adds a checked gradient to the sums.
+
+        Raises:
+            MemoryError: Not enough of it.
+        """
+        weight = contribution.weight
+        with np.errstate(all="ignore"):
+            commits: list[Callable[[], None]] = []
+            for name, value in gradient.values.items():
+                if isinstance(value, SparseSlices):
+                    commits.append(self._sparse[name].stage(value, weight))
+                else:
+                    commits.append(self._dense[name].stage(value, weight, owned=gradient.owned))
+            for commit in commits:
+                commit()
+
+    def average(self, total_weight: float) -> dict[str, Value]:
+        """Ends the round and returns its result.
+
+        Raises:
+            MemoryError: Not enough of it.
+        """
+        with np.errstate(all="ignore"):
+            ends: dict[str, Callable[[], Value]] = {}
+            for component in self._spec.components:
+                sums = self._sparse if component.layout is Layout.SPARSE else self._dense
+                ends[component.name] = sums[component.name].stage_average(
+                    component.dtype, self._spec.reduction, total_weight
+                )
+            return {name: end() for name, end in ends.items()}
+
+
+class WorkerOrderSum:
+    """Holds the gradients of a round and adds them in the order of (worker_id, sequence) at its end.
+
+    The same gradients give the same bits, whatever order they came in.
+    """
+
+    def __init__(self, spec: AccumulatorSpec, allocate: Allocate) -> None:
+        self._spec = spec
+        self._allocate = allocate
+        self._held: list[tuple[Contribution, Gradient]] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the gradients held."""
+        return sum(gradient.nbytes for _, gradient in self._held)
+
+    def growth(self, gradient: Gradient) -> int:
+        """Returns how much memory holding `gradient` takes from the quota."""
+        return 0 if gradient.owned else gradient.nbytes
+
+    def add(self, gradient: Gradient, contribution: Contribution) -> None:
+        """Holds a checked gradient."""
+        self._held.append((contribution, gradient))
+
+    def average(self, total_weight: float) -> dict[str, Value]:
+        """Adds up, ends the round and returns its result.
+
+        Raises:
+            MemoryError: Not enough of it.
+        """
+        sums = ArrivalOrderSum(self._spec, self._allocate)
+        for contribution, gradient in sorted(self._held, key=lambda held: _worker_order(held[0])):
+            # Not as owned: after a failure half-way the gradients must still be what they were.
+            sums.add(Gradient(gradient.values), contribution)
+        result = sums.average(total_weight)
+        self._held = []
+        return result
+
+
+def _worker_order(contribution: Contribution) -> tuple[str, int]:
+    return contribution.worker_id, contribution.sequence
+
+
+def make_summation(spec: AccumulatorSpec, allocate: Allocate) -> Summation:
+    """Returns the arithmetic that `spec` asks for."""
+    return WorkerOrderSum(spec, allocate) if spec.deterministic else ArrivalOrderSum(spec, allocate)

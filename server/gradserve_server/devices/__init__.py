@@ -1,0 +1,1 @@
+"""Where arrays live and arithmetic runs."""

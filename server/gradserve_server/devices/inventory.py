@@ -1,0 +1,50 @@
+"""The devices of this machine."""
+
+import importlib.util
+import platform
+from dataclasses import dataclass
+
+import psutil
+
+
+@dataclass(frozen=True)
+class DeviceDescription:
+    """One device.
+
+    Attributes:
+        name: "cpu", "cuda:0", ...
+        description: What it is, in words.
+        total_memory_bytes: How much memory it has.
+    """
+
+    name: str
+    description: str
+    total_memory_bytes: int
+
+
+def list_devices() -> tuple[DeviceDescription, ...]:
+    """Returns the CPU and, where CuPy and a driver are installed, the CUDA devices."""
+    cpu = DeviceDescription("cpu", _cpu_description(), psutil.virtual_memory().total)
+    return (cpu, *_cuda_devices())
+
+
+def _cpu_description() -> str:
+    return f"{platform.machine()}, {psutil.cpu_count(logical=True)} threads"
+
+
+def _cuda_devices() -> tuple[DeviceDescription, ...]:
+    if importlib.util.find_spec("cupy") is None:
+        return ()
+    import cupy
+
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return ()
+    devices = []
+    for index in range(count):
+        properties = cupy.cuda.runtime.getDeviceProperties(index)
+        devices.append(
+            DeviceDescription(f"cuda:{index}", properties["name"].decode(), int(properties["totalGlobalMem"]))
+        )
+    return tuple(devices)

@@ -1,0 +1,60 @@
+"""What can go wrong with a request, in the words of the domain.
+
+    ServiceError
+    ├── InvalidArgumentError     the request can never succeed as it is
+    ├── NotFoundError            no such handle or accumulator
+    ├── AlreadyExistsError       the name is taken by something else
+    ├── AbortedError             the state the call depended on is gone
+    ├── OutOfRangeError          the step asked for is not to be had
+    ├── DeadlineExceededError    waited long enough
+    ├── ResourceExhaustedError   a limit was reached
+    └── UnavailableError         shutting down
+
+`gradserve_server.rpc.status` gives each its gRPC status code.
+"""
+
+
+class ServiceError(Exception):
+    """A request failed. The message is meant for whoever sent it.
+
+    Attributes:
+        message: What was wrong, what was given and what was expected.
+        field: The field of the request that was wrong, e.g. "gradient[0].dense.shape", or None.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+
+
+class InvalidArgumentError(ServiceError):
+    """The request can never succeed as it is."""
+
+
+class NotFoundError(ServiceError):
+    """No such handle or accumulator."""
+
+
+class AlreadyExistsError(ServiceError):
+    """The name is taken by something else."""
+
+
+class AbortedError(ServiceError):
+    """The state the call depended on is gone."""
+
+
+class OutOfRangeError(ServiceError):
+    """The step asked for is not to be had."""
+
+
+class DeadlineExceededError(ServiceError):
+    """The call waited as long as it was allowed to."""
+
+
+class ResourceExhaustedError(ServiceError):
+    """A limit of the server was reached."""
+
+
+class UnavailableError(ServiceError):
+    """The server is shutting down."""

@@ -1,0 +1,139 @@
+"""AccumulatorService: decode, call the domain, encode."""
+
+from functools import partial
+
+from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve.v1 import accumulator_pb2, tensor_pb2
+
+from gradserve_server.accumulators.accumulator import Accumulator, Applied
+from gradserve_server.accumulators.gradient import Average
+from gradserve_server.accumulators.registry import DEFAULT_CONTAINER, AccumulatorRegistry
+from gradserve_server.rpc.gradients import (
+    decode_accumulator_spec,
+    decode_contribution,
+    decode_gradient_id,
+    decode_key,
+    decode_take_id,
+    encode_average,
+    encode_info,
+    gradient_opener,
+)
+from gradserve_server.rpc.paging import page_of
+from gradserve_server.rpc.status import Context
+from gradserve_server.rpc.tensors import Placer
+from gradserve_server.rpc.timeouts import wait_timeout
+from gradserve_server.tensors.store import TensorStore
+
+
+class AccumulatorServicer:
+    """Serves the accumulators of a registry. The protos say what each method does."""
+
+    def __init__(self, registry: AccumulatorRegistry, store: TensorStore, placer: Placer) -> None:
+        self._registry = registry
+        self._store = store
+        self._placer = placer
+
+    async def CreateAccumulator(
+        self, request: messages_pb2.CreateAccumulatorRequest, context: Context
+    ) -> messages_pb2.CreateAccumulatorResponse:
+        key = decode_key(request.accumulator)
+        accumulator, created = self._registry.create(key, decode_accumulator_spec(request.spec))
+        return messages_pb2.CreateAccumulatorResponse(info=encode_info(key, accumulator), created=created)
+
+    async def GetAccumulator(
+        self, request: messages_pb2.GetAccumulatorRequest, context: Context
+    ) -> messages_pb2.GetAccumulatorResponse:
+        key = decode_key(request.accumulator)
+        return messages_pb2.GetAccumulatorResponse(info=encode_info(key, self._find(request.accumulator)))
+
+    async def ListAccumulators(
+        self, request: messages_pb2.ListAccumulatorsRequest, context: Context
+    ) -> messages_pb2.ListAccumulatorsResponse:
+        page = page_of(request.page_size, request.page_token, default_size=100)
+        found = self._registry.page(request.container or DEFAULT_CONTAINER, page.after, page.size + 1)
+        return messages_pb2.ListAccumulatorsResponse(
+            accumulators=[encode_info(key, accumulator) for key, accumulator in found[: page.size]],
+            next_page_token=page.next_token([key.name for key, _ in found]),
+        )
+
+    async def DeleteAccumulator(
+        self, request: messages_pb2.DeleteAccumulatorRequest, context: Context
+    ) -> messages_pb2.DeleteAccumulatorResponse:
+        deleted = self._registry.delete(decode_key(request.accumulator), request.accumulator.incarnation)
+        return messages_pb2.DeleteAccumulatorResponse(deleted=deleted)
+
+    async def ApplyGradient(
+        self, request: messages_pb2.ApplyGradientRequest, context: Context
+    ) -> messages_pb2.ApplyGradientResponse:
+        accumulator = self._find(request.accumulator)
+        applied, duplicate = await accumulator.apply(
+            decode_gradient_id(request),
+            decode_contribution(request),
+            gradient_opener(self._store, accumulator.spec, request),
+        )
+        return messages_pb2.ApplyGradientResponse(
+            outcome=_outcome(applied),
+            duplicate=duplicate,
+            global_step=applied.global_step,
+            num_accumulated=applied.num_accumulated,
+        )
+
+    async def TakeGradient(
+        self, request: messages_pb2.TakeGradientRequest, context: Context
+    ) -> messages_pb2.TakeGradientResponse:
+        accumulator = self._find(request.accumulator)
+        self._placer.check(request.placement)
+        average, duplicate = await accumulator.take(
+            decode_take_id(request), request.num_required, wait_timeout(request, context)
+        )
+        return messages_pb2.TakeGradientResponse(average=self._encode(average, request.placement), duplicate=duplicate)
+
+    async def ReadAverage(
+        self, request: messages_pb2.ReadAverageRequest, context: Context
+    ) -> messages_pb2.ReadAverageResponse:
+        accumulator = self._find(request.accumulator)
+        self._placer.check(request.placement)
+        step = request.step if request.HasField("step") else None
+        average = await accumulator.read_average(step, wait_timeout(request, context))
+        return messages_pb2.ReadAverageResponse(average=self._encode(average, request.placement))
+
+    async def PushPull(self, request: messages_pb2.PushPullRequest, context: Context) -> messages_pb2.PushPullResponse:
+        accumulator = self._find(request.accumulator)
+        self._placer.check(request.placement)
+        applied, average, duplicate = await accumulator.push_pull(
+            decode_gradient_id(request),
+            decode_contribution(request),
+            gradient_opener(self._store, accumulator.spec, request),
+            request.num_required,
+            wait_timeout(request, context),
+        )
+        stale = applied.round is None
+        return messages_pb2.PushPullResponse(
+            outcome=_outcome(applied),
+            duplicate=duplicate,
+            average=None if average is None else self._encode(average, request.placement),
+            global_step=accumulator.state.global_step if stale or average is None else average.step,
+        )
+
+    async def GetNumAccumulated(
+        self, request: messages_pb2.GetNumAccumulatedRequest, context: Context
+    ) -> messages_pb2.GetNumAccumulatedResponse:
+        accumulator = self._find(request.accumulator)
+        return messages_pb2.GetNumAccumulatedResponse(num_accumulated=accumulator.num_accumulated)
+
+    async def SetGlobalStep(
+        self, request: messages_pb2.SetGlobalStepRequest, context: Context
+    ) -> messages_pb2.SetGlobalStepResponse:
+        await self._find(request.accumulator).set_global_step(request.global_step)
+        return messages_pb2.SetGlobalStepResponse()
+
+    def _find(self, ref: accumulator_pb2.AccumulatorRef) -> Accumulator:
+        return self._registry.get(decode_key(ref), ref.incarnation)
+
+    def _encode(self, average: Average, placement: tensor_pb2.Placement) -> accumulator_pb2.Average:
+        return encode_average(average, partial(self._placer.place, placement=placement))
+
+
+def _outcome(applied: Applied) -> accumulator_pb2.ApplyOutcome:
+    stale = applied.round is None
+    return accumulator_pb2.APPLY_OUTCOME_STALE if stale else accumulator_pb2.APPLY_OUTCOME_ACCEPTED

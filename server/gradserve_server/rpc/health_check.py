@@ -1,0 +1,18 @@
+"""Asks a server for its health, as load balancers do."""
+
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+
+def check_health(address: str, timeout: float) -> str:
+    """Returns "SERVING", "NOT_SERVING", or why there is no answer."""
+    with grpc.insecure_channel(address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        try:
+            reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout)
+        except grpc.RpcError as raised:
+            error: Any = raised
+            return f"{error.code().name}: {error.details()}"
+    return health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)

@@ -1,0 +1,46 @@
+"""Pages of lists."""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradserve_server.errors import InvalidArgumentError
+
+_MAX_PAGE_SIZE = 1000
+
+
+@dataclass(frozen=True)
+class Page:
+    """A part of a list.
+
+    Attributes:
+        after: The key of the last entry of the page before; empty for the first page.
+        size: How many entries at most.
+    """
+
+    after: str
+    size: int
+
+    def next_token(self, keys: Sequence[str]) -> str:
+        """Returns the token of the next page, given the keys of this one and, if there is one, of one entry more."""
+        if len(keys) <= self.size:
+            return ""
+        return base64.urlsafe_b64encode(keys[self.size - 1].encode()).decode()
+
+
+def page_of(size: int, token: str, *, default_size: int) -> Page:
+    """Reads `page_size` and `page_token`.
+
+    Raises:
+        InvalidArgumentError: `size` is negative or `token` is not one of ours.
+    """
+    if size < 0:
+        raise InvalidArgumentError(f"expected a page_size of at least 0, got {size}", field="page_size")
+    try:
+        after = base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode()
+    except (binascii.Error, ValueError):
+        raise InvalidArgumentError(
+            f"expected the next_page_token of an earlier page, got {token!r}", field="page_token"
+        ) from None
+    return Page(after, min(size or default_size, _MAX_PAGE_SIZE))

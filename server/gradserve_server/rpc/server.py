@@ -1,0 +1,92 @@
+"""The gRPC server: services, health, reflection, ports."""
+
+import asyncio
+from collections.abc import Sequence
+
+import grpc
+from gradserve.v1 import accumulator_service_pb2, server_service_pb2, tensor_service_pb2
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from gradserve_server.config import LimitsConfig
+from gradserve_server.rpc.accumulator_service import AccumulatorServicer
+from gradserve_server.rpc.handlers import Gate, make_handler
+from gradserve_server.rpc.server_service import ServerServicer
+from gradserve_server.rpc.tensor_service import STREAM_CODECS, TensorServicer
+
+SERVICES = (
+    tensor_service_pb2.DESCRIPTOR.services_by_name["TensorService"],
+    accumulator_service_pb2.DESCRIPTOR.services_by_name["AccumulatorService"],
+    server_service_pb2.DESCRIPTOR.services_by_name["ServerService"],
+)
+
+_MIN_PING_INTERVAL_MS = 10_000
+"""Clients may ping this often without a call under way; gRPC's own limit of 5 minutes outlasts most firewalls."""
+
+
+class GrpcServer:
+    """Speaks gRPC for the servicers. Made and used on one event loop."""
+
+    def __init__(
+        self,
+        *,
+        tensors: TensorServicer,
+        accumulators: AccumulatorServicer,
+        server: ServerServicer,
+        limits: LimitsConfig,
+    ) -> None:
+        self._gate = Gate()
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", int(limits.max_message_bytes)),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
+            ]
+        )
+        servicers = (tensors, accumulators, server)
+        for descriptor, servicer in zip(SERVICES, servicers, strict=True):
+            codecs = STREAM_CODECS if servicer is tensors else None
+            self._server.add_generic_rpc_handlers((make_handler(descriptor, servicer, self._gate, codecs),))
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._service_names = [descriptor.full_name for descriptor in SERVICES]
+        reflection.enable_server_reflection(
+            [*self._service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
+        )
+
+    def bind(self, addresses: Sequence[str]) -> list[str]:
+        """Binds to HOST:PORT or unix:PATH addresses; returns them with the ports that were picked for port 0.
+
+        Raises:
+            OSError: An address cannot be bound.
+        """
+        bound = []
+        for address in addresses:
+            try:
+                port = self._server.add_insecure_port(address)
+            except RuntimeError as error:
+                raise OSError(f"cannot listen on {address}: {error}") from error
+            if address.startswith("unix"):
+                bound.append(address)
+            else:
+                bound.append(f"{address.rpartition(':')[0]}:{port}")
+        return bound
+
+    async def start(self) -> None:
+        """Starts serving, and says so to health checks."""
+        await self._server.start()
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+
+    async def refuse_new_calls(self) -> None:
+        """Answers new calls with UNAVAILABLE and health checks with NOT_SERVING."""
+        self._gate.draining = True
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    async def stop(self, grace: float) -> None:
+        """Closes the ports, lets calls under way go on for `grace` seconds, then cancels them."""
+        await self._server.stop(grace)
+
+    async def _set_health(self, status: int) -> None:
+        await asyncio.gather(*(self._health.set(name, status) for name in ("", *self._service_names)))

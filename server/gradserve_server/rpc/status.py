@@ -1,0 +1,76 @@
+"""Domain errors as gRPC statuses: the one place that knows both."""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+
+from gradserve_server.errors import (
+    AbortedError,
+    AlreadyExistsError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfRangeError,
+    ResourceExhaustedError,
+    ServiceError,
+    UnavailableError,
+)
+
+_log = logging.getLogger(__name__)
+
+STATUS_CODES: dict[type[ServiceError], grpc.StatusCode] = {
+    InvalidArgumentError: grpc.StatusCode.INVALID_ARGUMENT,
+    NotFoundError: grpc.StatusCode.NOT_FOUND,
+    AlreadyExistsError: grpc.StatusCode.ALREADY_EXISTS,
+    AbortedError: grpc.StatusCode.ABORTED,
+    OutOfRangeError: grpc.StatusCode.OUT_OF_RANGE,
+    DeadlineExceededError: grpc.StatusCode.DEADLINE_EXCEEDED,
+    ResourceExhaustedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    UnavailableError: grpc.StatusCode.UNAVAILABLE,
+}
+
+_DETAILS_KEY = "grpc-status-details-bin"
+_MAX_MESSAGE_CHARS = 2000
+"""Peers refuse headers of more than 8 KiB; a message may name thousands of workers."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@asynccontextmanager
+async def status_boundary(method: str, context: Context) -> AsyncIterator[None]:
+    """Turns what is raised inside into the status of the call."""
+    try:
+        yield
+    except ServiceError as error:
+        await _abort(context, error)
+    except MemoryError:
+        _log.exception("%s ran out of memory", method)
+        await _abort(context, ResourceExhaustedError("the server has no memory left for this call"))
+    except grpc.aio.AbortError:
+        raise
+    except Exception:
+        _log.exception("%s failed", method)
+        await context.abort(grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
+
+
+async def _abort(context: Context, error: ServiceError) -> NoReturn:
+    message = error.message
+    if len(message) > _MAX_MESSAGE_CHARS:
+        message = message[:_MAX_MESSAGE_CHARS] + " ..."
+    code = STATUS_CODES[type(error)]
+    aborting: Awaitable[NoReturn] = context.abort(code, message, _details(code, message, error.field))
+    await aborting
+    raise AssertionError("abort raises")
+
+
+def _details(code: grpc.StatusCode, message: str, field: str | None) -> tuple[tuple[str, str | bytes], ...]:
+    if field is None:
+        return ()
+    status = status_pb2.Status(code=code.value[0], message=message)
+    violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=message)
+    status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    return ((_DETAILS_KEY, status.SerializeToString()),)

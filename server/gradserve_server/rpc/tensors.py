@@ -1,0 +1,148 @@
+"""Tensor messages and arrays."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from google.protobuf.duration_pb2 import Duration
+from gradserve.v1 import tensor_pb2
+from gradserve.wire.dtypes import to_data_type, to_dtype
+from gradserve.wire.payload import buffer_of
+from numpy.typing import NDArray
+
+from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.tensors.store import TensorSpec, TensorStore
+
+_MAX_DIMENSIONS = 64
+"""As many as NumPy has."""
+
+
+def decode_spec(data_type: tensor_pb2.DataType, shape: Sequence[int], field: str) -> TensorSpec:
+    """Reads the dtype and shape of a tensor.
+
+    Raises:
+        InvalidArgumentError: They cannot be those of a tensor.
+    """
+    try:
+        dtype = to_dtype(data_type)
+    except ValueError as error:
+        raise InvalidArgumentError(str(error), field=f"{field}.dtype") from None
+    sizes = tuple(shape)
+    for size in sizes:
+        if size < 0:
+            raise InvalidArgumentError(f"expected dimensions of at least 0, got {size}", field=f"{field}.shape")
+    if len(sizes) > _MAX_DIMENSIONS:
+        raise InvalidArgumentError(
+            f"expected at most {_MAX_DIMENSIONS} dimensions, got {len(sizes)}", field=f"{field}.shape"
+        )
+    # NumPy multiplies the sizes that are not zero, so an empty tensor can overflow too.
+    if math.prod(size or 1 for size in sizes) * dtype.itemsize >= 1 << 63:
+        raise InvalidArgumentError(
+            f"expected less than 2^63 bytes, got shape {list(sizes)} of {dtype}", field=f"{field}.shape"
+        )
+    return TensorSpec(dtype, sizes)
+
+
+def handles_of(tensors: Iterable[tensor_pb2.Tensor]) -> list[str]:
+    """Returns the handles among some tensors."""
+    return [tensor.handle for tensor in tensors if tensor.WhichOneof("data") == "handle"]
+
+
+def decode_tensor(tensor: tensor_pb2.Tensor, stored: Mapping[str, NDArray[Any]], field: str) -> NDArray[Any]:
+    """Returns the array a tensor stands for: read-only when it came inline.
+
+    Args:
+        tensor: The message.
+        stored: Arrays by handle.
+        field: The path of the message, for errors.
+
+    Raises:
+        InvalidArgumentError: The message contradicts itself or the stored tensor.
+    """
+    data = tensor.WhichOneof("data")
+    if data == "content":
+        spec = decode_spec(tensor.dtype, tensor.shape, field)
+        content = tensor.content
+        if len(content) != spec.num_bytes:
+            raise InvalidArgumentError(
+                f"expected {spec.num_bytes} bytes for shape {list(spec.shape)} of {spec.dtype}, got {len(content)}",
+                field=f"{field}.content",
+            )
+        return np.frombuffer(content, spec.dtype).reshape(spec.shape)
+    if data == "handle":
+        array = stored[tensor.handle]
+        if tensor.dtype:
+            spec = decode_spec(tensor.dtype, tensor.shape, field)
+            if (spec.dtype, spec.shape) != (array.dtype, array.shape):
+                raise InvalidArgumentError(
+                    f"expected the stored tensor's shape {list(array.shape)} of {array.dtype}, "
+                    f"got {list(spec.shape)} of {spec.dtype}",
+                    field=field,
+                )
+        return array
+    raise InvalidArgumentError("expected content or a handle, got neither", field=field)
+
+
+def encode_spec(spec: TensorSpec | NDArray[Any]) -> tensor_pb2.TensorSpec:
+    """Returns the message for a dtype and shape, or for those of an array."""
+    return tensor_pb2.TensorSpec(dtype=to_data_type(spec.dtype), shape=spec.shape)
+
+
+class Placer:
+    """Puts the arrays of a reply where the request wants them."""
+
+    def __init__(self, store: TensorStore, inline_limit_bytes: int) -> None:
+        self._store = store
+        self._inline_limit_bytes = inline_limit_bytes
+
+    def check(self, placement: tensor_pb2.Placement) -> None:
+        """Checks a placement before anything is done for it.
+
+        Raises:
+            InvalidArgumentError: Its mode is unknown or its lease not positive.
+        """
+        if placement.mode not in tensor_pb2.Placement.Mode.values():
+            raise InvalidArgumentError(f"expected a known placement mode, got {placement.mode}", field="placement.mode")
+        self._store.lease_seconds(decode_duration(placement, "lease"))
+
+    def place(self, arrays: Sequence[NDArray[Any]], placement: tensor_pb2.Placement) -> list[tensor_pb2.Tensor]:
+        """Returns a message for each array.
+
+        Raises:
+            ResourceExhaustedError: They are to be kept and do not fit.
+        """
+        total = sum(array.nbytes for array in arrays)
+        keep = placement.mode == tensor_pb2.Placement.MODE_KEEP or (
+            placement.mode == tensor_pb2.Placement.MODE_AUTO and total > self._inline_limit_bytes
+        )
+        if keep:
+            handles = self._store.keep(arrays, decode_duration(placement, "lease"))
+            return [encode_handle(array, handle) for array, handle in zip(arrays, handles, strict=True)]
+        return [
+            tensor_pb2.Tensor(
+                dtype=to_data_type(array.dtype),
+                shape=array.shape,
+                content=bytes(buffer_of(np.ascontiguousarray(array))),
+            )
+            for array in arrays
+        ]
+
+
+def encode_handle(array: NDArray[Any], handle: str) -> tensor_pb2.Tensor:
+    """Returns the message for a stored array."""
+    return tensor_pb2.Tensor(dtype=to_data_type(array.dtype), shape=array.shape, handle=handle)
+
+
+def decode_duration(message: Any, field: str) -> float | None:
+    """Returns a Duration field in seconds, None when it is unset."""
+    if not message.HasField(field):
+        return None
+    duration: Duration = getattr(message, field)
+    return duration.seconds + duration.nanos * 1e-9
+
+
+def encode_duration(seconds: float) -> Duration:
+    """Returns seconds as a Duration."""
+    whole = math.floor(seconds)
+    return Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))

@@ -1,0 +1,1 @@
+"""Tensors that live on the server, and what they may take."""

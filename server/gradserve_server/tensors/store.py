@@ -1,0 +1,258 @@
+"""Tensors under leased handles."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve_server.config import LeaseConfig
+from gradserve_server.devices.pool import BufferPool
+from gradserve_server.errors import InvalidArgumentError, NotFoundError
+from gradserve_server.tensors.quotas import Quota
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Element type and shape of a tensor."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the elements."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count * self.dtype.itemsize
+
+
+@dataclass(eq=False)
+class _Entry:
+    handle: str
+    serial: int
+    array: NDArray[Any]
+    lease: float
+    shared: bool
+    """Something else than the store refers to the memory too."""
+    expires: float = 0.0
+    users: int = 0
+    deleted: bool = False
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A stored tensor as listed.
+
+    Attributes:
+        serial: Grows with every tensor stored: the order of lists.
+        lease_remaining: Seconds until it is deleted if nobody uses it.
+    """
+
+    handle: str
+    serial: int
+    spec: TensorSpec
+    lease_remaining: float
+
+
+@dataclass(eq=False)
+class Upload:
+    """Tensors that are being received: memory is reserved, nothing is visible yet."""
+
+    arrays: tuple[NDArray[Any], ...]
+    lease: float
+    stored: bool = False
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Stored tensors while a call uses them.
+
+    Attributes:
+        arrays: By handle. Never written to, except by the caller where `exclusive`.
+        exclusive: Nobody else can see the arrays, now or later: the caller may take over their memory.
+    """
+
+    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+    exclusive: bool = False
+
+
+class TensorStore:
+    """Keeps tensors for a time, within a quota of bytes and one of handles.
+
+    Not thread-safe: used on the event loop only.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: BufferPool,
+        memory: Quota,
+        handles: Quota,
+        leases: LeaseConfig,
+        clock: Callable[[], float],
+        new_handle: Callable[[], str],
+    ) -> None:
+        """Takes a monotonic `clock` in seconds and a source of unguessable handles."""
+        self._pool = pool
+        self._memory = memory
+        self._handles = handles
+        self._leases = leases
+        self._clock = clock
+        self._new_handle = new_handle
+        self._entries: dict[str, _Entry] = {}
+        self._serials = itertools.count(1)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @contextmanager
+    def receive(self, specs: Sequence[TensorSpec], lease: float | None) -> Iterator[Upload]:
+        """Reserves memory for tensors about to arrive; given back unless they are stored by `store`.
+
+        Args:
+            specs: Of the tensors.
+            lease: Seconds, None for the default.
+
+        Raises:
+            InvalidArgumentError: `lease` is not positive.
+            ResourceExhaustedError: They do not fit.
+        """
+        seconds = self.lease_seconds(lease)
+        num_bytes = sum(spec.num_bytes for spec in specs)
+        self._handles.acquire(len(specs))
+        try:
+            self._memory.acquire(num_bytes)
+        except BaseException:
+            self._handles.release(len(specs))
+            raise
+        upload = Upload((), seconds)
+        try:
+            upload.arrays = tuple(self._pool.empty(spec.shape, spec.dtype) for spec in specs)
+            yield upload
+        finally:
+            if not upload.stored:
+                self._handles.release(len(specs))
+                self._memory.release(num_bytes)
+
+    def store(self, upload: Upload) -> list[str]:
+        """Makes the tensors of an upload visible; returns their handles."""
+        upload.stored = True
+        return [self._add(array, upload.lease, shared=False) for array in upload.arrays]
+
+    def keep(self, arrays: Sequence[NDArray[Any]], lease: float | None) -> list[str]:
+        """Stores results of a call without copying them; returns their handles.
+
+        Raises:
+            InvalidArgumentError: `lease` is not positive.
+            ResourceExhaustedError: They do not fit.
+        """
+        seconds = self.lease_seconds(lease)
+        self._handles.acquire(len(arrays))
+        try:
+            self._memory.acquire(sum(array.nbytes for array in arrays))
+        except BaseException:
+            self._handles.release(len(arrays))
+            raise
+        return [self._add(array, seconds, shared=True) for array in arrays]
+
+    def lease_seconds(self, lease: float | None) -> float:
+        """Returns the lease to give when `lease` was asked for.
+
+        Raises:
+            InvalidArgumentError: `lease` is not positive.
+        """
+        if lease is None:
+            return self._leases.default_lease_seconds
+        if lease <= 0:
+            raise InvalidArgumentError(f"expected a positive lease, got {lease:g} s", field="lease")
+        return min(lease, self._leases.max_lease_seconds)
+
+    @contextmanager
+    def use(self, handles: Sequence[str], *, release: bool = False) -> Iterator[Inputs]:
+        """Holds stored tensors while a call uses them, and renews their leases.
+
+        Args:
+            handles: Of the tensors; one may be named twice.
+            release: Delete them when the block is left without an exception. From the start nobody else can
+                find them; after an exception they are there again.
+
+        Raises:
+            NotFoundError: One of them does not exist.
+        """
+        entries: dict[str, _Entry] = {}
+        for handle in handles:
+            entry = self._entries.get(handle)
+            if entry is None:
+                raise NotFoundError(f"no tensor with the handle {handle!r}", field="handle")
+            entries[handle] = entry
+        for entry in entries.values():
+            entry.users += 1
+            if release:
+                del self._entries[entry.handle]
+        exclusive = release and all(entry.users == 1 and not entry.shared for entry in entries.values())
+        arrays = {handle: entry.array for handle, entry in entries.items()}
+        keep = True
+        try:
+            yield Inputs(arrays, exclusive)
+            keep = not release
+        finally:
+            now = self._clock()
+            for entry in entries.values():
+                entry.users -= 1
+                entry.expires = now + entry.lease
+                if keep and release and not entry.deleted:
+                    self._entries[entry.handle] = entry
+                entry.deleted = entry.deleted or not keep
+                self._reclaim(entry)
+
+    def delete(self, handles: Sequence[str]) -> int:
+        """Deletes those that exist; returns how many that were."""
+        count = 0
+        for handle in handles:
+            entry = self._entries.pop(handle, None)
+            if entry is not None:
+                entry.deleted = True
+                self._reclaim(entry)
+                count += 1
+        return count
+
+    def page(self, after_serial: int, size: int) -> list[StoredTensor]:
+        """Returns up to `size` tensors stored after the one with `after_serial`, oldest first."""
+        now = self._clock()
+        # Entries that a failed call put back are at the end of the dictionary: order by serial.
+        entries = sorted(
+            (entry for entry in self._entries.values() if entry.serial > after_serial),
+            key=lambda entry: entry.serial,
+        )
+        return [
+            StoredTensor(
+                entry.handle,
+                entry.serial,
+                TensorSpec(entry.array.dtype, entry.array.shape),
+                max(entry.expires - now, 0.0),
+            )
+            for entry in entries[:size]
+        ]
+
+    def expire(self) -> int:
+        """Deletes the tensors whose lease has run out and that nobody uses; returns how many."""
+        now = self._clock()
+        return self.delete(
+            [entry.handle for entry in self._entries.values() if entry.expires <= now and entry.users == 0]
+        )
+
+    def _add(self, array: NDArray[Any], lease: float, *, shared: bool) -> str:
+        handle = self._new_handle()
+        entry = _Entry(handle, next(self._serials), array, lease, shared, expires=self._clock() + lease)
+        self._entries[handle] = entry
+        return handle
+
+    def _reclaim(self, entry: _Entry) -> None:
+        if entry.deleted and entry.users == 0:
+            self._memory.release(entry.array.nbytes)
+            self._handles.release()

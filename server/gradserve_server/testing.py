@@ -1,0 +1,82 @@
+"""A real server for tests, on a free port of this machine."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
+
+from gradserve_server.app import Server
+from gradserve_server.config import ListenConfig, ServerConfig
+
+T = TypeVar("T")
+
+_START_SECONDS = 30.0
+
+
+class LocalServer:
+    """Runs a server in a thread of this process, until the end of the block.
+
+    with LocalServer() as local, gradserve.connect(local.address) as client:
+        ...
+    """
+
+    def __init__(self, config: ServerConfig | None = None) -> None:
+        """Takes a configuration, of which the addresses are replaced by a free port of 127.0.0.1."""
+        base = config if config is not None else ServerConfig()
+        self._config = base.model_copy(update={"listen": ListenConfig(listen=("127.0.0.1:0",))})
+        self._thread = threading.Thread(target=self._run, name="gradserve-local-server")
+        self._ready = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._server: Server | None = None
+        self._failure: BaseException | None = None
+
+    @property
+    def address(self) -> str:
+        """Where the server listens."""
+        return self.server.addresses[0]
+
+    @property
+    def server(self) -> Server:
+        """The server itself, to be looked at by `inspect` only."""
+        if self._server is None:
+            raise RuntimeError("the server is not running")
+        return self._server
+
+    def inspect(self, look: Callable[[Server], T]) -> T:
+        """Returns what `look` sees, on the server's own event loop."""
+
+        async def on_loop() -> T:
+            return look(self.server)
+
+        if self._loop is None:
+            raise RuntimeError("the server is not running")
+        return asyncio.run_coroutine_threadsafe(on_loop(), self._loop).result(_START_SECONDS)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        if not self._ready.wait(_START_SECONDS):
+            raise TimeoutError(f"the server did not start within {_START_SECONDS} s")
+        if self._failure is not None:
+            raise RuntimeError("the server did not start") from self._failure
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._loop is not None and self._stop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # noqa: BLE001 - handed to whoever started the thread
+            self._failure = error
+            self._ready.set()
+
+    async def _serve(self) -> Any:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        async with Server(self._config) as server:
+            self._server = server
+            self._ready.set()
+            await self._stop.wait()

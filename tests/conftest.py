@@ -1,0 +1,33 @@
+"""A real server on a free port, and clients of it."""
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+import gradserve
+from gradserve_server.testing import LocalServer
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[LocalServer]:
+    """A server in a thread of this process; tests share it, so they use names of their own."""
+    with LocalServer() as local:
+        yield local
+
+
+@pytest.fixture(scope="session")
+def server_address(server: LocalServer) -> str:
+    return server.address
+
+
+@pytest.fixture
+def client(server_address: str) -> Iterator[gradserve.Client]:
+    with gradserve.connect(server_address, timeout=30) as connected:
+        yield connected
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that no other test uses."""
+    return uuid.uuid4().hex
