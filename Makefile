@@ -1,0 +1,74 @@
+# Every target works on a fresh machine with Python 3.11 or newer and make; `test` and `lint` need Node.js too.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PROTOS_VENV := .venv-protos
+BUF := npx --yes @bufbuild/buf@1.75.0
+JAVASCRIPT := examples/javascript
+
+INSTALLED := $(VENV)/installed
+PROTOC_INSTALLED := $(PROTOS_VENV)/installed
+NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo serve test lint types protos check-protos bench image constraints clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+install: $(INSTALLED)  ## Install everything needed for development into .venv
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(NODE_INSTALLED): $(JAVASCRIPT)/package.json
+	npm install --silent --no-audit --no-fund --prefix $(JAVASCRIPT)
+	@touch $@
+
+demo: $(INSTALLED)  ## Train on real data with four workers, beside one process
+	$(BIN)/gradserve demo $(DEMO_FLAGS)
+
+serve: $(INSTALLED)  ## Run a server on 127.0.0.1:50051
+	$(BIN)/gradserve serve $(SERVE_FLAGS)
+
+test: $(INSTALLED) $(NODE_INSTALLED)  ## Run every test
+	$(BIN)/python -m pytest $(TEST_FLAGS)
+
+lint: $(INSTALLED)  ## Check style, layers and protos
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
+	$(BUF) lint
+
+types: $(INSTALLED)  ## Check types
+	$(BIN)/mypy
+
+$(PROTOC_INSTALLED): Makefile
+	$(PYTHON) -m venv $(PROTOS_VENV)
+	$(PROTOS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check grpcio-tools==1.74.0 setuptools==80.9.0
+	@touch $@
+
+protos: $(PROTOC_INSTALLED)  ## Make the stubs from the protos
+	deploy/generate_stubs.sh $(PROTOS_VENV)/bin/python client
+
+check-protos: $(PROTOC_INSTALLED)  ## Fail when the stubs are not those of the protos
+	rm -rf build/stubs && mkdir -p build/stubs
+	deploy/generate_stubs.sh $(PROTOS_VENV)/bin/python build/stubs
+	diff -r --exclude=__pycache__ --exclude=__init__.py build/stubs/gradserve/v1 client/gradserve/v1
+
+bench: $(INSTALLED)  ## Measure beside the peers; installs them into environments of their own
+	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
+
+image:  ## Build the container image and check that it runs
+	deploy/image.sh
+
+constraints: $(INSTALLED)  ## Pin the newest versions of everything in constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --upgrade --quiet \
+		--no-header --no-annotate --no-emit-index-url --output-file constraints.txt
+
+clean:  ## Remove what make made
+	rm -rf $(VENV) $(PROTOS_VENV) .venv-bench build dist demo-output $(JAVASCRIPT)/node_modules
