@@ -10,7 +10,7 @@ FROM ${PYTHON_IMAGE} AS build
 RUN python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/gradserve
 
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY pyproject.toml README.md LICENSE constraints.txt deploy/constraints-*.txt ./
 COPY client ./client
 COPY server ./server
 
@@ -22,8 +22,11 @@ RUN --mount=type=secret,id=pip-config --mount=type=secret,id=certificates \
     && if [ -f /run/secrets/certificates ]; then export PIP_CERT=/run/secrets/certificates; fi \
     && export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore \
     && /opt/pip/bin/pip wheel --no-deps --wheel-dir /wheels . \
-    && /opt/pip/bin/pip --python /opt/gradserve/bin/python install \
-        --only-binary :all: --constraint constraints.txt "$(ls /wheels/gradserve-*.whl)[${EXTRAS}]"
+    && for cuda in cuda12 cuda13; do \
+        case ",${EXTRAS}," in *",${cuda},"*) set -- "$@" --constraint "constraints-${cuda}.txt" ;; esac \
+    done \
+    && /opt/pip/bin/pip --python /opt/gradserve/bin/python install --only-binary :all: \
+        --constraint constraints.txt "$@" "$(ls /wheels/gradserve-*.whl)[${EXTRAS}]"
 
 FROM ${PYTHON_IMAGE}
 
