@@ -3,8 +3,9 @@
 import uuid
 from collections.abc import Iterator
 
-import gradserve
 import pytest
+
+import gradserve
 from gradserve_server.testing import LocalServer
 
 

@@ -14,21 +14,22 @@ from gradserve.transport import AsyncTransport, SyncTransport
 P = ParamSpec("P")
 T = TypeVar("T")
 CallsT = TypeVar("CallsT")
+CallsT_co = TypeVar("CallsT_co", covariant=True)
 MadeT = TypeVar("MadeT")
 
 
-class BlockingFace(Generic[CallsT]):
+class BlockingFace(Generic[CallsT_co]):
     """Something whose calls are carried out in the calling thread."""
 
-    def __init__(self, transport: SyncTransport, calls: CallsT) -> None:
+    def __init__(self, transport: SyncTransport, calls: CallsT_co) -> None:
         self._transport = transport
         self._calls = calls
 
 
-class AsyncFace(Generic[CallsT]):
+class AsyncFace(Generic[CallsT_co]):
     """Something whose calls are coroutines."""
 
-    def __init__(self, transport: AsyncTransport, calls: CallsT) -> None:
+    def __init__(self, transport: AsyncTransport, calls: CallsT_co) -> None:
         self._transport = transport
         self._calls = calls
 

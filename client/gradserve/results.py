@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -89,7 +89,7 @@ class SparseSpec:
 
 
 @dataclass(frozen=True, eq=False)
-class Average(Mapping[str, Value]):
+class Average(Mapping[str, Any]):
     """The result of a round: a mapping from component to array (or IndexedSlices).
 
     Attributes:
@@ -105,7 +105,7 @@ class Average(Mapping[str, Value]):
     total_weight: float
     worker_ids: tuple[str, ...]
 
-    def __getitem__(self, name: str) -> Value:
+    def __getitem__(self, name: str) -> Any:
         return self.components[name]
 
     def __iter__(self) -> Iterator[str]:

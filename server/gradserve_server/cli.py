@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-import gradserve
 
+import gradserve
+from gradserve_server.demo.command import demo
 from gradserve_server.settings import config_options, load_config
 
 
@@ -90,3 +91,6 @@ def info(address: str, timeout: float) -> None:
         click.echo(f"{title}:")
         for name, value in values.items():
             click.echo(f"  {name}: {value:,}")
+
+
+cli.add_command(demo)

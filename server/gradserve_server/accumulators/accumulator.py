@@ -46,15 +46,17 @@ class Applied:
 
 @dataclass
 class _Take:
-    """What is remembered of a take: who waits, later only the step it got."""
+    """What is remembered of a take: who waits, later only which round it got."""
 
     waiter: Waiter | None
     step: int = 0
+    round_number: int = 0
 
     def settle(self, answer: "asyncio.Future[Average]") -> None:
         # From here on the memory of the average is the history's to keep.
         if not _failed(answer):
             self.step = answer.result().step
+            self.round_number = answer.result().round_number
             self.waiter = None
 
 
@@ -164,7 +166,7 @@ class Accumulator:
             if known is not None:
                 assert isinstance(known, _Take), "another kind of call has another fingerprint"
                 if known.waiter is None:
-                    return self._kept(known.step), True
+                    return self._kept(known.step, known.round_number), True
                 return await self._await_take(call, known.waiter, timeout), True
             waiter = Waiter(num_required)
             record = _Take(waiter)
@@ -200,7 +202,7 @@ class Accumulator:
                     return applied, self._history.newest(), duplicate
                 if duplicate:
                     if applied.round.step is not None:
-                        return applied, self._kept(applied.round.step), duplicate
+                        return applied, self._kept(applied.round.step, applied.round.number), duplicate
                     self._check_open()
                     waiter.round = applied.round
                     self._queue.append(waiter)
@@ -320,7 +322,14 @@ class Accumulator:
                 continue
             self._round_shapes = None
             closed = self._rounds.close()
-            average = Average(values, self._rounds.global_step, len(closed.members), weight, closed.worker_ids)
+            average = Average(
+                values=values,
+                step=self._rounds.global_step,
+                round_number=closed.number,
+                num_gradients=len(closed.members),
+                total_weight=weight,
+                worker_ids=closed.worker_ids,
+            )
             if self._closed is None:
                 self._history.add(average)
                 self._settle()
@@ -344,7 +353,7 @@ class Accumulator:
                 # The round has ended for this one: giving up now would lose it.
                 return await asyncio.shield(waiter.answer)
             raise DeadlineExceededError(
-                f"{waiter.num_required} gradients of accumulator {self.name!r} were not there within "
+                f"accumulator {self.name!r} did not get the {waiter.num_required} gradients required within "
                 f"{timeout:g} s: {self._diagnosis()}"
             ) from None
         finally:
@@ -358,9 +367,9 @@ class Accumulator:
             self._queue.remove(waiter)
             self._wake()
 
-    def _kept(self, step: int) -> Average:
+    def _kept(self, step: int, round_number: int) -> Average:
         average = self._history.get(step)
-        if average is None:
+        if average is None or average.round_number != round_number:
             raise AbortedError(
                 f"the round of this request_id ended with step {step}, whose average is no longer kept",
                 field="request_id",
@@ -370,9 +379,11 @@ class Accumulator:
     def _diagnosis(self) -> str:
         present = ", ".join(self._rounds.current.worker_ids) or "none named"
         missing = ", ".join(self._rounds.missing_workers()) or "none"
+        count = self._rounds.num_accumulated
         return (
-            f"{self._rounds.num_accumulated} are in (workers: {present}; of the previous round missing: "
-            f"{missing}), global_step is {self._rounds.global_step}, {len(self._queue)} wait"
+            f"{count} {'gradient is' if count == 1 else 'gradients are'} in (workers: {present}; "
+            f"of the previous round missing: {missing}), "
+            f"global_step is {self._rounds.global_step}, {len(self._queue)} wait"
         )
 
     def _wake(self) -> None:

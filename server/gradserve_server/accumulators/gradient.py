@@ -75,6 +75,7 @@ class Average:
     Attributes:
         values: By component, in the order of the spec. Read-only arrays.
         step: The global_step the round led to.
+        round_number: Of the round.
         num_gradients: How many are in it.
         total_weight: The sum of their weights.
         worker_ids: Who sent them, each once, in order of arrival.
@@ -82,6 +83,7 @@ class Average:
 
     values: Mapping[str, Value]
     step: int
+    round_number: int
     num_gradients: int
     total_weight: float
     worker_ids: tuple[str, ...]

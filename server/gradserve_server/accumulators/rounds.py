@@ -10,10 +10,12 @@ class Round:
     """The contributions accepted between two takes.
 
     Attributes:
+        number: Counts the rounds of the accumulator. Steps may come twice, when they are set back.
         members: In order of arrival.
         step: The global_step the round led to; None while it is open.
     """
 
+    number: int = 0
     members: list[Contribution] = field(default_factory=list)
     step: int | None = None
 
@@ -59,7 +61,7 @@ class Rounds:
         self.global_step += 1
         closed.step = self.global_step
         self._previous_workers = closed.worker_ids
-        self.current = Round()
+        self.current = Round(closed.number + 1)
         return closed
 
     def set_global_step(self, step: int) -> None:

@@ -4,7 +4,6 @@ from functools import partial
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
-
 from gradserve_server.accumulators.accumulator import Accumulator, Applied
 from gradserve_server.accumulators.gradient import Average
 from gradserve_server.accumulators.registry import DEFAULT_CONTAINER, AccumulatorRegistry

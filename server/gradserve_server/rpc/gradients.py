@@ -6,11 +6,11 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.dtypes import to_data_type, to_dtype
-from numpy.typing import NDArray
-
 from gradserve_server.accumulators.accumulator import Accumulator, OpenGradient
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, SparseSlices, Value
 from gradserve_server.accumulators.identity import RequestId

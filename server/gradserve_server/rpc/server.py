@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Sequence
 
 import grpc
-from gradserve.v1 import accumulator_service_pb2, server_service_pb2, tensor_service_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from gradserve.v1 import accumulator_service_pb2, server_service_pb2, tensor_service_pb2
 from gradserve_server.config import LimitsConfig
 from gradserve_server.rpc.accumulator_service import AccumulatorServicer
 from gradserve_server.rpc.handlers import Gate, make_handler

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gradserve.v1 import server_messages_pb2 as messages_pb2
-
 from gradserve_server.config import LeaseConfig, LimitsConfig
 from gradserve_server.devices.inventory import DeviceDescription
 from gradserve_server.rpc.status import Context

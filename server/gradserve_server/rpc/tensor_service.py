@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Mapping
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve.wire.chunks import Chunk, PartDecoder, cut, encode_part
 from gradserve.wire.payload import Assembly, PayloadError, buffer_of
-
 from gradserve_server.errors import DeadlineExceededError, InvalidArgumentError
 from gradserve_server.rpc.handlers import Codec
 from gradserve_server.rpc.paging import page_of

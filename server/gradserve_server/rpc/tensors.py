@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
+from numpy.typing import NDArray
+
 from gradserve.v1 import tensor_pb2
 from gradserve.wire.dtypes import to_data_type, to_dtype
 from gradserve.wire.payload import buffer_of
-from numpy.typing import NDArray
-
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.tensors.store import TensorSpec, TensorStore
 

@@ -1,0 +1,57 @@
+"""What the demo is asked to do."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """The settings of one demo run."""
+
+    workers: int = 4
+    """Gradients that every round needs."""
+
+    backup: int = 0
+    """Workers beyond that; the last of them is artificially slow."""
+
+    epochs: int = 20
+    """Passes over the training data."""
+
+    address: str | None = None
+    """Server to use; without one the demo starts its own."""
+
+    output: Path = Path("demo-output")
+    """Folder for the plot; made if it does not exist."""
+
+    batch_size: int = 16
+    """Examples in one worker's share of a step."""
+
+    hidden: int = 32
+    """Units in the hidden layer."""
+
+    learning_rate: float = 0.5
+    """Step size of plain gradient descent."""
+
+    seed: int = 0
+    """Decides the data split, the batches and the initial weights."""
+
+    slow_seconds: float = 0.03
+    """How long the slow worker pauses before every push: several times what a round takes."""
+
+    keep_averages: int = 64
+    """Averages of past rounds that the server keeps for workers that fell behind."""
+
+    timeout: float = 30.0
+    """Seconds that any single wait may take before the demo gives up."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("workers", 1), ("backup", 0), ("epochs", 1), ("batch_size", 1), ("hidden", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.keep_averages < 2:
+            raise ValueError(f"keep_averages must be at least 2, got {self.keep_averages}")
+
+    @property
+    def num_processes(self) -> int:
+        """Worker processes in all."""
+        return self.workers + self.backup

@@ -1,0 +1,41 @@
+"""The examples, run as a reader would run them."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+JAVASCRIPT = EXAMPLES / "javascript"
+
+
+def run(*command: str | Path) -> str:
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_numpy_training(server_address: str) -> None:
+    output = run(sys.executable, EXAMPLES / "numpy_training.py", server_address)
+    found = re.findall(r"^worker-\d: y = (\S+) \* x \+ (\S+)$", output, re.MULTILINE)
+    assert len(found) == 4
+    assert len(set(found)) == 1, "the workers ended with different weights"
+    assert [float(number) for number in found[0]] == pytest.approx([3, -1], abs=0.05)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
+def test_javascript(server_address: str) -> None:
+    assert (JAVASCRIPT / "node_modules").is_dir(), "run: npm install --prefix examples/javascript"
+    output = run("node", JAVASCRIPT / "apply_and_take.js", server_address)
+    lines = output.splitlines()
+    assert lines[:4] == [
+        "applied [1, 2, 3]: APPLY_OUTCOME_ACCEPTED, 1 in the round",
+        "sent again: duplicate is true, nothing was counted twice",
+        "applied [3, 6, 9]: APPLY_OUTCOME_ACCEPTED, 2 in the round",
+        "sent again: duplicate is true, nothing was counted twice",
+    ]
+    assert lines[4].startswith("wrong shape: 3 INVALID_ARGUMENT: ")
+    assert lines[5:] == ["average of 2 gradients: [2, 4, 6], now at step 1"]
