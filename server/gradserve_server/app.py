@@ -59,7 +59,7 @@ class Server:
             clock=time.monotonic,
             new_incarnation=_new_id,
         )
-        placer = Placer(self.store, limits.inline_limit_bytes)
+        placer = Placer(self.store, limits.inline_limit_bytes, limits.max_message_bytes)
         started = time.monotonic()
         self._grpc = GrpcServer(
             tensors=TensorServicer(self.store, config.runtime.stream_idle_seconds),

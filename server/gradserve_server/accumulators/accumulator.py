@@ -60,8 +60,8 @@ class _Take:
             self.waiter = None
 
 
-CallRecord = asyncio.Task[Applied] | _Take
-"""What is remembered of a call: what its gradient became, or its take."""
+CallRecord = asyncio.Task[Applied] | Applied | _Take
+"""What is remembered of a call: what its gradient becomes or became, or its take."""
 
 
 @dataclass(frozen=True)
@@ -263,18 +263,21 @@ class Accumulator:
             )
         known = self._calls.recall(call)
         if known is not None:
+            if isinstance(known, Applied):
+                return known, True
             assert isinstance(known, asyncio.Task), "another kind of call has another fingerprint"
             return await asyncio.shield(known), True
         task = self._own(self._apply(contribution, open_gradient, pull))
         self._calls.remember(call, task)
-        task.add_done_callback(lambda done: self._calls.forget(call) if _failed(done) else None)
+        task.add_done_callback(lambda done: self._calls.settle(call, None if _failed(done) else done.result()))
         return await asyncio.shield(task), False
 
     async def _apply(self, contribution: Contribution, open_gradient: OpenGradient, pull: Waiter | None) -> Applied:
         with open_gradient() as gradient:
             async with self._exclusive():
                 stale = self._rounds.is_stale(contribution)
-                check_gradient(self.spec, gradient, None if stale else self._round_shapes)
+                shapes = None if stale else self._round_shapes
+                await self._compute.run(gradient.sparse_nbytes, check_gradient, self.spec, gradient, shapes)
                 if stale:
                     return Applied(None, self._rounds.global_step, self._rounds.num_accumulated)
                 await self._add(gradient, contribution)
@@ -314,11 +317,11 @@ class Accumulator:
             weight = self._rounds.current.total_weight
             try:
                 values = await self._compute.run(self._summation.nbytes, self._summation.average, weight)
-            except MemoryError as error:
-                failure = _out_of_memory()
-                failure.__cause__ = error
+            except Exception as error:
+                # The taker's trouble, not of whoever let go of the lock: that one's change is done.
                 self._queue.remove(head)
-                head.answer.set_exception(failure)
+                if not head.answer.done():
+                    head.answer.set_exception(_out_of_memory() if isinstance(error, MemoryError) else error)
                 continue
             self._round_shapes = None
             closed = self._rounds.close()
@@ -340,7 +343,7 @@ class Accumulator:
             return await self._wait(waiter, timeout)
         finally:
             if waiter.answer.cancelled():
-                self._calls.forget(call)
+                self._calls.settle(call, None)
 
     async def _wait(self, waiter: Waiter, timeout: float | None) -> Average:
         """Waits for the answer, at most `timeout` seconds."""
@@ -349,8 +352,8 @@ class Accumulator:
             async with asyncio.timeout(timeout):
                 return await asyncio.shield(waiter.answer)
         except TimeoutError:
-            if waiter.serving:
-                # The round has ended for this one: giving up now would lose it.
+            if waiter.serving or waiter.answer.done():
+                # The round ends for this one, or just has: giving up now would lose it.
                 return await asyncio.shield(waiter.answer)
             raise DeadlineExceededError(
                 f"accumulator {self.name!r} did not get the {waiter.num_required} gradients required within "
@@ -401,7 +404,7 @@ class Accumulator:
 
     def _check_open(self) -> None:
         if self._closed is not None:
-            raise self._closed
+            raise self._closed.with_traceback(None)
 
     def _own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Runs work that goes on when its caller is cancelled."""

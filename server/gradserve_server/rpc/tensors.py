@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gradserve.v1 import tensor_pb2
 from gradserve.wire.dtypes import to_data_type, to_dtype
 from gradserve.wire.payload import buffer_of
-from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
 from gradserve_server.tensors.store import TensorSpec, TensorStore
 
 _MAX_DIMENSIONS = 64
@@ -92,9 +92,10 @@ def encode_spec(spec: TensorSpec | NDArray[Any]) -> tensor_pb2.TensorSpec:
 class Placer:
     """Puts the arrays of a reply where the request wants them."""
 
-    def __init__(self, store: TensorStore, inline_limit_bytes: int) -> None:
+    def __init__(self, store: TensorStore, inline_limit_bytes: int, max_message_bytes: int) -> None:
         self._store = store
         self._inline_limit_bytes = inline_limit_bytes
+        self._max_message_bytes = max_message_bytes
 
     def check(self, placement: tensor_pb2.Placement) -> None:
         """Checks a placement before anything is done for it.
@@ -110,7 +111,7 @@ class Placer:
         """Returns a message for each array.
 
         Raises:
-            ResourceExhaustedError: They are to be kept and do not fit.
+            ResourceExhaustedError: They are to be kept and do not fit, or to come inline and are too long for that.
         """
         total = sum(array.nbytes for array in arrays)
         keep = placement.mode == tensor_pb2.Placement.MODE_KEEP or (
@@ -119,6 +120,12 @@ class Placer:
         if keep:
             handles = self._store.keep(arrays, decode_duration(placement, "lease"))
             return [encode_handle(array, handle) for array, handle in zip(arrays, handles, strict=True)]
+        if total > self._max_message_bytes:
+            raise ResourceExhaustedError(
+                f"the result has {total} bytes and at most {self._max_message_bytes} come inline; "
+                "expected placement MODE_KEEP or MODE_AUTO",
+                field="placement.mode",
+            )
         return [
             tensor_pb2.Tensor(
                 dtype=to_data_type(array.dtype),

@@ -1,0 +1,47 @@
+"""The README's Python runs as printed."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parent.parent / "README.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+
+MODEL_PRELUDE = """
+import numpy as np
+import gradserve
+from concurrent.futures import ThreadPoolExecutor
+client = gradserve.connect("localhost:50051")
+step = client.gradient_accumulator({"w": np.zeros(2), "b": np.zeros(1)}, shared_name="net").info().global_step
+def work(i):
+    w, b, grad_w, grad_b = np.ones(2), np.ones(1), np.full(2, float(i)), np.ones(1)
+"""
+MODEL_EPILOGUE = """
+    return w
+with ThreadPoolExecutor(4) as threads:
+    print(*threads.map(work, range(4)))
+"""
+
+
+def run(program: str, address: str) -> str:
+    """Runs a program against a server at another address than the usual one."""
+    program = program.replace("localhost:50051", address)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("attempt", ["first", "again"])
+def test_example(server_address: str, attempt: str) -> None:
+    printed = run(BLOCKS[0], server_address)
+    assert printed.count("ACCEPTED") == 4, attempt
+    assert "[1.5 1.  3. ]" in printed
+
+
+def test_model_example(server_address: str) -> None:
+    indented = "".join(f"    {line}\n" for line in BLOCKS[1].splitlines())
+    printed = run(MODEL_PRELUDE + indented + MODEL_EPILOGUE, server_address)
+    assert printed.split("[")[1:] == ["0.85 0.85] ", "0.85 0.85] ", "0.85 0.85] ", "0.85 0.85]\n"]
