@@ -3,9 +3,8 @@
 import uuid
 from collections.abc import Iterator
 
-import pytest
-
 import gradserve
+import pytest
 from gradserve_server.testing import LocalServer
 
 

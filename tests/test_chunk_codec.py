@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
-
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve.v1 import tensor_pb2
 from gradserve.wire.chunks import DEFAULT_CHUNK_BYTES, Chunk, PartDecoder, cut, encode_part
 from gradserve.wire.dtypes import to_dtype
 from gradserve.wire.payload import Array, Assembly, PayloadError, buffer_of
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 STREAM_CLASSES = [messages_pb2.PutTensorsRequest, messages_pb2.GetTensorsResponse]
 DTYPES = [to_dtype(number) for number in tensor_pb2.DataType.values() if number]
@@ -233,7 +232,11 @@ def test_a_payload_that_is_too_long_writes_nothing_beyond_the_arrays() -> None:
 def test_cut_does_not_copy() -> None:
     payload = [np.arange(5, dtype=np.int64), np.arange(300_000, dtype=np.float64)]
     chunks = list(cut(map(buffer_of, payload)))
-    assert [chunk.num_bytes for chunk in chunks] == [DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_BYTES, 40 + 2_400_000 - (2 << 20)]
+    assert [chunk.num_bytes for chunk in chunks] == [
+        DEFAULT_CHUNK_BYTES,
+        DEFAULT_CHUNK_BYTES,
+        40 + 2_400_000 - (2 << 20),
+    ]
     assert len(chunks[0].pieces) == 2
     for piece in (piece for chunk in chunks for piece in chunk.pieces):
         assert any(np.shares_memory(np.frombuffer(piece, np.uint8), array) for array in payload)

@@ -8,10 +8,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-
 from gradserve.wire.payload import buffer_of
 from gradserve_server.devices.pool import BufferPool
+from numpy.typing import NDArray
 
 KIB = 1 << 10
 MIB = 1 << 20
