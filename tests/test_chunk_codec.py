@@ -1,5 +1,6 @@
 """The zero-copy codec of the streams speaks the same bytes as the generated classes."""
 
+import itertools
 import random
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -28,7 +29,7 @@ def chunk_of(payload: bytes, cuts: Iterable[int] = ()) -> Chunk:
     """Returns a payload as a chunk whose pieces end at the `cuts`."""
     edges = [0, *sorted(cuts), len(payload)]
     view = memoryview(payload)
-    return Chunk(tuple(view[start:end] for start, end in zip(edges, edges[1:], strict=False)), len(payload))
+    return Chunk(tuple(view[start:end] for start, end in itertools.pairwise(edges)), len(payload))
 
 
 def varint(number: int, padding: int = 0) -> bytes:
@@ -204,7 +205,7 @@ def test_cut_and_assembly_round_trip(payload: list[Array], chunk_bytes: int) -> 
 def test_a_wrong_length_is_an_error(payload: list[Array], boundaries: list[int], surplus: int) -> None:
     content = b"".join(array.tobytes() for array in payload)
     edges = [0, *sorted(min(each, len(content)) for each in boundaries), len(content)]
-    pieces = [memoryview(content)[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    pieces = [memoryview(content)[start:end] for start, end in itertools.pairwise(edges)]
 
     exact = Assembly([np.empty(array.shape, array.dtype) for array in payload])
     for piece in pieces:

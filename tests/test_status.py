@@ -139,7 +139,7 @@ def test_exceptions_say_their_message_and_survive_pickling(exception: type[grads
 @pytest.mark.parametrize("field", [None, "gradient[0].dense.shape"])
 @pytest.mark.parametrize("error", list(STATUS_CODES), ids=lambda error: error.__name__)
 async def test_message_and_field_arrive(error: type[server_errors.ServiceError], field: str | None) -> None:
-    message = 'Shape mismatch: expected [?,3], got [2] – 100 % "ψ" 🙂'
+    message = 'Shape mismatch: expected [?,3], got [2], 100 % "ψ" 🙂'
     seen = await caught(error(message, field=field))
     assert failure_of(seen).field == field
     exception = as_exception(seen)
@@ -227,11 +227,9 @@ async def test_no_memory_is_a_limit_reached() -> None:
 async def test_streams_end_with_the_status(error: Exception, code: grpc.StatusCode, message: str) -> None:
     async with raising_server(error) as address, grpc.aio.insecure_channel(address) as channel:
         call = channel.unary_stream(GET_TENSORS, lambda request: request, lambda reply: reply)(b"", timeout=20)
-        received = []
+        assert await call.read() == tensor_messages_pb2.GetTensorsResponse(chunk=b"first").SerializeToString()
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            async for part in call:
-                received.append(part)  # noqa: PERF401 - what came before the error counts
-        assert len(received) == 1
+            await call.read()
         assert (raised.value.code(), raised.value.details()) == (code, message)
 
 
