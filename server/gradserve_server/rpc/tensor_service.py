@@ -1,6 +1,7 @@
 """TensorService: bulk data in and out."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping
 
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
@@ -24,6 +25,9 @@ STREAM_CODECS: Mapping[str, Codec] = {
     "PutTensors": Codec(decode=PartDecoder(messages_pb2.PutTensorsRequest.FromString)),
     "GetTensors": Codec(encode=encode_part),
 }
+
+
+_SERIAL = re.compile("[0-9]{1,18}")
 
 
 class TensorServicer:
@@ -81,7 +85,7 @@ class TensorServicer:
         self, request: messages_pb2.ListTensorsRequest, context: Context
     ) -> messages_pb2.ListTensorsResponse:
         page = page_of(request.page_size, request.page_token, default_size=1000)
-        if page.after and not page.after.isdecimal():
+        if page.after and not _SERIAL.fullmatch(page.after):
             raise InvalidArgumentError(
                 f"expected the next_page_token of an earlier page, got {request.page_token!r}", field="page_token"
             )
