@@ -157,6 +157,8 @@ def decode_gradient_id(request: GradientRequest) -> RequestId | None:
         for tensor in _tensors_of(component):
             digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
             digest.update(tensor.content)
+        if component.sparse.HasField("dense_shape"):
+            digest.update(repr(tuple(component.sparse.dense_shape.dims)).encode())
     return _request_id(
         request.request_id,
         type(request).__name__,
