@@ -69,7 +69,7 @@ class LocalServer:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as error:  # noqa: BLE001 - handed to whoever started the thread
+        except BaseException as error:
             self._failure = error
             self._ready.set()
 

@@ -23,7 +23,7 @@ from gradserve_server.accumulators.spec import (
     Reduction,
 )
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.rpc.tensors import decode_tensor, handles_of
+from gradserve_server.rpc.tensors import MAX_COMPONENTS, check_count, decode_tensor, handles_of
 from gradserve_server.tensors.store import TensorStore
 
 _REDUCTIONS = {
@@ -57,6 +57,7 @@ def decode_accumulator_spec(spec: accumulator_pb2.AccumulatorSpec) -> Accumulato
     Raises:
         InvalidArgumentError: It cannot be one.
     """
+    check_count(spec.components, MAX_COMPONENTS, "components", "spec.components")
     if spec.reduction not in _REDUCTIONS:
         raise InvalidArgumentError(f"expected a known reduction, got {spec.reduction}", field="spec.reduction")
     return AccumulatorSpec(
@@ -142,7 +143,19 @@ def decode_take_id(request: messages_pb2.TakeGradientRequest) -> RequestId | Non
     return _request_id(request.request_id, "take", request.num_required)
 
 
-def decode_gradient_id(request: GradientRequest) -> RequestId | None:
+def decode_gradient(
+    store: TensorStore, spec: AccumulatorSpec, request: GradientRequest
+) -> tuple[RequestId | None, Contribution, OpenGradient]:
+    """Reads a gradient: the id of the call, what it counts, and what fetches it when its turn has come.
+
+    Raises:
+        InvalidArgumentError: It has too many parts, or its id is not one.
+    """
+    check_count(request.gradient, MAX_COMPONENTS, "components", "gradient")
+    return _gradient_id(request), _contribution(request), _gradient_opener(store, spec, request)
+
+
+def _gradient_id(request: GradientRequest) -> RequestId | None:
     """Returns the id of an apply or push_pull, None when it has none.
 
     Its fingerprint covers all that a caller says twice when it sends a gradient again; handles it does not say
@@ -175,8 +188,7 @@ def _request_id(message: accumulator_pb2.RequestId, *content: object) -> Request
     return RequestId(message.client_id, message.sequence, fingerprint)
 
 
-def decode_contribution(request: GradientRequest) -> Contribution:
-    """Returns who sends a gradient and what it counts."""
+def _contribution(request: GradientRequest) -> Contribution:
     return Contribution(
         local_step=request.local_step,
         weight=request.weight if request.HasField("weight") else 1.0,
@@ -185,9 +197,7 @@ def decode_contribution(request: GradientRequest) -> Contribution:
     )
 
 
-def gradient_opener(store: TensorStore, spec: AccumulatorSpec, request: GradientRequest) -> OpenGradient:
-    """Returns what fetches the gradient of a request when its turn has come."""
-
+def _gradient_opener(store: TensorStore, spec: AccumulatorSpec, request: GradientRequest) -> OpenGradient:
     @contextmanager
     def open_gradient() -> Iterator[Gradient]:
         handles = handles_of(tensor for part in request.gradient for tensor in _tensors_of(part))

@@ -13,6 +13,8 @@ from gradserve_server.rpc.handlers import Codec
 from gradserve_server.rpc.paging import page_of
 from gradserve_server.rpc.status import Context
 from gradserve_server.rpc.tensors import (
+    MAX_STREAM_TENSORS,
+    check_count,
     decode_duration,
     decode_spec,
     encode_duration,
@@ -47,6 +49,7 @@ class TensorServicer:
                 header = _header(await anext(requests, None))
                 if not header.tensors:
                     raise InvalidArgumentError("expected at least one tensor, got none", field="header.tensors")
+                check_count(header.tensors, MAX_STREAM_TENSORS, "tensors", "header.tensors")
                 specs = [
                     decode_spec(tensor.dtype, tensor.shape, f"header.tensors[{index}]")
                     for index, tensor in enumerate(header.tensors)
@@ -69,6 +72,7 @@ class TensorServicer:
     ) -> AsyncIterator[messages_pb2.GetTensorsResponse | Chunk]:
         if not request.handles:
             raise InvalidArgumentError("expected at least one handle, got none", field="handles")
+        check_count(request.handles, MAX_STREAM_TENSORS, "handles", "handles")
         with self._store.use(request.handles, release=request.release) as inputs:
             arrays = [inputs.arrays[handle] for handle in request.handles]
             header = messages_pb2.GetTensorsHeader(tensors=[encode_spec(array) for array in arrays])

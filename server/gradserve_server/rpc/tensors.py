@@ -1,7 +1,7 @@
 """Tensor messages and arrays."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.tensors.store import TensorSpec, TensorStore
 
+MAX_COMPONENTS = 1 << 16
+"""Of an accumulator. Reading a request that names a million of anything would keep all others waiting."""
+MAX_STREAM_TENSORS = 2 * MAX_COMPONENTS
+"""A sparse component has two."""
 _MAX_DIMENSIONS = 64
 """As many as NumPy has."""
 
@@ -42,6 +46,16 @@ def decode_spec(data_type: tensor_pb2.DataType, shape: Sequence[int], field: str
             f"expected less than 2^63 bytes, got shape {list(sizes)} of {dtype}", field=f"{field}.shape"
         )
     return TensorSpec(dtype, sizes)
+
+
+def check_count(things: Sized, limit: int, what: str, field: str) -> None:
+    """Checks that a repeated field has not more than `limit` elements.
+
+    Raises:
+        InvalidArgumentError: It has.
+    """
+    if len(things) > limit:
+        raise InvalidArgumentError(f"expected at most {limit} {what}, got {len(things)}", field=field)
 
 
 def handles_of(tensors: Iterable[tensor_pb2.Tensor]) -> list[str]:
