@@ -20,6 +20,7 @@ from gradserve_server.rpc.tensors import (
     encode_duration,
     encode_handle,
     encode_spec,
+    request_fields,
 )
 from gradserve_server.tensors.store import TensorStore
 
@@ -54,7 +55,10 @@ class TensorServicer:
                     decode_spec(tensor.dtype, tensor.shape, f"header.tensors[{index}]")
                     for index, tensor in enumerate(header.tensors)
                 ]
-                with self._store.receive(specs, decode_duration(header, "lease")) as upload:
+                with (
+                    request_fields({"lease": "header.lease"}),
+                    self._store.receive(specs, decode_duration(header, "lease")) as upload,
+                ):
                     assembly = Assembly(upload.arrays)
                     async for part in requests:
                         patience.reschedule(loop.time() + idle)
