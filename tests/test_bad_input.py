@@ -102,6 +102,7 @@ SPECS = {
     "named": spec(component("only", dims=[2])),
     "ordered": spec(component(dims=[2, 3]), deterministic=True),
     "stepped": spec(component(dims=[2, 3])),
+    "wide": spec(component(), accumulate_dtype=tensor_pb2.DATA_TYPE_FLOAT64),
 }
 BEGIN = {
     "begun": dense(zeros(2, 3)),
@@ -650,6 +651,7 @@ TAKEN_NAMES = [
     other_spec("matrix", "deterministic is False, not True", component(dims=[-1, 3]), deterministic=True),
     other_spec("matrix", "keep_averages is 1, not 2", component(dims=[-1, 3]), keep_averages=2),
     other_spec("matrix", "accumulate_dtype is None, not float64", component(dims=[-1, 3]), accumulate_dtype=4),
+    other_spec("wide", "accumulate_dtype is float64, not None", component()),
     other_spec("matrix", "components are [''], not ['x']", component("x", dims=[-1, 3])),
     other_spec("model", "components are ['w', 'e'], not ['w']", component("w", dims=[2])),
     other_spec(
