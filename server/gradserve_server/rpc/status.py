@@ -34,8 +34,8 @@ STATUS_CODES: dict[type[ServiceError], grpc.StatusCode] = {
 }
 
 _DETAILS_KEY = "grpc-status-details-bin"
-_MAX_MESSAGE_CHARS = 2000
-"""Peers refuse headers of more than 8 KiB; a message may name thousands of workers."""
+_MAX_MESSAGE_BYTES = 2000
+"""Peers break off connections over headers of more than 8 KiB in all, and details repeat the message twice."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -58,13 +58,22 @@ async def status_boundary(method: str, context: Context) -> AsyncIterator[None]:
 
 
 async def _abort(context: Context, error: ServiceError) -> NoReturn:
-    message = error.message
-    if len(message) > _MAX_MESSAGE_CHARS:
-        message = message[:_MAX_MESSAGE_CHARS] + " ..."
+    message = _cut(error.message)
     code = STATUS_CODES[type(error)]
     aborting: Awaitable[NoReturn] = context.abort(code, message, _details(code, message, error.field))
     await aborting
     raise AssertionError("abort raises")
+
+
+def _cut(message: str) -> str:
+    """Shortens a message, which may name thousands of workers, to what fits into a header, percent-encoded."""
+    num_bytes = 0
+    for index, character in enumerate(message):
+        is_plain = " " <= character <= "~" and character != "%"
+        num_bytes += 1 if is_plain else 3 * len(character.encode())
+        if num_bytes > _MAX_MESSAGE_BYTES:
+            return message[:index] + " ..."
+    return message
 
 
 def _details(code: grpc.StatusCode, message: str, field: str | None) -> tuple[tuple[str, str | bytes], ...]:
