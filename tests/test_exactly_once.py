@@ -242,8 +242,8 @@ def test_every_push_pull_is_in_its_round_once(network: Network, name: str, num_f
         assert [result.step for result in results] == list(range(1, num_rounds + 1))
         assert {result.num_gradients for result in results} == {num_workers}
     assert network.num_faults() >= 10
-    # Most broken uploads are repeated inside the client.
-    assert persist.repeated >= (10 if num_floats == 8 else 1)
+    # Most broken calls are repeated inside gRPC, most broken uploads inside the client.
+    assert persist.repeated >= 1
 
 
 def test_the_proxy_does_every_fault(server_address: str, name: str, application_retries_only: None) -> None:
