@@ -43,6 +43,9 @@ class GrpcServer:
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
+                # Beyond 1000 calls that arrived and did not begin yet, gRPC would cancel some at random.
+                ("grpc.server.max_pending_requests", limits.max_waiters),
+                ("grpc.server.max_pending_requests_hard_limit", limits.max_waiters),
             ]
         )
         servicers = (tensors, accumulators, server)
