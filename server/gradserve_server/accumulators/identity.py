@@ -99,8 +99,13 @@ class CallMemory(Generic[RecordT]):
 
     def forget(self, call: RequestId | None) -> None:
         """Drops the record of a call that had no effect: the next one with its id is new."""
-        if call is not None and call.client_id in self._clients:
-            self._clients[call.client_id].records.pop(call.sequence, None)
+        if call is None or call.client_id not in self._clients:
+            return
+        window = self._clients[call.client_id]
+        window.records.pop(call.sequence, None)
+        if not window.records and window.floor < 0:
+            # As if the client had never called: those that come, give up and go take no place.
+            del self._clients[call.client_id]
 
     def _touch(self, client_id: str, window: _Window[RecordT]) -> None:
         window.last_used = self._clock()
