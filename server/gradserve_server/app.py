@@ -79,7 +79,11 @@ class Server:
         """Where the server listens, once started."""
 
     async def __aenter__(self) -> "Server":
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            await self.drain()
+            raise
         return self
 
     async def __aexit__(self, *exception: object) -> None:
