@@ -1,6 +1,7 @@
 """One accumulator: who calls, in what order, and what each is told."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -264,10 +265,12 @@ class Accumulator:
             )
         known = self._calls.recall(call)
         if known is not None:
-            if isinstance(known, Applied):
-                return known, True
-            assert isinstance(known, asyncio.Task), "another kind of call has another fingerprint"
-            return await asyncio.shield(known), True
+            assert not isinstance(known, _Take), "another kind of call has another fingerprint"
+            applied = known if isinstance(known, Applied) else await asyncio.shield(known)
+            # What a repeated call brought along goes the way of what the first one did, unless it is the same.
+            with contextlib.suppress(ServiceError), open_gradient():
+                pass
+            return applied, True
         task = self._own(self._apply(contribution, open_gradient, pull))
         self._calls.remember(call, task)
         task.add_done_callback(lambda done: self._calls.settle(call, None if _failed(done) else done.result()))

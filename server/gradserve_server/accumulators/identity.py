@@ -104,11 +104,15 @@ class CallMemory(Generic[RecordT]):
         """
         if call is None or call.client_id not in self._clients:
             return
-        records = self._clients[call.client_id].records
-        if record is None:
-            records.pop(call.sequence, None)
-        elif call.sequence in records:
-            records[call.sequence] = (call.fingerprint, record)
+        window = self._clients[call.client_id]
+        if record is not None:
+            if call.sequence in window.records:
+                window.records[call.sequence] = (call.fingerprint, record)
+            return
+        window.records.pop(call.sequence, None)
+        if not window.records and window.floor < 0:
+            # As if the client had never called: those that come, give up and go take no place.
+            del self._clients[call.client_id]
 
     def _touch(self, client_id: str, window: _Window[RecordT]) -> None:
         window.last_used = self._clock()
