@@ -69,6 +69,11 @@ constraints: $(INSTALLED)  ## Pin the newest versions of everything in constrain
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --upgrade --quiet \
 		--no-header --no-annotate --no-emit-index-url --output-file constraints.txt
+	for cuda in cuda12 cuda13; do \
+		$(BIN)/uv pip compile pyproject.toml --extra $$cuda --universal --python-version 3.11 --upgrade --quiet \
+			--no-header --no-annotate --no-emit-index-url --constraint constraints.txt \
+			| grep -E '^(cupy|cuda|nvidia)' | sed 's/ *;.*//' > deploy/constraints-$$cuda.txt; \
+	done
 
 clean:  ## Remove what make made
 	rm -rf $(VENV) $(PROTOS_VENV) .venv-bench build dist demo-output $(JAVASCRIPT)/node_modules

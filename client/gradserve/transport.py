@@ -11,7 +11,7 @@ from gradserve.calls import methods
 from gradserve.calls.exchange import Download, Exchange, Operation, Pause, Unary, Upload
 from gradserve.calls.status import error_from_status
 from gradserve.calls.streams import DownloadParts, stream_timeout, upload_parts
-from gradserve.errors import GradserveError
+from gradserve.errors import CallCancelledError, GradserveError
 from gradserve.process import OwnProcess
 from gradserve.wire.payload import Array
 
@@ -28,6 +28,7 @@ class SyncTransport:
     def __init__(self, address: str, timeout: float) -> None:
         self._timeout = timeout
         self._process = OwnProcess()
+        self._closed = False
         self._channel = grpc.insecure_channel(address, options=methods.CHANNEL_OPTIONS)
         put, get = methods.PUT_TENSORS, methods.GET_TENSORS
         self._put = self._channel.stream_unary(put.path, put.encode, put.decode)
@@ -53,6 +54,7 @@ class SyncTransport:
     def close(self) -> None:
         """Closes the channel; calls under way in other threads end with CallCancelledError."""
         self._process.check()
+        self._closed = True
         self._channel.close()
 
     def _perform(self, exchange: Exchange) -> Any:
@@ -69,9 +71,10 @@ class SyncTransport:
                     return time.sleep(seconds)
         except grpc.RpcError as error:
             raise _failure(error) from None
-        except ValueError as error:
-            if "closed channel" in str(error):
-                raise error_from_status(grpc.StatusCode.CANCELLED, "the client is closed", ()) from None
+        except ValueError:
+            # What gRPC raises for a call on a closed channel; its words depend on the kind of call.
+            if self._closed:
+                raise _closed() from None
             raise
 
     def _download(self, request: Any, timeout: float) -> list[Array]:
@@ -95,6 +98,7 @@ class AsyncTransport:
     def __init__(self, address: str, timeout: float) -> None:
         self._timeout = timeout
         self._process = OwnProcess()
+        self._closed = False
         self._channel = grpc.aio.insecure_channel(address, options=methods.CHANNEL_OPTIONS)
         put, get = methods.PUT_TENSORS, methods.GET_TENSORS
         self._put = self._channel.stream_unary(put.path, put.encode, put.decode)
@@ -120,6 +124,7 @@ class AsyncTransport:
     async def close(self) -> None:
         """Closes the channel; calls under way end with CallCancelledError."""
         self._process.check()
+        self._closed = True
         await self._channel.close()
 
     async def _perform(self, exchange: Exchange) -> Any:
@@ -137,8 +142,14 @@ class AsyncTransport:
                     return await asyncio.sleep(seconds)
         except grpc.RpcError as error:
             raise _failure(error) from None
-        except grpc.aio.UsageError as error:
-            raise error_from_status(grpc.StatusCode.CANCELLED, f"the client is closed: {error}", ()) from None
+        except grpc.aio.UsageError:
+            raise _closed() from None
+        except asyncio.CancelledError:
+            # The channel cancels its calls when it is closed; the task that made this one goes on.
+            task = asyncio.current_task()
+            if self._closed and (task is None or not task.cancelling()):
+                raise _closed() from None
+            raise
 
     async def _download(self, request: Any, timeout: float) -> list[Array]:
         parts = DownloadParts()
@@ -157,6 +168,10 @@ class AsyncTransport:
 
 def _unary_timeout(timeout: float, wait: float) -> float:
     return wait + _REPLY_SECONDS if wait else timeout
+
+
+def _closed() -> GradserveError:
+    return CallCancelledError("the client is closed")
 
 
 def _failure(error: Any) -> GradserveError:

@@ -79,7 +79,11 @@ class Server:
         """Where the server listens, once started."""
 
     async def __aenter__(self) -> "Server":
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            await self.drain()
+            raise
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -115,7 +119,7 @@ class Server:
     async def drain(self) -> None:
         """Shuts down: refuses new calls, ends waits with UNAVAILABLE, lets streams finish within the drain time."""
         _log.info("draining")
-        await self._grpc.refuse_new_calls()
+        self._grpc.refuse_new_calls()
         self.registry.close()
         await self._grpc.stop(self._config.runtime.drain_seconds)
         if self._expiry is not None:

@@ -7,8 +7,9 @@ or strings such as "4GiB".
 
 from typing import Annotated
 
-import psutil
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
+
+from gradserve_server.machine import memory_bytes, num_cores
 
 MIB = 1 << 20
 Bytes = Annotated[ByteSize, Field(gt=0)]
@@ -17,11 +18,7 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def _half_of_memory() -> ByteSize:
-    return ByteSize(psutil.virtual_memory().total // 2)
-
-
-def _num_threads() -> int:
-    return max(psutil.cpu_count(logical=True) or 1, 1)
+    return ByteSize(memory_bytes() // 2)
 
 
 class _Concern(BaseModel):
@@ -49,7 +46,7 @@ class LimitsConfig(_Concern):
         ByteSize(MIB // 4)
     )
     max_bytes: Annotated[
-        Bytes, Field(description="memory for tensors, uploads and accumulators (default: half of the machine's)")
+        Bytes, Field(description="memory for tensors, uploads and accumulators (default: half of what there is)")
     ] = Field(default_factory=_half_of_memory)
     max_handles: Annotated[Count, Field(description="stored tensors")] = 1_000_000
     max_accumulators: Annotated[Count, Field(description="accumulators")] = 100_000
@@ -72,7 +69,7 @@ class RuntimeConfig(_Concern):
     """How the server runs."""
 
     compute_threads: Annotated[Count, Field(description="threads for arithmetic (default: one per core)")] = Field(
-        default_factory=_num_threads
+        default_factory=num_cores
     )
     pool_bytes: Annotated[ByteSize, Field(ge=0, description="freed buffer memory kept for the next tensors")] = (
         ByteSize(1024 * MIB)

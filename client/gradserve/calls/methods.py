@@ -24,6 +24,10 @@ _SERVICES = {
 KEEPALIVE_INTERVAL_MS = 30_000
 """A call that waits notices a dead server or connection after about this time. Servers allow 10 s and more."""
 
+RECONNECT_BACKOFF_MS = (100, 5_000)
+"""First and longest pause between attempts to connect. gRPC's own grow to 2 minutes, in which a server that is
+back is not noticed."""
+
 _SERVICE_CONFIG = {
     "methodConfig": [
         {
@@ -51,6 +55,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_INTERVAL_MS // 2),
     ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", RECONNECT_BACKOFF_MS[0]),
+    ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MS[1]),
     # Two clients of one process have nothing to say to each other.
     ("grpc.use_local_subchannel_pool", 1),
 )

@@ -1,10 +1,11 @@
 """One accumulator: who calls, in what order, and what each is told."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient
 from gradserve_server.accumulators.history import AverageHistory
@@ -23,6 +24,7 @@ from gradserve_server.errors import (
 )
 from gradserve_server.tensors.quotas import Account, Quota
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 OpenGradient = Callable[[], AbstractContextManager[Gradient]]
@@ -60,8 +62,8 @@ class _Take:
             self.waiter = None
 
 
-CallRecord = asyncio.Task[Applied] | _Take
-"""What is remembered of a call: what its gradient became, or its take."""
+CallRecord = asyncio.Task[Applied] | Applied | _Take
+"""What is remembered of a call: what its gradient becomes or became, or its take."""
 
 
 @dataclass(frozen=True)
@@ -263,18 +265,23 @@ class Accumulator:
             )
         known = self._calls.recall(call)
         if known is not None:
-            assert isinstance(known, asyncio.Task), "another kind of call has another fingerprint"
-            return await asyncio.shield(known), True
+            assert not isinstance(known, _Take), "another kind of call has another fingerprint"
+            applied = known if isinstance(known, Applied) else await asyncio.shield(known)
+            # What a repeated call brought along goes the way of what the first one did, unless it is the same.
+            with contextlib.suppress(ServiceError), open_gradient():
+                pass
+            return applied, True
         task = self._own(self._apply(contribution, open_gradient, pull))
         self._calls.remember(call, task)
-        task.add_done_callback(lambda done: self._calls.forget(call) if _failed(done) else None)
+        task.add_done_callback(lambda done: self._calls.settle(call, None if _failed(done) else done.result()))
         return await asyncio.shield(task), False
 
     async def _apply(self, contribution: Contribution, open_gradient: OpenGradient, pull: Waiter | None) -> Applied:
         with open_gradient() as gradient:
             async with self._exclusive():
                 stale = self._rounds.is_stale(contribution)
-                check_gradient(self.spec, gradient, None if stale else self._round_shapes)
+                shapes = None if stale else self._round_shapes
+                await self._run(gradient.sparse_nbytes, check_gradient, self.spec, gradient, shapes)
                 if stale:
                     return Applied(None, self._rounds.global_step, self._rounds.num_accumulated)
                 await self._add(gradient, contribution)
@@ -289,11 +296,15 @@ class Accumulator:
     async def _add(self, gradient: Gradient, contribution: Contribution) -> None:
         self._account.grow(self._summation.growth(gradient))
         try:
-            await self._compute.run(gradient.nbytes, self._summation.add, gradient, contribution)
-        except MemoryError as error:
-            raise _out_of_memory() from error
+            await self._run(gradient.nbytes, self._summation.add, gradient, contribution)
         finally:
             self._settle()
+
+    async def _run(self, num_bytes: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await self._compute.run(num_bytes, function, *args, **kwargs)
+        except MemoryError as error:
+            raise ResourceExhaustedError("the server has no memory left for this gradient or average") from error
 
     @asynccontextmanager
     async def _exclusive(self) -> AsyncIterator[None]:
@@ -313,12 +324,12 @@ class Accumulator:
             head.serving = True
             weight = self._rounds.current.total_weight
             try:
-                values = await self._compute.run(self._summation.nbytes, self._summation.average, weight)
+                values = await self._run(self._summation.nbytes, self._summation.average, weight)
             except Exception as error:
                 # The taker's trouble, not of whoever let go of the lock: that one's change is done.
                 self._queue.remove(head)
                 if not head.answer.done():
-                    head.answer.set_exception(_out_of_memory() if isinstance(error, MemoryError) else error)
+                    head.answer.set_exception(error)
                 continue
             self._round_shapes = None
             closed = self._rounds.close()
@@ -340,7 +351,7 @@ class Accumulator:
             return await self._wait(waiter, timeout)
         finally:
             if waiter.answer.cancelled():
-                self._calls.forget(call)
+                self._calls.settle(call, None)
 
     async def _wait(self, waiter: Waiter, timeout: float | None) -> Average:
         """Waits for the answer, at most `timeout` seconds."""
@@ -349,8 +360,8 @@ class Accumulator:
             async with asyncio.timeout(timeout):
                 return await asyncio.shield(waiter.answer)
         except TimeoutError:
-            if waiter.serving:
-                # The round has ended for this one: giving up now would lose it.
+            if waiter.serving or waiter.answer.done():
+                # The round ends for this one, or just has: giving up now would lose it.
                 return await asyncio.shield(waiter.answer)
             raise DeadlineExceededError(
                 f"accumulator {self.name!r} did not get the {waiter.num_required} gradients required within "
@@ -401,7 +412,7 @@ class Accumulator:
 
     def _check_open(self) -> None:
         if self._closed is not None:
-            raise self._closed
+            raise self._closed.with_traceback(None)
 
     def _own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Runs work that goes on when its caller is cancelled."""
@@ -421,7 +432,3 @@ def _check_num_required(num_required: int) -> None:
         raise InvalidArgumentError(
             f"Argument num_required must be positive, but was {num_required}", field="num_required"
         )
-
-
-def _out_of_memory() -> ResourceExhaustedError:
-    return ResourceExhaustedError("the server has no memory left for this gradient or average")

@@ -50,6 +50,11 @@ class Gradient:
         """Memory of all values."""
         return sum(value.nbytes for value in self.values.values())
 
+    @property
+    def sparse_nbytes(self) -> int:
+        """Memory of the sparse values, whose indices have to be looked at one by one."""
+        return sum(value.nbytes for value in self.values.values() if isinstance(value, SparseSlices))
+
 
 @dataclass(frozen=True)
 class Contribution:

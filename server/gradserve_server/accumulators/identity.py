@@ -87,7 +87,7 @@ class CallMemory(Generic[RecordT]):
         return record
 
     def remember(self, call: RequestId | None, record: RecordT) -> None:
-        """Keeps the record of a call, at the cost of the client's oldest; replaces an earlier one."""
+        """Keeps the record of a new call, at the cost of the client's oldest."""
         if call is None:
             return
         window = self._clients.setdefault(call.client_id, _Window())
@@ -97,10 +97,22 @@ class CallMemory(Generic[RecordT]):
             forgotten, _ = window.records.popitem(last=False)
             window.floor = max(window.floor, forgotten)
 
-    def forget(self, call: RequestId | None) -> None:
-        """Drops the record of a call that had no effect: the next one with its id is new."""
-        if call is not None and call.client_id in self._clients:
-            self._clients[call.client_id].records.pop(call.sequence, None)
+    def settle(self, call: RequestId | None, record: RecordT | None) -> None:
+        """Replaces the record of a call, if it is still remembered, by that of its end.
+
+        With None, for a call that had no effect, the next one with its id is new.
+        """
+        if call is None or call.client_id not in self._clients:
+            return
+        window = self._clients[call.client_id]
+        if record is not None:
+            if call.sequence in window.records:
+                window.records[call.sequence] = (call.fingerprint, record)
+            return
+        window.records.pop(call.sequence, None)
+        if not window.records and window.floor < 0:
+            # As if the client had never called: those that come, give up and go take no place.
+            del self._clients[call.client_id]
 
     def _touch(self, client_id: str, window: _Window[RecordT]) -> None:
         window.last_used = self._clock()

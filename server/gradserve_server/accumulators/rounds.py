@@ -58,7 +58,8 @@ class Rounds:
     def close(self) -> Round:
         """Ends the current round and begins the next; returns the ended one, with its step."""
         closed = self.current
-        self.global_step += 1
+        # The greatest int64 is followed by the least, as in TensorFlow's own counter.
+        self.global_step = (self.global_step + 1 + (1 << 63)) % (1 << 64) - (1 << 63)
         closed.step = self.global_step
         self._previous_workers = closed.worker_ids
         self.current = Round(closed.number + 1)

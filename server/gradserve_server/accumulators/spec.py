@@ -150,7 +150,7 @@ class AccumulatorSpec:
         found = [
             f"{name} is {_text(getattr(self, name))}, not {_text(getattr(other, name))}"
             for name in ("reduction", "accumulate_dtype", "deterministic", "keep_averages")
-            if getattr(self, name) != getattr(other, name)
+            if _differ(getattr(self, name), getattr(other, name))
         ]
         mine = [component.name for component in self.components]
         theirs = [component.name for component in other.components]
@@ -163,6 +163,11 @@ class AccumulatorSpec:
                 if getattr(ours, name) != getattr(their, name)
             ]
         return found
+
+
+def _differ(ours: object, theirs: object) -> bool:
+    # NumPy takes None for float64.
+    return (ours is None) != (theirs is None) or ours != theirs
 
 
 def _text(value: object) -> str:

@@ -4,7 +4,7 @@ import importlib.util
 import platform
 from dataclasses import dataclass
 
-import psutil
+from gradserve_server.machine import memory_bytes, num_cores
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class DeviceDescription:
 
 def list_devices() -> tuple[DeviceDescription, ...]:
     """Returns the CPU and, where CuPy and a driver are installed, the CUDA devices."""
-    cpu = DeviceDescription("cpu", _cpu_description(), psutil.virtual_memory().total)
+    cpu = DeviceDescription("cpu", _cpu_description(), memory_bytes())
     return (cpu, *_cuda_devices())
 
 
 def _cpu_description() -> str:
-    return f"{platform.machine()}, {psutil.cpu_count(logical=True)} threads"
+    return f"{platform.machine()}, {num_cores()} cores"
 
 
 def _cuda_devices() -> tuple[DeviceDescription, ...]:

@@ -4,6 +4,7 @@ A fresh large allocation costs a page fault every 4 KiB, more than copying a gra
 same memory out again and again.
 """
 
+import math
 import mmap
 import weakref
 from collections import deque
@@ -43,7 +44,7 @@ class BufferPool:
         Raises:
             MemoryError: There is not that much memory.
         """
-        num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes < _MIN_POOLED_BYTES:
             return np.empty(shape, dtype)
         size = _block_size(num_bytes)
@@ -77,7 +78,7 @@ def _block_size(num_bytes: int) -> int:
 def _map(size: int) -> mmap.mmap:
     try:
         memory = mmap.mmap(-1, size)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise MemoryError(f"cannot map {size} bytes: {error}") from error
     if size >= _HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)

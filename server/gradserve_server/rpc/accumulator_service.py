@@ -9,13 +9,11 @@ from gradserve_server.accumulators.gradient import Average
 from gradserve_server.accumulators.registry import DEFAULT_CONTAINER, AccumulatorRegistry
 from gradserve_server.rpc.gradients import (
     decode_accumulator_spec,
-    decode_contribution,
-    decode_gradient_id,
+    decode_gradient,
     decode_key,
     decode_take_id,
     encode_average,
     encode_info,
-    gradient_opener,
 )
 from gradserve_server.rpc.paging import page_of
 from gradserve_server.rpc.status import Context
@@ -65,11 +63,7 @@ class AccumulatorServicer:
         self, request: messages_pb2.ApplyGradientRequest, context: Context
     ) -> messages_pb2.ApplyGradientResponse:
         accumulator = self._find(request.accumulator)
-        applied, duplicate = await accumulator.apply(
-            decode_gradient_id(request),
-            decode_contribution(request),
-            gradient_opener(self._store, accumulator.spec, request),
-        )
+        applied, duplicate = await accumulator.apply(*decode_gradient(self._store, accumulator.spec, request))
         return messages_pb2.ApplyGradientResponse(
             outcome=_outcome(applied),
             duplicate=duplicate,
@@ -100,9 +94,7 @@ class AccumulatorServicer:
         accumulator = self._find(request.accumulator)
         self._placer.check(request.placement)
         applied, average, duplicate = await accumulator.push_pull(
-            decode_gradient_id(request),
-            decode_contribution(request),
-            gradient_opener(self._store, accumulator.spec, request),
+            *decode_gradient(self._store, accumulator.spec, request),
             request.num_required,
             wait_timeout(request, context),
         )

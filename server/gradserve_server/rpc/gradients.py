@@ -23,7 +23,7 @@ from gradserve_server.accumulators.spec import (
     Reduction,
 )
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.rpc.tensors import decode_tensor, handles_of
+from gradserve_server.rpc.tensors import MAX_COMPONENTS, check_count, decode_tensor, request_fields
 from gradserve_server.tensors.store import TensorStore
 
 _REDUCTIONS = {
@@ -57,6 +57,7 @@ def decode_accumulator_spec(spec: accumulator_pb2.AccumulatorSpec) -> Accumulato
     Raises:
         InvalidArgumentError: It cannot be one.
     """
+    check_count(spec.components, MAX_COMPONENTS, "components", "spec.components")
     if spec.reduction not in _REDUCTIONS:
         raise InvalidArgumentError(f"expected a known reduction, got {spec.reduction}", field="spec.reduction")
     return AccumulatorSpec(
@@ -142,7 +143,19 @@ def decode_take_id(request: messages_pb2.TakeGradientRequest) -> RequestId | Non
     return _request_id(request.request_id, "take", request.num_required)
 
 
-def decode_gradient_id(request: GradientRequest) -> RequestId | None:
+def decode_gradient(
+    store: TensorStore, spec: AccumulatorSpec, request: GradientRequest
+) -> tuple[RequestId | None, Contribution, OpenGradient]:
+    """Reads a gradient: the id of the call, what it counts, and what fetches it when its turn has come.
+
+    Raises:
+        InvalidArgumentError: It has too many parts, or its id is not one.
+    """
+    check_count(request.gradient, MAX_COMPONENTS, "components", "gradient")
+    return _gradient_id(request), _contribution(request), _gradient_opener(store, spec, request)
+
+
+def _gradient_id(request: GradientRequest) -> RequestId | None:
     """Returns the id of an apply or push_pull, None when it has none.
 
     Its fingerprint covers all that a caller says twice when it sends a gradient again; handles it does not say
@@ -152,11 +165,13 @@ def decode_gradient_id(request: GradientRequest) -> RequestId | None:
         return None
     num_required = request.num_required if isinstance(request, messages_pb2.PushPullRequest) else None
     digest = blake2b(digest_size=16)
-    for component in request.gradient:
+    for index, component in enumerate(request.gradient):
         digest.update(component.name.encode() + b"\0")
-        for tensor in _tensors_of(component):
+        for _, tensor in _tensors_of(component, f"gradient[{index}]"):
             digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
             digest.update(tensor.content)
+        if component.sparse.HasField("dense_shape"):
+            digest.update(repr(tuple(component.sparse.dense_shape.dims)).encode())
     return _request_id(
         request.request_id,
         type(request).__name__,
@@ -173,8 +188,7 @@ def _request_id(message: accumulator_pb2.RequestId, *content: object) -> Request
     return RequestId(message.client_id, message.sequence, fingerprint)
 
 
-def decode_contribution(request: GradientRequest) -> Contribution:
-    """Returns who sends a gradient and what it counts."""
+def _contribution(request: GradientRequest) -> Contribution:
     return Contribution(
         local_step=request.local_step,
         weight=request.weight if request.HasField("weight") else 1.0,
@@ -183,24 +197,41 @@ def decode_contribution(request: GradientRequest) -> Contribution:
     )
 
 
-def gradient_opener(store: TensorStore, spec: AccumulatorSpec, request: GradientRequest) -> OpenGradient:
-    """Returns what fetches the gradient of a request when its turn has come."""
-
+def _gradient_opener(store: TensorStore, spec: AccumulatorSpec, request: GradientRequest) -> OpenGradient:
     @contextmanager
     def open_gradient() -> Iterator[Gradient]:
-        handles = handles_of(tensor for part in request.gradient for tensor in _tensors_of(part))
-        with store.use(handles, release=request.release_handles) as inputs:
+        tensors = {
+            path: tensor
+            for index, part in enumerate(request.gradient)
+            for path, tensor in _tensors_of(part, f"gradient[{index}]")
+            if tensor.WhichOneof("data") == "handle"
+        }
+        handles = [tensor.handle for tensor in tensors.values()]
+        with (
+            request_fields({f"handles[{index}]": f"{path}.handle" for index, path in enumerate(tensors)}),
+            store.use(handles, release=request.release_handles) as inputs,
+        ):
             values = _decode_values(spec, request.gradient, inputs.arrays)
             distinct = len(handles) == len(set(handles))
-            yield Gradient(values, owned=inputs.exclusive and distinct)
+            with request_fields(_component_paths(spec, request.gradient)):
+                yield Gradient(values, owned=inputs.exclusive and distinct)
 
     return open_gradient
 
 
-def _tensors_of(component: accumulator_pb2.ComponentGradient) -> list[tensor_pb2.Tensor]:
-    if component.WhichOneof("value") == "sparse":
-        return [component.sparse.indices, component.sparse.values]
-    return [component.dense]
+def _tensors_of(part: accumulator_pb2.ComponentGradient, path: str) -> list[tuple[str, tensor_pb2.Tensor]]:
+    if part.WhichOneof("value") == "sparse":
+        sparse = part.sparse
+        return [(f"{path}.sparse.indices", sparse.indices), (f"{path}.sparse.values", sparse.values)]
+    return [(f"{path}.dense", part.dense)]
+
+
+def _component_paths(spec: AccumulatorSpec, parts: Sequence[accumulator_pb2.ComponentGradient]) -> dict[str, str]:
+    """Returns where in a request, whose parts are those of `spec`, each component stands."""
+    if len(spec.components) == 1:
+        return {spec.components[0].field: "gradient[0]"}
+    fields = {component.name: component.field for component in spec.components}
+    return {fields[part.name]: f"gradient[{index}]" for index, part in enumerate(parts)}
 
 
 def _decode_values(

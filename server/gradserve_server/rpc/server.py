@@ -1,16 +1,16 @@
 """The gRPC server: services, health, reflection, ports."""
 
-import asyncio
 from collections.abc import Sequence
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from gradserve.v1 import accumulator_service_pb2, server_service_pb2, tensor_service_pb2
 from gradserve_server.config import LimitsConfig
 from gradserve_server.rpc.accumulator_service import AccumulatorServicer
 from gradserve_server.rpc.handlers import Gate, make_handler
+from gradserve_server.rpc.health_service import HealthServicer
 from gradserve_server.rpc.server_service import ServerServicer
 from gradserve_server.rpc.tensor_service import STREAM_CODECS, TensorServicer
 
@@ -43,18 +43,19 @@ class GrpcServer:
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
+                # Beyond 1000 calls that arrived and did not begin yet, gRPC would cancel some at random.
+                ("grpc.server.max_pending_requests", limits.max_waiters),
+                ("grpc.server.max_pending_requests_hard_limit", limits.max_waiters),
             ]
         )
         servicers = (tensors, accumulators, server)
         for descriptor, servicer in zip(SERVICES, servicers, strict=True):
             codecs = STREAM_CODECS if servicer is tensors else None
             self._server.add_generic_rpc_handlers((make_handler(descriptor, servicer, self._gate, codecs),))
-        self._health = health.aio.HealthServicer()
+        names = [descriptor.full_name for descriptor in SERVICES]
+        self._health = HealthServicer(names)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self._service_names = [descriptor.full_name for descriptor in SERVICES]
-        reflection.enable_server_reflection(
-            [*self._service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
-        )
+        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
 
     def bind(self, addresses: Sequence[str]) -> list[str]:
         """Binds to HOST:PORT or unix:PATH addresses; returns them with the ports that were picked for port 0.
@@ -75,18 +76,14 @@ class GrpcServer:
         return bound
 
     async def start(self) -> None:
-        """Starts serving, and says so to health checks."""
+        """Starts serving."""
         await self._server.start()
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
-    async def refuse_new_calls(self) -> None:
+    def refuse_new_calls(self) -> None:
         """Answers new calls with UNAVAILABLE and health checks with NOT_SERVING."""
         self._gate.draining = True
-        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._health.drain()
 
     async def stop(self, grace: float) -> None:
         """Closes the ports, lets calls under way go on for `grace` seconds, then cancels them."""
         await self._server.stop(grace)
-
-    async def _set_health(self, status: int) -> None:
-        await asyncio.gather(*(self._health.set(name, status) for name in ("", *self._service_names)))

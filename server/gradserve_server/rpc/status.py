@@ -1,8 +1,10 @@
 """Domain errors as gRPC statuses: the one place that knows both."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
@@ -34,9 +36,10 @@ STATUS_CODES: dict[type[ServiceError], grpc.StatusCode] = {
 }
 
 _DETAILS_KEY = "grpc-status-details-bin"
-_MAX_MESSAGE_CHARS = 2000
-"""Peers refuse headers of more than 8 KiB; a message may name thousands of workers."""
+_MAX_MESSAGE_BYTES = 2000
+"""Peers break off connections over headers of more than 8 KiB in all, and details repeat the message twice."""
 
+Trailers = tuple[tuple[str, str | bytes], ...]
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -54,20 +57,48 @@ async def status_boundary(method: str, context: Context) -> AsyncIterator[None]:
         raise
     except Exception:
         _log.exception("%s failed", method)
-        await context.abort(grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
+        await _end(context, grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
 
 
 async def _abort(context: Context, error: ServiceError) -> NoReturn:
-    message = error.message
-    if len(message) > _MAX_MESSAGE_CHARS:
-        message = message[:_MAX_MESSAGE_CHARS] + " ..."
+    message = _cut(error.message)
     code = STATUS_CODES[type(error)]
-    aborting: Awaitable[NoReturn] = context.abort(code, message, _details(code, message, error.field))
-    await aborting
+    await _end(context, code, message, _details(code, message, error.field))
     raise AssertionError("abort raises")
 
 
-def _details(code: grpc.StatusCode, message: str, field: str | None) -> tuple[tuple[str, str | bytes], ...]:
+def _cut(message: str) -> str:
+    """Shortens a message, which may name thousands of workers, to what fits into a header, percent-encoded."""
+    num_bytes = 0
+    for index, character in enumerate(message):
+        is_plain = " " <= character <= "~" and character != "%"
+        num_bytes += 1 if is_plain else 3 * len(character.encode())
+        if num_bytes > _MAX_MESSAGE_BYTES:
+            return message[:index] + " ..."
+    return message
+
+
+async def _end(context: Context, code: grpc.StatusCode, message: str, trailers: Trailers = ()) -> None:
+    aborting: Awaitable[NoReturn] = context.abort(code, message, trailers)
+    try:
+        await aborting
+    except grpc.aio.AbortError as aborted:
+        task = asyncio.current_task()
+        assert task is not None
+        task.add_done_callback(partial(_release_frames, aborted))
+        raise
+
+
+def _release_frames(aborted: grpc.aio.AbortError, _done: object) -> None:
+    """Lets go of the request and of what was made of it.
+
+    gRPC keeps the exception in the state of the call, to which its frames refer: memory of any size would wait
+    for the garbage collector to find that cycle.
+    """
+    aborted.__traceback__ = aborted.__context__ = None
+
+
+def _details(code: grpc.StatusCode, message: str, field: str | None) -> Trailers:
     if field is None:
         return ()
     status = status_pb2.Status(code=code.value[0], message=message)

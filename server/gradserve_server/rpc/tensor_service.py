@@ -1,6 +1,7 @@
 """TensorService: bulk data in and out."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping
 
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
@@ -11,11 +12,14 @@ from gradserve_server.rpc.handlers import Codec
 from gradserve_server.rpc.paging import page_of
 from gradserve_server.rpc.status import Context
 from gradserve_server.rpc.tensors import (
+    MAX_STREAM_TENSORS,
+    check_count,
     decode_duration,
     decode_spec,
     encode_duration,
     encode_handle,
     encode_spec,
+    request_fields,
 )
 from gradserve_server.tensors.store import TensorStore
 
@@ -23,6 +27,9 @@ STREAM_CODECS: Mapping[str, Codec] = {
     "PutTensors": Codec(decode=PartDecoder(messages_pb2.PutTensorsRequest.FromString)),
     "GetTensors": Codec(encode=encode_part),
 }
+
+
+_SERIAL = re.compile("[0-9]{1,18}")
 
 
 class TensorServicer:
@@ -42,11 +49,15 @@ class TensorServicer:
                 header = _header(await anext(requests, None))
                 if not header.tensors:
                     raise InvalidArgumentError("expected at least one tensor, got none", field="header.tensors")
+                check_count(header.tensors, MAX_STREAM_TENSORS, "tensors", "header.tensors")
                 specs = [
                     decode_spec(tensor.dtype, tensor.shape, f"header.tensors[{index}]")
                     for index, tensor in enumerate(header.tensors)
                 ]
-                with self._store.receive(specs, decode_duration(header, "lease")) as upload:
+                with (
+                    request_fields({"lease": "header.lease"}),
+                    self._store.receive(specs, decode_duration(header, "lease")) as upload,
+                ):
                     assembly = Assembly(upload.arrays)
                     async for part in requests:
                         patience.reschedule(loop.time() + idle)
@@ -64,6 +75,7 @@ class TensorServicer:
     ) -> AsyncIterator[messages_pb2.GetTensorsResponse | Chunk]:
         if not request.handles:
             raise InvalidArgumentError("expected at least one handle, got none", field="handles")
+        check_count(request.handles, MAX_STREAM_TENSORS, "handles", "handles")
         with self._store.use(request.handles, release=request.release) as inputs:
             arrays = [inputs.arrays[handle] for handle in request.handles]
             header = messages_pb2.GetTensorsHeader(tensors=[encode_spec(array) for array in arrays])
@@ -80,7 +92,7 @@ class TensorServicer:
         self, request: messages_pb2.ListTensorsRequest, context: Context
     ) -> messages_pb2.ListTensorsResponse:
         page = page_of(request.page_size, request.page_token, default_size=1000)
-        if page.after and not page.after.isdecimal():
+        if page.after and not _SERIAL.fullmatch(page.after):
             raise InvalidArgumentError(
                 f"expected the next_page_token of an earlier page, got {request.page_token!r}", field="page_token"
             )

@@ -1,7 +1,8 @@
 """Tensor messages and arrays."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,13 @@ from numpy.typing import NDArray
 from gradserve.v1 import tensor_pb2
 from gradserve.wire.dtypes import to_data_type, to_dtype
 from gradserve.wire.payload import buffer_of
-from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
+from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError, ServiceError
 from gradserve_server.tensors.store import TensorSpec, TensorStore
 
+MAX_COMPONENTS = 1 << 16
+"""Of an accumulator. Reading a request that names a million of anything would keep all others waiting."""
+MAX_STREAM_TENSORS = 2 * MAX_COMPONENTS
+"""A sparse component has two."""
 _MAX_DIMENSIONS = 64
 """As many as NumPy has."""
 
@@ -44,9 +49,31 @@ def decode_spec(data_type: tensor_pb2.DataType, shape: Sequence[int], field: str
     return TensorSpec(dtype, sizes)
 
 
-def handles_of(tensors: Iterable[tensor_pb2.Tensor]) -> list[str]:
-    """Returns the handles among some tensors."""
-    return [tensor.handle for tensor in tensors if tensor.WhichOneof("data") == "handle"]
+def check_count(things: Sized, limit: int, what: str, field: str) -> None:
+    """Checks that a repeated field has not more than `limit` elements.
+
+    Raises:
+        InvalidArgumentError: It has.
+    """
+    if len(things) > limit:
+        raise InvalidArgumentError(f"expected at most {limit} {what}, got {len(things)}", field=field)
+
+
+@contextmanager
+def request_fields(paths: Mapping[str, str]) -> Iterator[None]:
+    """Names fields in errors as the request does, where the domain has other names for them.
+
+    Args:
+        paths: By the domain's name, which may be the beginning of a longer path.
+    """
+    try:
+        yield
+    except ServiceError as error:
+        for name, path in paths.items():
+            if error.field is not None and (error.field == name or error.field.startswith(f"{name}.")):
+                error.field = path + error.field.removeprefix(name)
+                break
+        raise
 
 
 def decode_tensor(tensor: tensor_pb2.Tensor, stored: Mapping[str, NDArray[Any]], field: str) -> NDArray[Any]:
@@ -105,7 +132,8 @@ class Placer:
         """
         if placement.mode not in tensor_pb2.Placement.Mode.values():
             raise InvalidArgumentError(f"expected a known placement mode, got {placement.mode}", field="placement.mode")
-        self._store.lease_seconds(decode_duration(placement, "lease"))
+        with request_fields({"lease": "placement.lease"}):
+            self._store.lease_seconds(decode_duration(placement, "lease"))
 
     def place(self, arrays: Sequence[NDArray[Any]], placement: tensor_pb2.Placement) -> list[tensor_pb2.Tensor]:
         """Returns a message for each array.

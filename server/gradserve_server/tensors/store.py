@@ -185,10 +185,10 @@ class TensorStore:
             NotFoundError: One of them does not exist.
         """
         entries: dict[str, _Entry] = {}
-        for handle in handles:
+        for index, handle in enumerate(handles):
             entry = self._entries.get(handle)
             if entry is None:
-                raise NotFoundError(f"no tensor with the handle {handle!r}", field="handle")
+                raise NotFoundError(f"no tensor with the handle {handle!r}", field=f"handles[{index}]")
             entries[handle] = entry
         for entry in entries.values():
             entry.users += 1

@@ -1,0 +1,55 @@
+# The gradserve server in a small image: `docker build .` for the CPU,
+# `docker build --build-arg EXTRAS=cuda13 .` for an NVIDIA GPU. docs/deployment.md tells the rest.
+
+# Any Debian or Ubuntu image with Python 3.11 or newer and its venv module.
+ARG PYTHON_IMAGE=python:3.13-slim
+
+FROM ${PYTHON_IMAGE} AS build
+
+# pip stays behind in this stage; the venv beside it is all that the image gets.
+RUN python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/gradserve
+
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE constraints.txt deploy/constraints-*.txt ./
+COPY client ./client
+COPY server ./server
+
+# What to install: server (CPU), cuda12 or cuda13 (GPU), demo (the demo's workers); several with commas.
+ARG EXTRAS=server
+# Both secrets are optional and leave no trace in the image: how pip reaches its index from here.
+RUN --mount=type=secret,id=pip-config --mount=type=secret,id=certificates \
+    if [ -f /run/secrets/pip-config ]; then export PIP_CONFIG_FILE=/run/secrets/pip-config; fi \
+    && if [ -f /run/secrets/certificates ]; then export PIP_CERT=/run/secrets/certificates; fi \
+    && export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore \
+    && /opt/pip/bin/pip wheel --no-deps --wheel-dir /wheels . \
+    && for cuda in cuda12 cuda13; do \
+        case ",${EXTRAS}," in *",${cuda},"*) set -- "$@" --constraint "constraints-${cuda}.txt" ;; esac \
+    done \
+    && /opt/pip/bin/pip --python /opt/gradserve/bin/python install --only-binary :all: \
+        --constraint constraints.txt "$@" "$(ls /wheels/gradserve-*.whl)[${EXTRAS}]"
+
+FROM ${PYTHON_IMAGE}
+
+LABEL org.opencontainers.image.title="gradserve" \
+      org.opencontainers.image.description="Averages the gradients of many workers over gRPC" \
+      org.opencontainers.image.licenses="Apache-2.0"
+
+# /output takes what the demo writes; a volume mounted there inherits its owner.
+RUN groupadd --gid 10001 gradserve \
+    && useradd --uid 10001 --gid gradserve --create-home --shell /usr/sbin/nologin gradserve \
+    && install --directory --owner gradserve --group gradserve /output
+
+COPY --from=build /opt/gradserve /opt/gradserve
+
+# Compute alone is what NVIDIA's container runtime is asked for; without it this says nothing.
+ENV PATH="/opt/gradserve/bin:${PATH}" \
+    PYTHONUNBUFFERED=1 \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+
+USER 10001:10001
+WORKDIR /home/gradserve
+EXPOSE 50051
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=10s --start-period=30s --retries=3 CMD ["gradserve", "health"]
+ENTRYPOINT ["gradserve"]
+CMD ["serve", "--listen", "0.0.0.0:50051"]
