@@ -21,7 +21,6 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from pydantic import ByteSize
-from raw_calls import METHODS, Failure, RawCalls, eventually, failure_of
 
 import gradserve
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
@@ -29,6 +28,7 @@ from gradserve.v1 import accumulator_pb2, server_messages_pb2, tensor_messages_p
 from gradserve.wire.dtypes import to_data_type
 from gradserve_server.config import LimitsConfig, ServerConfig
 from gradserve_server.testing import LocalServer
+from tests.raw_calls import METHODS, Failure, RawCalls, eventually, failure_of
 
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 DEADLINE, OUT_OF_RANGE = grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.OUT_OF_RANGE
