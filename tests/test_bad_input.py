@@ -505,13 +505,13 @@ BAD_WAITS = [
     Bad(
         "TakeGradient",
         Take(accumulator=ref("begun"), num_required=(1 << 31) - 1, timeout=Duration()),
-        "2147483647 gradients of accumulator 'default/begun' were not there within 0 s: 1 are in (workers: first;",
+        "accumulator 'default/begun' did not get the 2147483647 gradients required within 0 s: 1 gradient is in",
         code=DEADLINE,
     ),
     Bad(
         "ReadAverage",
         Read(accumulator=ref("begun"), step=INT64_MAX, timeout=Duration()),
-        f"the average of step {INT64_MAX} of accumulator 'default/begun' did not come within 0 s: 1 are in",
+        f"the average of step {INT64_MAX} of accumulator 'default/begun' did not come within 0 s: 1 gradient is in",
         code=DEADLINE,
     ),
     *(
