@@ -64,10 +64,12 @@ class TestMemory:
         with pytest.raises(ResourceExhaustedError):
             await apply(acc, 3, worker_id="w")
         with pytest.raises(ResourceExhaustedError):
-            await take(acc, 1)
+            await take(acc, 1, ID)
         compute.failing = False
         assert acc.state == before
-        assert value_of((await take(acc, 1))[0]) == [3]
+        average, duplicate = await take(acc, 1, ID)
+        assert value_of(average) == [3]
+        assert not duplicate
 
     async def test_gradient_that_cannot_be_fetched(self, bench: Bench) -> None:
         acc = bench.accumulator()
