@@ -7,6 +7,7 @@ import pytest
 
 import gradserve
 from gradserve_server.testing import LocalServer
+from tests.core import Bench
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +32,8 @@ def client(server_address: str) -> Iterator[gradserve.Client]:
 def name() -> str:
     """A name that no other test uses."""
     return uuid.uuid4().hex
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from raw_calls import METHODS, SERVICES, RawCalls, failure_of
 
 from gradserve.calls import accumulator_wire, client, exchange, methods, server, tensors
+from tests.raw_calls import METHODS, SERVICES, RawCalls, failure_of
 
 PROTOS = Path(__file__).parent.parent / "proto"
 PACKAGE = PROTOS / "gradserve" / "v1"

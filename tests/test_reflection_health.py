@@ -8,9 +8,9 @@ import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from raw_calls import SERVICES
 
 from gradserve_server.rpc.health_check import check_health
+from tests.raw_calls import SERVICES
 
 HEALTH = "grpc.health.v1.Health"
 SERVICE_NAMES = sorted(service.full_name for service in SERVICES.values())

@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 import pytest
-from raw_calls import failure_of
 
 import gradserve
 import gradserve.aio
@@ -20,6 +19,7 @@ from gradserve_server import errors as server_errors
 from gradserve_server.rpc.handlers import Gate, make_handler
 from gradserve_server.rpc.server import SERVICES
 from gradserve_server.rpc.status import STATUS_CODES
+from tests.raw_calls import failure_of
 
 TENSOR_SERVICE, _, SERVER_SERVICE = SERVICES
 GET_SERVER_INFO = f"/{SERVER_SERVICE.full_name}/GetServerInfo"

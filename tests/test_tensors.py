@@ -9,7 +9,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from raw_calls import RawCalls, eventually
 
 import gradserve
 import gradserve.aio
@@ -23,6 +22,7 @@ from gradserve_server.errors import InvalidArgumentError, NotFoundError, Resourc
 from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.store import TensorSpec, TensorStore
 from gradserve_server.testing import LocalServer
+from tests.raw_calls import RawCalls, eventually
 
 DTYPES = [
     np.dtype(np.float16),

@@ -30,7 +30,8 @@ class Client(BlockingFace[ClientCalls]):
 
     def __init__(self, address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> None:
         """See `connect`."""
-        super().__init__(SyncTransport(address, timeout), ClientCalls(RequestIds(uuid.uuid4().hex), timeout))
+        calls = ClientCalls(RequestIds(uuid.uuid4().hex), timeout)
+        super().__init__(SyncTransport(address, timeout), calls)
         self.address = address
 
     def __enter__(self) -> Self:

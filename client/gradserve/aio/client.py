@@ -30,7 +30,8 @@ class Client(AsyncFace[ClientCalls]):
 
     def __init__(self, address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> None:
         """See `connect`."""
-        super().__init__(AsyncTransport(address, timeout), ClientCalls(RequestIds(uuid.uuid4().hex), timeout))
+        calls = ClientCalls(RequestIds(uuid.uuid4().hex), timeout)
+        super().__init__(AsyncTransport(address, timeout), calls)
         self.address = address
 
     async def __aenter__(self) -> Self:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gradserve.calls.accumulator_wire import AccumulatorWire, Contribution, GradientValue
-from gradserve.calls.exchange import Operation
+from gradserve.calls.exchange import Operation, check_timeout
 from gradserve.results import AccumulatorInfo, ApplyResult, Average, IndexedSlices, PushPullResult
 from gradserve.wire.payload import Array
 
@@ -48,7 +48,7 @@ class AccumulatorCalls:
         return self._wire.delete()
 
     def _wait(self, timeout: float | None) -> float:
-        return self._timeout if timeout is None else timeout
+        return self._timeout if timeout is None else check_timeout(timeout)
 
     @property
     def _component(self) -> str:

@@ -21,7 +21,7 @@ from gradserve.calls.accumulators import (
     GradientAccumulatorCalls,
     SparseConditionalAccumulatorCalls,
 )
-from gradserve.calls.exchange import Operation
+from gradserve.calls.exchange import Operation, check_timeout
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.naming import component_specs, private_name
 from gradserve.calls.server import server_info
@@ -35,7 +35,7 @@ class ClientCalls:
 
     def __init__(self, ids: RequestIds, timeout: float) -> None:
         self._ids = ids
-        self._timeout = timeout
+        self._timeout = check_timeout(timeout)
         self._private: list[AccumulatorWire] = []
 
     def conditional_accumulator(

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
-from gradserve.errors import UnavailableError
+from gradserve.errors import InvalidArgumentError, UnavailableError
 from gradserve.v1 import tensor_messages_pb2, tensor_pb2
 from gradserve.wire.payload import Array
 
@@ -14,6 +14,8 @@ T = TypeVar("T")
 
 _UPLOAD_PAUSES_SECONDS = (0.1, 0.2, 0.4, 0.8)
 """Between attempts, as the retry policy of unary calls."""
+
+_LONGEST_SECONDS = 315_576_000_000
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,17 @@ class Pause:
 
 Exchange: TypeAlias = Unary | Upload | Download | Pause
 Operation: TypeAlias = Generator[Exchange, Any, T]
+
+
+def check_timeout(timeout: float) -> float:
+    """Returns a timeout that can be sent.
+
+    Raises:
+        InvalidArgumentError: It is negative, infinite, or more than the 10,000 years that fit into a Duration.
+    """
+    if not 0 <= timeout <= _LONGEST_SECONDS:
+        raise InvalidArgumentError(f"expected a finite timeout of at least 0 s, got {timeout}", field="timeout")
+    return timeout
 
 
 def upload(

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient
@@ -53,13 +54,6 @@ class _Take:
     waiter: Waiter | None
     step: int = 0
     round_number: int = 0
-
-    def settle(self, answer: "asyncio.Future[Average]") -> None:
-        # From here on the memory of the average is the history's to keep.
-        if not _failed(answer):
-            self.step = answer.result().step
-            self.round_number = answer.result().round_number
-            self.waiter = None
 
 
 CallRecord = asyncio.Task[Applied] | Applied | _Take
@@ -172,7 +166,7 @@ class Accumulator:
                 return await self._await_take(call, known.waiter, timeout), True
             waiter = Waiter(num_required)
             record = _Take(waiter)
-            waiter.answer.add_done_callback(record.settle)
+            waiter.answer.add_done_callback(partial(self._end_take, call, record))
             self._calls.remember(call, record)
             self._queue.append(waiter)
             self._wake()
@@ -345,6 +339,14 @@ class Accumulator:
                 self._history.add(average)
                 self._settle()
                 self._queue.serve(head, closed, average)
+
+    def _end_take(self, call: RequestId | None, record: _Take, answer: "asyncio.Future[Average]") -> None:
+        if _failed(answer):
+            self._calls.settle(call, None)
+        else:
+            # From here on the memory of the average is the history's to keep.
+            record.step, record.round_number = answer.result().step, answer.result().round_number
+            record.waiter = None
 
     async def _await_take(self, call: RequestId | None, waiter: Waiter, timeout: float | None) -> Average:
         try:

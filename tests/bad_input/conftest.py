@@ -1,0 +1,45 @@
+"""A server whose state every bad request must leave as it was."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_server.testing import LocalServer
+from tests.bad_input.requests import BEGIN, OK, SPECS, USED, Apply, Create, Take, dense, ref, state
+from tests.raw_calls import RawCalls, eventually
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalServer]:
+    """A server of this file alone, as its use is compared."""
+    with LocalServer() as local:
+        yield local
+
+
+@pytest.fixture(scope="module")
+def server_address(server: LocalServer) -> str:
+    return server.address
+
+
+@pytest.fixture(scope="module")
+def raw(server_address: str) -> Iterator[RawCalls]:
+    with RawCalls(server_address) as calls:
+        for name, each in SPECS.items():
+            calls.call("CreateAccumulator", Create(accumulator=ref(name), spec=each))
+        for name, part in BEGIN.items():
+            calls.call("ApplyGradient", Apply(accumulator=ref(name), gradient=[part], worker_id="first"))
+        calls.call("ApplyGradient", Apply(accumulator=ref("stepped"), gradient=[dense(OK)]))
+        calls.call("TakeGradient", Take(accumulator=ref("stepped"), num_required=1))
+        calls.call("SetGlobalStep", messages_pb2.SetGlobalStepRequest(accumulator=ref("stepped"), global_step=5))
+        calls.call("ApplyGradient", USED)
+        yield calls
+
+
+@pytest.fixture
+def unchanged(raw: RawCalls) -> Iterator[None]:
+    """Checks that a test leaves the server as it was, and able to answer."""
+    before = state(raw)
+    yield
+    # An upload that was broken off gives its memory back when the server notices.
+    eventually(lambda: state(raw), before.__eq__)

@@ -1,0 +1,96 @@
+"""The accumulator core for tests: no socket, no thread, a clock of our own."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from gradserve_server.accumulators.accumulator import Accumulator
+from gradserve_server.accumulators.gradient import Contribution, Gradient
+from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.registry import AccumulatorKey, AccumulatorRegistry
+from gradserve_server.accumulators.spec import (
+    AccumulatorSpec,
+    ComponentSpec,
+)
+from gradserve_server.config import LimitsConfig
+from gradserve_server.devices.compute import Compute, InlineCompute
+from gradserve_server.tensors.quotas import Quota
+
+F32 = np.dtype(np.float32)
+KEY = AccumulatorKey("test", "acc")
+ID = RequestId("a", 7, b"content")
+
+
+class Bench:
+    """A registry with all that it needs, to be looked at."""
+
+    def __init__(self, compute: Compute | None = None, limit: int = 1 << 40, **limits: Any) -> None:
+        self.now = 0.0
+        self.memory = Quota(limit, "bytes of tensor memory")
+        self.registry = AccumulatorRegistry(
+            compute=compute or InlineCompute(),
+            allocate=np.empty,
+            memory=self.memory,
+            limits=LimitsConfig(**limits),
+            clock=lambda: self.now,
+            new_incarnation=map(str, itertools.count()).__next__,
+        )
+
+    def accumulator(self, *components: ComponentSpec, **spec: Any) -> Accumulator:
+        parts = components or (ComponentSpec("", F32),)
+        return self.registry.create(KEY, AccumulatorSpec(parts, **spec))[0]
+
+
+def gradient(*values: float) -> Callable[[], Any]:
+    array = np.array(values, np.float32)
+    return lambda: nullcontext(Gradient({"": array}))
+
+
+async def apply(acc: Accumulator, *values: float, call: RequestId | None = None, **contribution: Any) -> Any:
+    return await acc.apply(call, Contribution(**contribution), gradient(*values))
+
+
+async def take(acc: Accumulator, num_required: int, call: RequestId | None = None, timeout: float | None = 5) -> Any:
+    return await acc.take(call, num_required, timeout)
+
+
+async def push_pull(
+    acc: Accumulator, *values: float, num_required: int, call: RequestId | None = None, **contribution: Any
+) -> Any:
+    return await acc.push_pull(call, Contribution(**contribution), gradient(*values), num_required, 5)
+
+
+def value_of(average: Any) -> list[float]:
+    return average.values[""].tolist()  # type: ignore[no-any-return]
+
+
+async def turns(count: int = 5) -> None:
+    """Lets every task that can go on do so."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+class HeldCompute:
+    """Arithmetic that waits to be let go on."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def run(self, num_bytes: int, function: Any, *args: Any, **kwargs: Any) -> Any:
+        self.begun.set()
+        await self.go_on.wait()
+        return function(*args, **kwargs)
+
+
+class FailingCompute(InlineCompute):
+    failing = False
+
+    async def run(self, num_bytes: int, function: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.failing:
+            raise MemoryError
+        return await super().run(num_bytes, function, *args, **kwargs)
