@@ -41,9 +41,11 @@ class ListenConfig(_Concern):
 class LimitsConfig(_Concern):
     """What clients may take."""
 
-    max_message_bytes: Annotated[Bytes, Field(description="longest request message")] = ByteSize(16 * MIB)
+    max_message_bytes: Annotated[ByteSize, Field(ge=4 * MIB, description="longest request message, at least 4 MiB")] = (
+        ByteSize(16 * MIB)
+    )
     inline_limit_bytes: Annotated[Bytes, Field(description="up to which size results placed AUTO come inline")] = (
-        ByteSize(MIB // 4)
+        ByteSize(3 * MIB)
     )
     max_bytes: Annotated[
         Bytes, Field(description="memory for tensors, uploads and accumulators (default: half of what there is)")

@@ -14,6 +14,7 @@ from gradserve_server.testing import LocalServer
 from tests.bad_input.requests import (
     ABORTED,
     EXHAUSTED,
+    MIB,
     SPECS,
     Apply,
     Create,
@@ -30,7 +31,7 @@ from tests.bad_input.test_streams import chunk, header
 from tests.raw_calls import Failure, RawCalls, eventually
 
 TINY = LimitsConfig(
-    max_message_bytes=ByteSize(2000),
+    max_message_bytes=ByteSize(4 * MIB),
     max_bytes=ByteSize(100),
     max_handles=3,
     max_accumulators=2,
@@ -140,6 +141,6 @@ class TestLimits:
         tiny.call("DeleteAccumulator", messages_pb2.DeleteAccumulatorRequest(accumulator=ref("i")))
 
     def test_message_bytes(self, tiny: RawCalls) -> None:
-        failure = tiny.fail("ApplyGradient", Apply(accumulator=ref("a"), gradient=[dense(zeros(500))]))
+        failure = tiny.fail("ApplyGradient", Apply(accumulator=ref("a"), gradient=[dense(zeros(MIB))]))
         assert failure.code is EXHAUSTED
-        assert re.search(r"Received message larger than max \(20\d\d vs\. 2000\)", failure.message)
+        assert re.search(r"Received message larger than max \(4\d{6} vs\. 4194304\)", failure.message)

@@ -32,6 +32,7 @@ from gradserve.results import (
 )
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_messages_pb2, tensor_pb2
+from gradserve.wire.contents import Contents, WithContents, is_stored
 from gradserve.wire.dtypes import BFLOAT16, DType, parse_dtype, to_data_type
 from gradserve.wire.payload import Array
 
@@ -84,7 +85,8 @@ class AccumulatorWire:
     ) -> Operation[ApplyResult]:
         """Applies a gradient, given by component."""
         number = self._ids.next() if request_id is None else request_id
-        tensors, parts = yield from self._send(gradient)
+        contents = Contents()
+        tensors, parts = yield from self._send(gradient, contents)
         request = messages_pb2.ApplyGradientRequest(
             accumulator=self.ref,
             request_id=self._ids.message(number),
@@ -95,7 +97,7 @@ class AccumulatorWire:
             release_handles=True,
         )
         reply: messages_pb2.ApplyGradientResponse = yield from self._send_gradient(
-            Unary(_SERVICE, "ApplyGradient", request), tensors, number
+            Unary(_SERVICE, "ApplyGradient", WithContents(request, contents)), tensors, number
         )
         return ApplyResult(_OUTCOMES[reply.outcome], reply.duplicate, reply.global_step, reply.num_accumulated)
 
@@ -123,7 +125,8 @@ class AccumulatorWire:
     ) -> Operation[PushPullResult]:
         """Applies a gradient and waits for the average of its round."""
         number = self._ids.next() if request_id is None else request_id
-        tensors, parts = yield from self._send(gradient)
+        contents = Contents()
+        tensors, parts = yield from self._send(gradient, contents)
         request = messages_pb2.PushPullRequest(
             accumulator=self.ref,
             request_id=self._ids.message(number),
@@ -137,7 +140,7 @@ class AccumulatorWire:
         )
         request.timeout.FromNanoseconds(round(timeout * 1e9))
         reply: messages_pb2.PushPullResponse = yield from self._send_gradient(
-            Unary(_SERVICE, "PushPull", request, wait=timeout), tensors, number
+            Unary(_SERVICE, "PushPull", WithContents(request, contents), wait=timeout), tensors, number
         )
         average = Average({}, reply.global_step, 0, 0.0, ())
         if reply.HasField("average"):
@@ -181,13 +184,13 @@ class AccumulatorWire:
         return reply.deleted
 
     def _send(
-        self, gradient: Mapping[str, GradientValue]
+        self, gradient: Mapping[str, GradientValue], contents: Contents
     ) -> Operation[tuple[list[tensor_pb2.Tensor], list[accumulator_pb2.ComponentGradient]]]:
         values = [(name, self._value(name, value)) for name, value in gradient.items()]
         arrays: list[Array] = []
         for _name, value in values:
             arrays += [value.indices, value.values] if isinstance(value, IndexedSlices) else [value]
-        tensors = yield from send_inputs(tuple(arrays))
+        tensors = yield from send_inputs(tuple(arrays), contents)
         supply = iter(tensors)
         parts = []
         for name, value in values:
@@ -223,7 +226,7 @@ class AccumulatorWire:
                 # Nobody knows what became of it: what was uploaded goes when its lease ends.
                 raise
             except GradserveError as error:
-                handles = [tensor.handle for tensor in tensors if tensor.WhichOneof("data") == "handle"]
+                handles = [tensor.handle for tensor in tensors if is_stored(tensor)]
                 if handles:
                     yield from _delete_quietly(handles, error)
                 raise

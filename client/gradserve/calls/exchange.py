@@ -8,6 +8,7 @@ from google.protobuf.message import Message
 
 from gradserve.errors import InvalidArgumentError, UnavailableError
 from gradserve.v1 import tensor_messages_pb2, tensor_pb2
+from gradserve.wire.contents import WithContents
 from gradserve.wire.payload import Array
 
 T = TypeVar("T")
@@ -31,7 +32,7 @@ class Unary:
 
     service: str
     method: str
-    request: Message
+    request: Message | WithContents
     wait: float = 0.0
 
 

@@ -14,6 +14,7 @@ from gradserve.v1 import (
     tensor_service_pb2,
 )
 from gradserve.wire.chunks import PartDecoder, encode_part
+from gradserve.wire.contents import encode_message
 
 _SERVICES = {
     descriptor.name: descriptor
@@ -55,6 +56,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_INTERVAL_MS // 2),
     ("grpc.http2.max_pings_without_data", 0),
+    # Longer requests would be sent only once; inline tensors are up to 3 MiB.
+    ("grpc.per_rpc_retry_buffer_size", 4 << 20),
     ("grpc.initial_reconnect_backoff_ms", RECONNECT_BACKOFF_MS[0]),
     ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MS[1]),
     # Two clients of one process have nothing to say to each other.
@@ -77,7 +80,7 @@ def unary(service: str, method: str) -> Method:
     found = descriptor.methods_by_name[method]
     return Method(
         f"/{descriptor.full_name}/{method}",
-        message_factory.GetMessageClass(found.input_type).SerializeToString,
+        encode_message,
         message_factory.GetMessageClass(found.output_type).FromString,
     )
 

@@ -10,11 +10,12 @@ from gradserve.errors import InvalidArgumentError
 from gradserve.results import TensorHandle
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve.v1 import tensor_pb2
+from gradserve.wire.contents import Contents
 from gradserve.wire.dtypes import to_data_type, to_dtype
 from gradserve.wire.payload import Array, buffer_of, wire_array
 
-INLINE_LIMIT_BYTES = 1 << 18
-"""Arrays of up to this size together travel inside the request; a stream of their own would cost more."""
+INLINE_LIMIT_BYTES = 3 << 20
+"""Arrays of up to this size together travel inside the request; a stream of their own would take longer."""
 
 
 def put(values: Sequence[ArrayLike], lease: float | None) -> Operation[list[TensorHandle]]:
@@ -53,13 +54,10 @@ def list_stored() -> Operation[list[TensorHandle]]:
         request = messages_pb2.ListTensorsRequest(page_token=reply.next_page_token)
 
 
-def send_inputs(arrays: tuple[Array, ...]) -> Operation[list[tensor_pb2.Tensor]]:
-    """Returns the messages of a request's arrays: inline when they are small, else uploaded first."""
+def send_inputs(arrays: tuple[Array, ...], contents: Contents) -> Operation[list[tensor_pb2.Tensor]]:
+    """Returns the messages of a request's arrays: inline when they are not large, else uploaded first."""
     if sum(array.nbytes for array in arrays) <= INLINE_LIMIT_BYTES:
-        return [
-            tensor_pb2.Tensor(dtype=to_data_type(array.dtype), shape=array.shape, content=bytes(buffer_of(array)))
-            for array in arrays
-        ]
+        return [contents.tensor(array) for array in arrays]
     return (yield from upload(_header(arrays, None), arrays))
 
 

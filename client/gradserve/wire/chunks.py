@@ -60,7 +60,7 @@ def cut(payload: Iterable[memoryview], chunk_bytes: int = DEFAULT_CHUNK_BYTES) -
 def encode_part(part: Part | Chunk) -> bytes:
     """Serializes a header message or a chunk, copying the payload once."""
     if isinstance(part, Chunk):
-        return b"".join((_CHUNK_TAG, _varint(part.num_bytes), *part.pieces))
+        return b"".join((_CHUNK_TAG, varint(part.num_bytes), *part.pieces))
     return part.SerializeToString()
 
 
@@ -86,7 +86,8 @@ class PartDecoder(Generic[PartT]):
         return part
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """Returns a number as protobuf writes it."""
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)

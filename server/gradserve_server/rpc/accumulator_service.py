@@ -4,6 +4,7 @@ from functools import partial
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
+from gradserve.wire.contents import Contents, WithContents
 from gradserve_server.accumulators.accumulator import Accumulator, Applied
 from gradserve_server.accumulators.gradient import Average
 from gradserve_server.accumulators.registry import DEFAULT_CONTAINER, AccumulatorRegistry
@@ -71,26 +72,28 @@ class AccumulatorServicer:
             num_accumulated=applied.num_accumulated,
         )
 
-    async def TakeGradient(
-        self, request: messages_pb2.TakeGradientRequest, context: Context
-    ) -> messages_pb2.TakeGradientResponse:
+    async def TakeGradient(self, request: messages_pb2.TakeGradientRequest, context: Context) -> WithContents:
         accumulator = self._find(request.accumulator)
         self._placer.check(request.placement)
         average, duplicate = await accumulator.take(
             decode_take_id(request), request.num_required, wait_timeout(request, context)
         )
-        return messages_pb2.TakeGradientResponse(average=self._encode(average, request.placement), duplicate=duplicate)
+        contents = Contents()
+        response = messages_pb2.TakeGradientResponse(
+            average=self._encode(average, request.placement, contents), duplicate=duplicate
+        )
+        return WithContents(response, contents)
 
-    async def ReadAverage(
-        self, request: messages_pb2.ReadAverageRequest, context: Context
-    ) -> messages_pb2.ReadAverageResponse:
+    async def ReadAverage(self, request: messages_pb2.ReadAverageRequest, context: Context) -> WithContents:
         accumulator = self._find(request.accumulator)
         self._placer.check(request.placement)
         step = request.step if request.HasField("step") else None
         average = await accumulator.read_average(step, wait_timeout(request, context))
-        return messages_pb2.ReadAverageResponse(average=self._encode(average, request.placement))
+        contents = Contents()
+        response = messages_pb2.ReadAverageResponse(average=self._encode(average, request.placement, contents))
+        return WithContents(response, contents)
 
-    async def PushPull(self, request: messages_pb2.PushPullRequest, context: Context) -> messages_pb2.PushPullResponse:
+    async def PushPull(self, request: messages_pb2.PushPullRequest, context: Context) -> WithContents:
         accumulator = self._find(request.accumulator)
         self._placer.check(request.placement)
         applied, average, duplicate = await accumulator.push_pull(
@@ -99,12 +102,14 @@ class AccumulatorServicer:
             wait_timeout(request, context),
         )
         stale = applied.round is None
-        return messages_pb2.PushPullResponse(
+        contents = Contents()
+        response = messages_pb2.PushPullResponse(
             outcome=_outcome(applied),
             duplicate=duplicate,
-            average=None if average is None else self._encode(average, request.placement),
+            average=None if average is None else self._encode(average, request.placement, contents),
             global_step=accumulator.state.global_step if stale or average is None else average.step,
         )
+        return WithContents(response, contents)
 
     async def GetNumAccumulated(
         self, request: messages_pb2.GetNumAccumulatedRequest, context: Context
@@ -121,8 +126,8 @@ class AccumulatorServicer:
     def _find(self, ref: accumulator_pb2.AccumulatorRef) -> Accumulator:
         return self._registry.get(decode_key(ref), ref.incarnation)
 
-    def _encode(self, average: Average, placement: tensor_pb2.Placement) -> accumulator_pb2.Average:
-        return encode_average(average, partial(self._placer.place, placement=placement))
+    def _encode(self, average: Average, placement: tensor_pb2.Placement, contents: Contents) -> accumulator_pb2.Average:
+        return encode_average(average, partial(self._placer.place, placement=placement, contents=contents))
 
 
 def _outcome(applied: Applied) -> accumulator_pb2.ApplyOutcome:

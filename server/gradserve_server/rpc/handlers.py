@@ -13,6 +13,7 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError
 
+from gradserve.wire.contents import encode_message
 from gradserve_server.errors import InvalidArgumentError, UnavailableError
 from gradserve_server.rpc.status import Context, status_boundary
 
@@ -72,7 +73,7 @@ def _method_handler(
     method: MethodDescriptor, call: Callable[..., Any], gate: Gate, codec: Codec
 ) -> "grpc.RpcMethodHandler[Any, Any]":
     decode = _tolerant(codec.decode or message_factory.GetMessageClass(method.input_type).FromString)
-    encode = codec.encode or message_factory.GetMessageClass(method.output_type).SerializeToString
+    encode = codec.encode or encode_message
     name = method.full_name
 
     if method.server_streaming:

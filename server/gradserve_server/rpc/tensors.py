@@ -10,8 +10,8 @@ from google.protobuf.duration_pb2 import Duration
 from numpy.typing import NDArray
 
 from gradserve.v1 import tensor_pb2
+from gradserve.wire.contents import Contents
 from gradserve.wire.dtypes import to_data_type, to_dtype
-from gradserve.wire.payload import buffer_of
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError, ServiceError
 from gradserve_server.tensors.store import TensorSpec, TensorStore
 
@@ -135,8 +135,10 @@ class Placer:
         with request_fields({"lease": "placement.lease"}):
             self._store.lease_seconds(decode_duration(placement, "lease"))
 
-    def place(self, arrays: Sequence[NDArray[Any]], placement: tensor_pb2.Placement) -> list[tensor_pb2.Tensor]:
-        """Returns a message for each array.
+    def place(
+        self, arrays: Sequence[NDArray[Any]], placement: tensor_pb2.Placement, contents: Contents
+    ) -> list[tensor_pb2.Tensor]:
+        """Returns a message for each array, for a reply with these contents.
 
         Raises:
             ResourceExhaustedError: They are to be kept and do not fit, or to come inline and are too long for that.
@@ -154,14 +156,7 @@ class Placer:
                 "expected placement MODE_KEEP or MODE_AUTO",
                 field="placement.mode",
             )
-        return [
-            tensor_pb2.Tensor(
-                dtype=to_data_type(array.dtype),
-                shape=array.shape,
-                content=bytes(buffer_of(np.ascontiguousarray(array))),
-            )
-            for array in arrays
-        ]
+        return [contents.tensor(array) for array in arrays]
 
 
 def encode_handle(array: NDArray[Any], handle: str) -> tensor_pb2.Tensor:

@@ -1,0 +1,94 @@
+"""Writes messages with inline tensors without copying the contents through protobuf.
+
+A `bytes` field is copied into its message, with that into the message around it, and so on, and once more by
+serialization. Here larger contents are kept beside the message and put in when it is written: the only copy is that
+into the finished bytes, which the generated classes read as they read their own.
+"""
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
+
+from gradserve.v1 import tensor_pb2
+from gradserve.wire.chunks import varint
+from gradserve.wire.dtypes import to_data_type
+from gradserve.wire.payload import Array, buffer_of
+
+_MIN_BYTES = 1 << 14
+"""Less is copied faster than put in."""
+_MARK = "\0"
+"""Begins the handle that stands for contents kept aside; no handle of a tensor does."""
+_CONTENT = tensor_pb2.Tensor.DESCRIPTOR.fields_by_name["content"].number
+_LENGTH_DELIMITED = 2
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The larger contents of one message, kept beside it."""
+
+    buffers: list[memoryview] = field(default_factory=list)
+
+    def tensor(self, array: Array) -> tensor_pb2.Tensor:
+        """Returns the inline tensor of an array, to be put into the message that these are the contents of."""
+        tensor = tensor_pb2.Tensor(dtype=to_data_type(array.dtype), shape=array.shape)
+        if array.nbytes < _MIN_BYTES:
+            tensor.content = bytes(buffer_of(array))
+        else:
+            tensor.handle = f"{_MARK}{len(self.buffers)}"
+            self.buffers.append(buffer_of(array))
+        return tensor
+
+
+@dataclass(frozen=True)
+class WithContents:
+    """A message, and the contents to be put into it."""
+
+    message: Message
+    contents: Contents
+
+
+def is_stored(tensor: tensor_pb2.Tensor) -> bool:
+    """Tells whether a tensor is the handle of one that is stored on the server."""
+    return bool(tensor.handle) and not tensor.handle.startswith(_MARK)
+
+
+def encode_message(message: Message | WithContents) -> bytes:
+    """Serializes a message, with its contents put in if it has some beside it."""
+    if not isinstance(message, WithContents):
+        return message.SerializeToString()
+    if not message.contents.buffers:
+        return message.message.SerializeToString()
+    return b"".join(_pieces(message.message, message.contents))
+
+
+def _pieces(message: Any, contents: Contents) -> list[bytes | memoryview]:
+    if isinstance(message, tensor_pb2.Tensor):
+        if not message.handle.startswith(_MARK):  # inline already, or stored
+            return [message.SerializeToString()]
+        content = contents.buffers[int(message.handle.removeprefix(_MARK))]
+        spec = tensor_pb2.Tensor(dtype=message.dtype, shape=message.shape)
+        return [spec.SerializeToString(), *_delimited(_CONTENT, [content])]
+    rest = type(message)()
+    rest.CopyFrom(message)
+    pieces: list[bytes | memoryview] = []
+    for part, value in message.ListFields():
+        if part.message_type is not None and _has_tensors(part.message_type):
+            rest.ClearField(part.name)
+            for each in value if part.is_repeated else [value]:
+                pieces += _delimited(part.number, _pieces(each, contents))
+    return [rest.SerializeToString(), *pieces]
+
+
+def _delimited(number: int, value: list[bytes | memoryview]) -> list[bytes | memoryview]:
+    length = sum(len(piece) for piece in value)
+    return [varint(number << 3 | _LENGTH_DELIMITED) + varint(length), *value]
+
+
+@cache
+def _has_tensors(message: Descriptor) -> bool:
+    return message.full_name == tensor_pb2.Tensor.DESCRIPTOR.full_name or any(
+        part.message_type is not None and _has_tensors(part.message_type) for part in message.fields
+    )
