@@ -1,6 +1,7 @@
 """The command line."""
 
 import asyncio
+import gc
 import logging
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ def serve(config_path: Path | None, log_level: str, **flags: Any) -> None:
 
     async def run() -> None:
         async with Server(config) as server:
+            # What is there now stays: the garbage collector need not look at it again and again.
+            gc.freeze()
             await server.run_until_signal()
 
     try:
