@@ -290,7 +290,7 @@ class Accumulator:
     async def _add(self, gradient: Gradient, contribution: Contribution) -> None:
         self._account.grow(self._summation.growth(gradient))
         try:
-            await self._run(gradient.nbytes, self._summation.add, gradient, contribution)
+            await self._run(gradient.work, self._summation.add, gradient, contribution)
         finally:
             self._settle()
 

@@ -32,6 +32,9 @@ class SparseSlices:
 
 Value: TypeAlias = Array | SparseSlices
 
+_MERGE_WORK = 64
+"""Of a byte of sparse values, beside one of dense ones."""
+
 
 @dataclass(frozen=True)
 class Gradient:
@@ -49,6 +52,11 @@ class Gradient:
     def nbytes(self) -> int:
         """Memory of all values."""
         return sum(value.nbytes for value in self.values.values())
+
+    @property
+    def work(self) -> int:
+        """The bytes of dense values that take as long to add: merging rows takes many times as long."""
+        return self.nbytes + (_MERGE_WORK - 1) * self.sparse_nbytes
 
     @property
     def sparse_nbytes(self) -> int:
