@@ -34,6 +34,7 @@ from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_messages_pb2, tensor_pb2
 from gradserve.wire.contents import Contents, WithContents, is_stored
 from gradserve.wire.dtypes import BFLOAT16, DType, parse_dtype, to_data_type
+from gradserve.wire.durations import encode_duration
 from gradserve.wire.payload import Array
 
 ComponentSpec = DenseSpec | SparseSpec
@@ -87,15 +88,7 @@ class AccumulatorWire:
         number = self._ids.next() if request_id is None else request_id
         contents = Contents()
         tensors, parts = yield from self._send(gradient, contents)
-        request = messages_pb2.ApplyGradientRequest(
-            accumulator=self.ref,
-            request_id=self._ids.message(number),
-            local_step=how.local_step,
-            gradient=parts,
-            weight=how.weight,
-            worker_id=how.worker_id,
-            release_handles=True,
-        )
+        request = messages_pb2.ApplyGradientRequest(**self._gradient_fields(number, how, parts))
         reply: messages_pb2.ApplyGradientResponse = yield from self._send_gradient(
             Unary(_SERVICE, "ApplyGradient", WithContents(request, contents)), tensors, number
         )
@@ -109,8 +102,8 @@ class AccumulatorWire:
             request_id=self._ids.message(number),
             num_required=_int32(num_required, "num_required"),
             placement=_auto_placement(),
+            timeout=encode_duration(timeout),
         )
-        request.timeout.FromNanoseconds(round(timeout * 1e9))
         with _identified(number):
             reply: messages_pb2.TakeGradientResponse = yield Unary(_SERVICE, "TakeGradient", request, wait=timeout)
             return (yield from _receive_average(reply.average))
@@ -128,17 +121,11 @@ class AccumulatorWire:
         contents = Contents()
         tensors, parts = yield from self._send(gradient, contents)
         request = messages_pb2.PushPullRequest(
-            accumulator=self.ref,
-            request_id=self._ids.message(number),
-            local_step=how.local_step,
-            gradient=parts,
-            weight=how.weight,
-            worker_id=how.worker_id,
-            release_handles=True,
+            **self._gradient_fields(number, how, parts),
             num_required=_int32(num_required, "num_required"),
             placement=_auto_placement(),
+            timeout=encode_duration(timeout),
         )
-        request.timeout.FromNanoseconds(round(timeout * 1e9))
         reply: messages_pb2.PushPullResponse = yield from self._send_gradient(
             Unary(_SERVICE, "PushPull", WithContents(request, contents), wait=timeout), tensors, number
         )
@@ -155,8 +142,9 @@ class AccumulatorWire:
 
     def read_average(self, step: int | None, timeout: float) -> Operation[Average]:
         """Waits for the average of a step."""
-        request = messages_pb2.ReadAverageRequest(accumulator=self.ref, step=step, placement=_auto_placement())
-        request.timeout.FromNanoseconds(round(timeout * 1e9))
+        request = messages_pb2.ReadAverageRequest(
+            accumulator=self.ref, step=step, placement=_auto_placement(), timeout=encode_duration(timeout)
+        )
         reply: messages_pb2.ReadAverageResponse = yield Unary(_SERVICE, "ReadAverage", request, wait=timeout)
         return (yield from _receive_average(reply.average))
 
@@ -182,6 +170,20 @@ class AccumulatorWire:
         request = messages_pb2.DeleteAccumulatorRequest(accumulator=self.ref)
         reply: messages_pb2.DeleteAccumulatorResponse = yield Unary(_SERVICE, "DeleteAccumulator", request)
         return reply.deleted
+
+    def _gradient_fields(
+        self, number: int, how: Contribution, parts: list[accumulator_pb2.ComponentGradient]
+    ) -> dict[str, Any]:
+        """Returns what applying and push_pull have in common."""
+        return {
+            "accumulator": self.ref,
+            "request_id": self._ids.message(number),
+            "local_step": how.local_step,
+            "gradient": parts,
+            "weight": how.weight,
+            "worker_id": how.worker_id,
+            "release_handles": True,
+        }
 
     def _send(
         self, gradient: Mapping[str, GradientValue], contents: Contents

@@ -12,6 +12,7 @@ from gradserve.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve.v1 import tensor_pb2
 from gradserve.wire.contents import Contents
 from gradserve.wire.dtypes import to_data_type, to_dtype
+from gradserve.wire.durations import encode_duration
 from gradserve.wire.payload import Array, buffer_of, wire_array
 
 INLINE_LIMIT_BYTES = 3 << 20
@@ -99,5 +100,5 @@ def _header(arrays: Sequence[Array], lease: float | None) -> messages_pb2.PutTen
         tensors=[tensor_pb2.TensorSpec(dtype=to_data_type(array.dtype), shape=array.shape) for array in arrays]
     )
     if lease is not None:
-        header.lease.FromNanoseconds(round(lease * 1e9))
+        header.lease.CopyFrom(encode_duration(lease))
     return header

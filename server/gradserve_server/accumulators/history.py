@@ -32,11 +32,6 @@ class AverageHistory:
         """Steps whose average is kept, oldest first."""
         return tuple(self._averages)
 
-    @property
-    def num_reading(self) -> int:
-        """Readers that wait."""
-        return sum(reading.readers for reading in self._readings.values())
-
     def newest(self) -> Average | None:
         """Returns the average of the last round, None before the first."""
         return next(reversed(self._averages.values()), None)

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gradserve.v1 import server_messages_pb2 as messages_pb2
+from gradserve.wire.durations import encode_duration
 from gradserve_server.config import LeaseConfig, LimitsConfig
 from gradserve_server.devices.inventory import DeviceDescription
 from gradserve_server.rpc.status import Context
-from gradserve_server.rpc.tensors import encode_duration
 from gradserve_server.tensors.quotas import Quota
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve.wire.chunks import Chunk, PartDecoder, cut, encode_part
+from gradserve.wire.durations import encode_duration
 from gradserve.wire.payload import Assembly, PayloadError, buffer_of
 from gradserve_server.errors import DeadlineExceededError, InvalidArgumentError
 from gradserve_server.rpc.handlers import Codec
@@ -16,7 +17,6 @@ from gradserve_server.rpc.tensors import (
     check_count,
     decode_duration,
     decode_spec,
-    encode_duration,
     encode_handle,
     encode_spec,
     request_fields,

@@ -170,9 +170,3 @@ def decode_duration(message: Any, field: str) -> float | None:
         return None
     duration: Duration = getattr(message, field)
     return duration.seconds + duration.nanos * 1e-9
-
-
-def encode_duration(seconds: float) -> Duration:
-    """Returns seconds as a Duration."""
-    whole = math.floor(seconds)
-    return Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))
