@@ -11,17 +11,18 @@ import numpy as np
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.registry import AccumulatorKey, AccumulatorRegistry
+from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.spec import (
     AccumulatorSpec,
     ComponentSpec,
 )
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import Compute, InlineCompute
+from gradserve_server.resources import ResourceKey
 from gradserve_server.tensors.quotas import Quota
 
 F32 = np.dtype(np.float32)
-KEY = AccumulatorKey("test", "acc")
+KEY = ResourceKey("test", "acc")
 ID = RequestId("a", 7, b"content")
 
 

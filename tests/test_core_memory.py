@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from gradserve_server.accumulators.gradient import Contribution, Gradient
-from gradserve_server.accumulators.registry import AccumulatorKey
 from gradserve_server.accumulators.spec import (
     AccumulatorSpec,
     ComponentSpec,
@@ -16,6 +15,7 @@ from gradserve_server.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
+from gradserve_server.resources import ResourceKey
 from tests.core import F32, ID, KEY, Bench, FailingCompute, apply, take, turns, value_of
 
 
@@ -94,8 +94,8 @@ class TestRegistry:
 
     def test_containers_are_apart(self, bench: Bench) -> None:
         spec = AccumulatorSpec((ComponentSpec("", F32),))
-        first, _ = bench.registry.create(AccumulatorKey("a", "x"), spec)
-        second, _ = bench.registry.create(AccumulatorKey("b", "x"), spec)
+        first, _ = bench.registry.create(ResourceKey("a", "x"), spec)
+        second, _ = bench.registry.create(ResourceKey("b", "x"), spec)
         assert first is not second
 
     def test_incarnations(self, bench: Bench) -> None:
@@ -110,7 +110,7 @@ class TestRegistry:
     def test_pages(self, bench: Bench) -> None:
         spec = AccumulatorSpec((ComponentSpec("", F32),))
         for name in ("c", "a", "b"):
-            bench.registry.create(AccumulatorKey("x", name), spec)
-        bench.registry.create(AccumulatorKey("y", "aa"), spec)
+            bench.registry.create(ResourceKey("x", name), spec)
+        bench.registry.create(ResourceKey("y", "aa"), spec)
         assert [key.name for key, _ in bench.registry.page("x", "", 2)] == ["a", "b"]
         assert [key.name for key, _ in bench.registry.page("x", "b", 2)] == ["c"]

@@ -13,14 +13,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.registry import AccumulatorKey, AccumulatorRegistry
+from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, PartialShape
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.errors import AbortedError, DeadlineExceededError, InvalidArgumentError
+from gradserve_server.resources import ResourceKey
 from gradserve_server.tensors.quotas import Quota
 
-KEY = AccumulatorKey("test", "acc")
+KEY = ResourceKey("test", "acc")
 SPEC = AccumulatorSpec((ComponentSpec("", np.dtype(np.float64), PartialShape((2,))),))
 ITEM_BYTES = 16
 

@@ -18,7 +18,7 @@ import gradserve.aio
 from gradserve.wire.dtypes import parse_dtype
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, SparseSlices
-from gradserve_server.accumulators.registry import AccumulatorKey, AccumulatorRegistry
+from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.spec import (
     AccumulatorSpec,
     ComponentSpec,
@@ -29,6 +29,7 @@ from gradserve_server.accumulators.spec import (
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.errors import ServiceError
+from gradserve_server.resources import ResourceKey
 from gradserve_server.tensors.quotas import Quota
 
 Shape = tuple[int | None, ...] | None
@@ -85,7 +86,7 @@ class CoreFace:
             raise gradserve.InvalidArgumentError(str(error)) from None
         dims = None if shape is None else tuple(-1 if size is None else size for size in shape)
         component = ComponentSpec("", parse_dtype(dtype), PartialShape(dims), layout)
-        key = AccumulatorKey("test", next(self._names))
+        key = ResourceKey("test", next(self._names))
         accumulator, _created = self._registry.create(key, AccumulatorSpec((component,), kind))
         return CoreAcc(accumulator, component)
 

@@ -1,8 +1,6 @@
 """The accumulators of a server, by container and name."""
 
-import bisect
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.dense import Allocate
@@ -11,27 +9,9 @@ from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.summation import make_summation
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import Compute
-from gradserve_server.errors import (
-    AbortedError,
-    AlreadyExistsError,
-    InvalidArgumentError,
-    NotFoundError,
-    UnavailableError,
-)
+from gradserve_server.errors import AbortedError, AlreadyExistsError, UnavailableError
+from gradserve_server.resources import Directory, ResourceKey
 from gradserve_server.tensors.quotas import Quota
-
-DEFAULT_CONTAINER = "default"
-
-
-@dataclass(frozen=True, order=True)
-class AccumulatorKey:
-    """Where an accumulator is found."""
-
-    container: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.container}/{self.name}"
 
 
 class AccumulatorRegistry:
@@ -57,11 +37,11 @@ class AccumulatorRegistry:
         self._limits = limits
         self._clock = clock
         self._new_incarnation = new_incarnation
-        self._accumulators: dict[AccumulatorKey, Accumulator] = {}
+        self._accumulators: Directory[Accumulator] = Directory("accumulator")
         self.count = Quota(limits.max_accumulators, "accumulators")
         self.waiters = Quota(limits.max_waiters, "waiting calls")
 
-    def create(self, key: AccumulatorKey, spec: AccumulatorSpec) -> tuple[Accumulator, bool]:
+    def create(self, key: ResourceKey, spec: AccumulatorSpec) -> tuple[Accumulator, bool]:
         """Returns the accumulator of this name, and whether it is new.
 
         Raises:
@@ -69,8 +49,7 @@ class AccumulatorRegistry:
             AlreadyExistsError: There is one with another spec.
             ResourceExhaustedError: There are too many.
         """
-        _check_name(key)
-        found = self._accumulators.get(key)
+        found = self._accumulators.find(key)
         if found is not None:
             differences = found.spec.differences(spec)
             if differences:
@@ -94,54 +73,36 @@ class AccumulatorRegistry:
                 clock=self._clock,
             ),
         )
-        self._accumulators[key] = accumulator
+        self._accumulators.add(key, accumulator)
         return accumulator, True
 
-    def get(self, key: AccumulatorKey, incarnation: str = "") -> Accumulator:
+    def get(self, key: ResourceKey, incarnation: str = "") -> Accumulator:
         """Returns the accumulator of this name, and of this incarnation if one is given.
 
         Raises:
             InvalidArgumentError: The name is empty.
             NotFoundError: There is none.
         """
-        _check_name(key)
-        found = self._accumulators.get(key)
-        if found is None:
-            raise NotFoundError(f"no accumulator {str(key)!r}", field="accumulator.name")
-        if incarnation not in ("", found.incarnation):
-            raise NotFoundError(
-                f"accumulator {str(key)!r} was deleted; the one of that name now is another",
-                field="accumulator.incarnation",
-            )
-        return found
+        return self._accumulators.get(key, incarnation)
 
-    def delete(self, key: AccumulatorKey, incarnation: str = "") -> bool:
+    def delete(self, key: ResourceKey, incarnation: str = "") -> bool:
         """Deletes an accumulator; tells whether there was one.
 
         Raises:
             InvalidArgumentError: The name is empty.
         """
-        try:
-            accumulator = self.get(key, incarnation)
-        except NotFoundError:
+        accumulator = self._accumulators.remove(key, incarnation)
+        if accumulator is None:
             return False
-        del self._accumulators[key]
         self.count.release()
         accumulator.close(AbortedError(f"accumulator {str(key)!r} was deleted"))
         return True
 
-    def page(self, container: str, after: str, size: int) -> list[tuple[AccumulatorKey, Accumulator]]:
+    def page(self, container: str, after: str, size: int) -> list[tuple[ResourceKey, Accumulator]]:
         """Returns up to `size` accumulators of a container whose names come after `after`, by name."""
-        keys = sorted(key for key in self._accumulators if key.container == container)
-        start = bisect.bisect_right(keys, AccumulatorKey(container, after)) if after else 0
-        return [(key, self._accumulators[key]) for key in keys[start : start + size]]
+        return self._accumulators.page(container, after, size)
 
     def close(self) -> None:
         """Ends every wait: the server shuts down."""
-        for key, accumulator in self._accumulators.items():
+        for key, accumulator in self._accumulators:
             accumulator.close(UnavailableError(f"the server is shutting down; accumulator {str(key)!r} ends"))
-
-
-def _check_name(key: AccumulatorKey) -> None:
-    if not key.name:
-        raise InvalidArgumentError("expected the name of an accumulator, got an empty one", field="accumulator.name")

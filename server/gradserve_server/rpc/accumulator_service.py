@@ -7,7 +7,8 @@ from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.contents import Contents, WithContents
 from gradserve_server.accumulators.accumulator import Accumulator, Applied
 from gradserve_server.accumulators.gradient import Average
-from gradserve_server.accumulators.registry import DEFAULT_CONTAINER, AccumulatorRegistry
+from gradserve_server.accumulators.registry import AccumulatorRegistry
+from gradserve_server.resources import DEFAULT_CONTAINER
 from gradserve_server.rpc.gradients import (
     decode_accumulator_spec,
     decode_gradient,

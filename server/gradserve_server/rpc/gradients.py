@@ -14,7 +14,6 @@ from gradserve.wire.dtypes import to_data_type, to_dtype
 from gradserve_server.accumulators.accumulator import Accumulator, OpenGradient
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, SparseSlices, Value
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.registry import DEFAULT_CONTAINER, AccumulatorKey
 from gradserve_server.accumulators.spec import (
     AccumulatorSpec,
     ComponentSpec,
@@ -23,6 +22,7 @@ from gradserve_server.accumulators.spec import (
     Reduction,
 )
 from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.tensors import MAX_COMPONENTS, check_count, decode_tensor, request_fields
 from gradserve_server.tensors.store import TensorStore
 
@@ -46,9 +46,9 @@ _LAYOUT_CODES = {
 }
 
 
-def decode_key(ref: accumulator_pb2.AccumulatorRef) -> AccumulatorKey:
+def decode_key(ref: accumulator_pb2.AccumulatorRef) -> ResourceKey:
     """Returns where an accumulator is found."""
-    return AccumulatorKey(ref.container or DEFAULT_CONTAINER, ref.name)
+    return ResourceKey(ref.container or DEFAULT_CONTAINER, ref.name)
 
 
 def decode_accumulator_spec(spec: accumulator_pb2.AccumulatorSpec) -> AccumulatorSpec:
@@ -116,7 +116,7 @@ def encode_accumulator_spec(spec: AccumulatorSpec) -> accumulator_pb2.Accumulato
     )
 
 
-def encode_info(key: AccumulatorKey, accumulator: Accumulator) -> accumulator_pb2.AccumulatorInfo:
+def encode_info(key: ResourceKey, accumulator: Accumulator) -> accumulator_pb2.AccumulatorInfo:
     """Describes an accumulator as it is now."""
     state = accumulator.state
     return accumulator_pb2.AccumulatorInfo(

@@ -1,0 +1,1 @@
+"""Layers that hold variables, apart from how calls of them travel."""

@@ -1,0 +1,107 @@
+"""Things that live on the server under a container and a name."""
+
+import bisect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from gradserve_server.errors import InvalidArgumentError, NotFoundError
+
+DEFAULT_CONTAINER = "default"
+
+
+@dataclass(frozen=True, order=True)
+class ResourceKey:
+    """Where something is found."""
+
+    container: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.container}/{self.name}"
+
+
+class Resource(Protocol):
+    """What has a name."""
+
+    @property
+    def incarnation(self) -> str:
+        """Tells it from another one that had the name before."""
+        ...
+
+
+ResourceT = TypeVar("ResourceT", bound=Resource)
+
+
+class Directory(Generic[ResourceT]):
+    """Finds resources of one kind.
+
+    Not thread-safe: used on the event loop only.
+    """
+
+    def __init__(self, kind: str, article: str = "an", field: str | None = None) -> None:
+        """Takes the `kind` and its `article` for messages, and the `field` of requests that names one."""
+        self._kind = kind
+        self._article = article
+        self._field = field or kind
+        self._resources: dict[ResourceKey, ResourceT] = {}
+
+    def find(self, key: ResourceKey) -> ResourceT | None:
+        """Returns the resource of this name, if there is one.
+
+        Raises:
+            InvalidArgumentError: The name is empty.
+        """
+        if not key.name:
+            raise InvalidArgumentError(
+                f"expected the name of {self._article} {self._kind}, got an empty one", field=f"{self._field}.name"
+            )
+        return self._resources.get(key)
+
+    def get(self, key: ResourceKey, incarnation: str = "") -> ResourceT:
+        """Returns the resource of this name, and of this incarnation if one is given.
+
+        Raises:
+            InvalidArgumentError: The name is empty.
+            NotFoundError: There is none.
+        """
+        found = self.find(key)
+        if found is None:
+            raise NotFoundError(f"no {self._kind} {str(key)!r}", field=f"{self._field}.name")
+        if incarnation not in ("", found.incarnation):
+            raise NotFoundError(
+                f"{self._kind} {str(key)!r} was deleted; the one of that name now is another",
+                field=f"{self._field}.incarnation",
+            )
+        return found
+
+    def add(self, key: ResourceKey, resource: ResourceT) -> None:
+        """Gives a resource a name that `find` did not find."""
+        self._resources[key] = resource
+
+    def remove(self, key: ResourceKey, incarnation: str = "") -> ResourceT | None:
+        """Takes a resource out, if it is there, and returns it.
+
+        Raises:
+            InvalidArgumentError: The name is empty.
+        """
+        try:
+            self.get(key, incarnation)
+        except NotFoundError:
+            return None
+        return self._resources.pop(key)
+
+    def page(
+        self, container: str, after: str, size: int, is_wanted: Callable[[ResourceKey, ResourceT], bool] | None = None
+    ) -> list[tuple[ResourceKey, ResourceT]]:
+        """Returns up to `size` resources of a container whose names come after `after`, by name."""
+        keys = sorted(
+            key
+            for key, resource in self._resources.items()
+            if key.container == container and (is_wanted is None or is_wanted(key, resource))
+        )
+        start = bisect.bisect_right(keys, ResourceKey(container, after)) if after else 0
+        return [(key, self._resources[key]) for key in keys[start : start + size]]
+
+    def __iter__(self) -> Iterator[tuple[ResourceKey, ResourceT]]:
+        return iter(self._resources.items())
