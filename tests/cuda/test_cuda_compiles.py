@@ -7,6 +7,7 @@ import pytest
 from cuda.bindings import nvrtc
 
 from gradserve_server.devices.cuda_program import COMPILE_OPTIONS, Program
+from gradserve_server.ops.activation import cuda_kernels as activation_kernels
 from gradserve_server.ops.batch_norm import cuda_launches
 from gradserve_server.ops.dtypes import FLOATING
 from gradserve_server.ops.gru import cuda_kernels
@@ -17,6 +18,7 @@ CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 PROGRAMS = (
     *(cuda_launches.program(operation, dtype) for operation in cuda_launches.KERNELS for dtype in FLOATING),
     *(cuda_kernels.program(dtype) for dtype in FLOATING),
+    *(activation_kernels.program(dtype) for dtype in FLOATING),
 )
 
 REPORT = re.compile(

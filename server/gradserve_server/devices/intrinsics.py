@@ -26,6 +26,28 @@ DONE = 0
 
 
 @intrinsic
+def read(typing_context: Any, array: Any, index: Any) -> Any:
+    """Returns array[index], widened for arithmetic. For arrays that the kernel may write, too."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _widen(builder, array, builder.load(_address(context, builder, signature, args), align=_align(array)))
+
+    return _widened(array)(array, index), generate
+
+
+@intrinsic
+def write(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Sets array[index] to `value`, rounded like `store` does. For arrays that the kernel may `read`, too."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        number = _narrow(context, builder, array, args[2], value)
+        builder.store(number, _address(context, builder, signature, args), align=_align(array))
+        return context.get_dummy_value()
+
+    return types.void(array, index, value), generate
+
+
+@intrinsic
 def load(typing_context: Any, array: Any, index: Any) -> Any:
     """Returns array[index], widened for arithmetic.
 
@@ -36,11 +58,7 @@ def load(typing_context: Any, array: Any, index: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         value = builder.load(_address(context, builder, signature, args), align=_align(array))
         value.set_metadata("noalias", _written(builder))
-        if array.dtype == FLOAT16_BITS:
-            return builder.fpext(builder.bitcast(value, ir.HalfType()), ir.FloatType())
-        if array.dtype == BFLOAT16_BITS:
-            return builder.bitcast(builder.shl(builder.zext(value, _I32), _i32(16)), ir.FloatType())
-        return value
+        return _widen(builder, array, value)
 
     return _widened(array)(array, index), generate
 
@@ -50,11 +68,7 @@ def store(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
     """Sets array[index] to `value`, rounded to the nearest number, ties to even; NaN remains NaN."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        number = context.cast(builder, args[2], value, _widened(array))
-        if array.dtype == FLOAT16_BITS:
-            number = builder.bitcast(builder.fptrunc(number, ir.HalfType()), ir.IntType(16))
-        elif array.dtype == BFLOAT16_BITS:
-            number = _to_bfloat16(builder, number)
+        number = _narrow(context, builder, array, args[2], value)
         stored = builder.store(number, _address(context, builder, signature, args), align=_align(array))
         stored.set_metadata("alias.scope", _written(builder))
         return context.get_dummy_value()
@@ -148,6 +162,21 @@ def _address(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 def _align(array: Any) -> int:
     return int(array.dtype.bitwidth // 8)
+
+
+def _widen(builder: Any, array: Any, element: Any) -> Any:
+    if array.dtype == FLOAT16_BITS:
+        return builder.fpext(builder.bitcast(element, ir.HalfType()), ir.FloatType())
+    if array.dtype == BFLOAT16_BITS:
+        return builder.bitcast(builder.shl(builder.zext(element, _I32), _i32(16)), ir.FloatType())
+    return element
+
+
+def _narrow(context: Any, builder: Any, array: Any, number: Any, dtype: Any) -> Any:
+    number = context.cast(builder, number, dtype, _widened(array))
+    if array.dtype == FLOAT16_BITS:
+        return builder.bitcast(builder.fptrunc(number, ir.HalfType()), ir.IntType(16))
+    return _to_bfloat16(builder, number) if array.dtype == BFLOAT16_BITS else number
 
 
 def _to_bfloat16(builder: Any, number: Any) -> Any:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from gradserve_server.devices.device import CpuDevice, Device
 from gradserve_server.devices.parallel import ForkJoin
+from gradserve_server.ops.activation.activation import FAMILY as ACTIVATION
+from gradserve_server.ops.activation.cpu import CpuActivation
 from gradserve_server.ops.batch_norm.batch_norm import FAMILY as BATCH_NORM
 from gradserve_server.ops.batch_norm.cpu import CpuBatchNorm
 from gradserve_server.ops.cudnn_rnn.canonical import FAMILY as CUDNN_RNN_PARAMS
@@ -27,10 +29,12 @@ def make_families(device: Device, parallel: ForkJoin) -> Mapping[str, Family]:
             BATCH_NORM: CpuBatchNorm(device, parallel),
             GRU: CpuGRU(device, parallel),
             CUDNN_RNN: CpuCudnnRnn(device, parallel, new_id),
+            ACTIVATION: CpuActivation(parallel),
         }
     import cupy
 
     from gradserve_server.devices.cuda import CudaDevice
+    from gradserve_server.ops.activation.cuda import CudaActivation
     from gradserve_server.ops.batch_norm.cuda import CudaBatchNorm
     from gradserve_server.ops.cudnn_rnn.cuda import CudaCudnnRnn
     from gradserve_server.ops.gru.cuda import CudaGRU
@@ -40,4 +44,5 @@ def make_families(device: Device, parallel: ForkJoin) -> Mapping[str, Family]:
         BATCH_NORM: CudaBatchNorm(device),
         GRU: CudaGRU(device, cupy),
         CUDNN_RNN: CudaCudnnRnn(device, new_id),
+        ACTIVATION: CudaActivation(device),
     }

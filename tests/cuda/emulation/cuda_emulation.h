@@ -41,6 +41,8 @@ inline float rsqrtf(float value) { return 1 / sqrtf(value); }
 inline double emulated_rsqrt(double value) { return 1 / sqrt(value); }
 #define rsqrt emulated_rsqrt
 
+inline float __fdividef(float x, float y) { return x / y; }
+
 inline unsigned int __float_as_uint(float value) {
     unsigned int bits;
     memcpy(&bits, &value, sizeof bits);
