@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 PROTOS_VENV := .venv-protos
 GOLDEN_VENV := .venv-golden
 GOLDEN_RNN_VENV := .venv-golden-rnn
+GOLDEN_LAYERS_VENV := .venv-golden-layers
 CUDNN_VENV := .venv-cudnn
 BUF := npx --yes @bufbuild/buf@1.75.0
 JAVASCRIPT := examples/javascript
@@ -16,6 +17,7 @@ INSTALLED := $(VENV)/installed
 PROTOC_INSTALLED := $(PROTOS_VENV)/installed
 GOLDEN_INSTALLED := $(GOLDEN_VENV)/installed
 GOLDEN_RNN_INSTALLED := $(GOLDEN_RNN_VENV)/installed
+GOLDEN_LAYERS_INSTALLED := $(GOLDEN_LAYERS_VENV)/installed
 CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
@@ -90,12 +92,21 @@ $(GOLDEN_RNN_INSTALLED): Makefile
 		torch==2.13.0 numpy==2.4.6 ml_dtypes==0.6.0
 	@touch $@
 
-golden: $(GOLDEN_INSTALLED) $(GOLDEN_RNN_INSTALLED)  ## Record anew what TensorFlow and PyTorch compute (needs Python 3.11)
+$(GOLDEN_LAYERS_INSTALLED): Makefile
+	$(PYTHON) -m venv $(GOLDEN_LAYERS_VENV)
+	$(GOLDEN_LAYERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		tensorflow-cpu==2.13.1 tf_slim==1.1.0 numpy==1.24.3 ml_dtypes==0.5.4
+	@touch $@
+
+golden: $(GOLDEN_INSTALLED) $(GOLDEN_RNN_INSTALLED) $(GOLDEN_LAYERS_INSTALLED)  ## Record anew what TensorFlow and PyTorch compute (needs Python 3.11)
 	$(GOLDEN_VENV)/bin/python -m tests.golden.make_fused_batch_norm
 	$(GOLDEN_VENV)/bin/python -m tests.golden.make_fused_batch_norm_errors
 	$(GOLDEN_VENV)/bin/python -m tests.golden.make_gru_block_cell
 	$(GOLDEN_VENV)/bin/python -m tests.golden.make_gru_block_cell_errors
+	$(GOLDEN_VENV)/bin/python -m tests.golden.make_activation
 	$(GOLDEN_RNN_VENV)/bin/python -m tests.golden.make_cudnn_rnn
+	$(GOLDEN_LAYERS_VENV)/bin/python -m tests.golden.make_batch_norm_layer
+	$(GOLDEN_LAYERS_VENV)/bin/python -m tests.golden.make_batch_norm_layer_errors
 
 bench: $(INSTALLED)  ## Measure beside the peers; installs them into environments of their own
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
@@ -111,4 +122,5 @@ constraints: $(INSTALLED)  ## Pin the newest versions of everything in constrain
 	$(COMPILE) --extra dev --constraint deploy/constraints-cuda13.txt --output-file constraints.txt
 
 clean:  ## Remove what make made
-	rm -rf $(VENV) $(PROTOS_VENV) $(GOLDEN_VENV) $(GOLDEN_RNN_VENV) $(CUDNN_VENV) .venv-bench build dist demo-output $(JAVASCRIPT)/node_modules
+	rm -rf $(VENV) $(PROTOS_VENV) $(GOLDEN_VENV) $(GOLDEN_RNN_VENV) $(GOLDEN_LAYERS_VENV) $(CUDNN_VENV) .venv-bench \
+		build dist demo-output $(JAVASCRIPT)/node_modules

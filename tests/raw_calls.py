@@ -11,6 +11,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from gradserve.v1 import (
     accumulator_service_pb2,
+    batch_norm_layer_service_pb2,
     gradient_ops_service_pb2,
     server_service_pb2,
     tensor_service_pb2,
@@ -20,7 +21,13 @@ T = TypeVar("T")
 
 SERVICES = {
     descriptor.name: descriptor
-    for module in (tensor_service_pb2, accumulator_service_pb2, gradient_ops_service_pb2, server_service_pb2)
+    for module in (
+        tensor_service_pb2,
+        accumulator_service_pb2,
+        batch_norm_layer_service_pb2,
+        gradient_ops_service_pb2,
+        server_service_pb2,
+    )
     for descriptor in module.DESCRIPTOR.services_by_name.values()
 }
 METHODS = {method.name: method for service in SERVICES.values() for method in service.methods}

@@ -114,6 +114,9 @@ CALLS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "conditional_accumulator": lambda client, _: client.conditional_accumulator("float32"),
     "sparse_conditional_accumulator": lambda client, _: client.sparse_conditional_accumulator("float32"),
     "gradient_accumulator": lambda client, _: client.gradient_accumulator({"w": np.zeros(2)}),
+    "batch_norm": lambda client, _: client.batch_norm(),
+    "list_batch_norm_layers": lambda client, _: client.list_batch_norm_layers(),
+    "run_updates": lambda client, _: client.run_updates(),
     "num_accumulated": lambda _, made: made["dense"].num_accumulated(),
     "set_global_step": lambda _, made: made["dense"].set_global_step(1),
     "info": lambda _, made: made["dense"].info(),
@@ -132,11 +135,23 @@ CALLS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "model take_grad": lambda _, made: made["model"].take_grad(1, timeout=0.2),
     "model read_average": lambda _, made: made["model"].read_average(timeout=0.2),
     "model push_pull": lambda _, made: made["model"].push_pull({"w": np.zeros(2)}, 9, timeout=0.2),
+    "layer call": lambda _, made: made["layer"](np.zeros((2, 3), np.float32)),
+    "layer forward": lambda _, made: made["layer"].forward(np.zeros((2, 3), np.float32)),
+    "layer backward": lambda _, made: made["layer"].backward(np.zeros((2, 3), np.float32), made["forward"]),
+    "layer run_updates": lambda _, made: made["layer"].run_updates([made["forward"]]),
+    "layer release": lambda _, made: made["layer"].release(made["forward"]),
+    "layer get_variables": lambda _, made: made["layer"].get_variables(),
+    "layer set_variables": lambda _, made: made["layer"].set_variables({"beta": np.zeros(3)}),
+    "layer describe": lambda _, made: made["layer"].describe(),
+    "layer delete": lambda _, made: made["layer"].delete(),
 }
 
 
 def make_things(client: gradserve.Client) -> dict[str, Any]:
+    layer = client.batch_norm()
     return {
+        "layer": layer,
+        "forward": layer.forward(np.zeros((2, 3), np.float32)),
         "dense": client.conditional_accumulator("float32", ()),
         "large": client.conditional_accumulator("float64", (1 << 16,)),
         "sparse": client.sparse_conditional_accumulator("float32"),
@@ -146,7 +161,10 @@ def make_things(client: gradserve.Client) -> dict[str, Any]:
 
 
 async def make_things_aio(client: gradserve.aio.Client) -> dict[str, Any]:
+    layer = await client.batch_norm()
     return {
+        "layer": layer,
+        "forward": await layer.forward(np.zeros((2, 3), np.float32)),
         "dense": await client.conditional_accumulator("float32", ()),
         "large": await client.conditional_accumulator("float64", (1 << 16,)),
         "sparse": await client.sparse_conditional_accumulator("float32"),
@@ -174,7 +192,7 @@ async def failure_of_aio(call: Any) -> BaseException | None:
 def test_every_method_is_called_here() -> None:
     """The tables above name every method that makes a call."""
     called = {word for name in CALLS for word in name.split()}
-    for face in (gradserve.Client, *(getattr(gradserve, name) for name in ACCUMULATORS)):
+    for face in (gradserve.Client, gradserve.BatchNormLayer, *(getattr(gradserve, name) for name in ACCUMULATORS)):
         assert public_methods(face) - {"close", "take_indexed_slices_grad"} <= called
 
 
@@ -295,7 +313,7 @@ def test_unreachable(nobody: str, server_address: str) -> None:
     with gradserve.connect(server_address) as helper:
         handle = make_things(helper)["handle"]
     client = gradserve.connect(nobody, timeout=60)
-    names = [name for name, call in CALLS.items() if not needs_accumulator(call)]
+    names = [name for name, call in CALLS.items() if not needs_what_was_made(call)]
     started = time.monotonic()
     with ThreadPoolExecutor(len(names)) as threads:
         failures = dict(
@@ -315,7 +333,7 @@ def test_unreachable(nobody: str, server_address: str) -> None:
 async def test_unreachable_aio(nobody: str, server_address: str) -> None:
     with gradserve.connect(server_address) as helper:
         handle = make_things(helper)["handle"]
-    names = [name for name, call in CALLS.items() if not needs_accumulator(call)]
+    names = [name for name, call in CALLS.items() if not needs_what_was_made(call)]
     started = time.monotonic()
     async with gradserve.aio.connect(nobody, timeout=60) as client:
         failures = await asyncio.gather(*(failure_of_aio(CALLS[name](client, {"handle": handle})) for name in names))
@@ -323,8 +341,8 @@ async def test_unreachable_aio(nobody: str, server_address: str) -> None:
     assert time.monotonic() - started < QUICKLY_SECONDS
 
 
-def needs_accumulator(call: Callable[..., Any]) -> bool:
-    return any(constant in ("dense", "large", "sparse", "model") for constant in call.__code__.co_consts)
+def needs_what_was_made(call: Callable[..., Any]) -> bool:
+    return any(constant in ("dense", "large", "sparse", "model", "layer") for constant in call.__code__.co_consts)
 
 
 def test_a_server_that_went_away() -> None:

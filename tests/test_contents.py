@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import gradserve
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, tensor_pb2
+from gradserve.v1 import accumulator_pb2, batch_norm_layer_pb2, tensor_pb2
 from gradserve.wire.contents import Contents, WithContents, encode_message
 from gradserve.wire.dtypes import to_data_type
 
@@ -68,6 +68,21 @@ def test_of_a_response(parts: list[Any]) -> None:
     contents = Contents()
     written = encode_message(WithContents(response(contents.tensor), contents))
     assert messages_pb2.TakeGradientResponse.FromString(written) == response(ordinary)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.text(max_size=5), sizes, max_size=4))
+def test_in_a_map(values: dict[str, int]) -> None:
+    def config(tensor: Any) -> batch_norm_layer_pb2.BatchNormConfig:
+        message = batch_norm_layer_pb2.BatchNormConfig(decay=0.5, renorm_clipping={"rmax": 3.0})
+        for name, size in values.items():
+            message.param_initializers[name].tensor.CopyFrom(tensor(np.arange(size, dtype=np.float32)))
+        message.param_initializers["named"].named.name = "zeros"
+        return message
+
+    contents = Contents()
+    written = encode_message(WithContents(config(contents.tensor), contents))
+    assert batch_norm_layer_pb2.BatchNormConfig.FromString(written) == config(ordinary)
 
 
 def test_small_contents_are_ordinary() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gradserve.calls import accumulator_wire, client, exchange, methods, server, tensors
+from gradserve.calls import accumulator_wire, batch_norm_layer_wire, client, exchange, methods, server, tensors
 from gradserve.calls.raw_ops import batch_norm, cudnn_rnn, cudnn_rnn_params, gru
 from tests.raw_calls import METHODS, SERVICES, RawCalls, failure_of
 
@@ -81,11 +81,14 @@ def test_the_client_uses_every_method(method: str) -> None:
     sources = "".join(
         inspect.getsource(module)
         for module in (
-            *(accumulator_wire, client, exchange, methods, server, tensors),
+            *(accumulator_wire, batch_norm_layer_wire, client, exchange, methods, server, tensors),
             *(batch_norm, cudnn_rnn, cudnn_rnn_params, gru),
         )
     )
     sources = re.sub(r"\(\s+", "(", sources)
-    # As the method of a unary exchange, as an op, or at the end of the path of a stream.
-    spellings = (f'Unary("{service}", "{method}"', f'Unary(_SERVICE, "{method}"', f'run_op("{method}"', f'/{method}"')
+    # As the method of a unary exchange, with tensors in the request, as an op, or at the end of the path of a stream.
+    spellings = (
+        *(f'Unary("{service}", "{method}"', f'Unary(_SERVICE, "{method}"', f'call_with_inputs(_SERVICE, "{method}"'),
+        *(f'run_op("{method}"', f'/{method}"'),
+    )
     assert any(spelling in sources for spelling in spellings)

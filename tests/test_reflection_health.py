@@ -25,6 +25,7 @@ def channel(server_address: str) -> Iterator[grpc.Channel]:
 def test_the_services() -> None:
     assert SERVICE_NAMES == [
         "gradserve.v1.AccumulatorService",
+        "gradserve.v1.BatchNormLayerService",
         "gradserve.v1.GradientOpsService",
         "gradserve.v1.ServerService",
         "gradserve.v1.TensorService",

@@ -27,6 +27,7 @@ def device() -> SeparateDevice:
 def server(device: SeparateDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServer]:
     monkeypatch.setattr(app, "choose_device", lambda wanted, host: device)
     monkeypatch.setattr(app, "make_families", lambda device, parallel: {FAMILY: SeparateBatchNorm()})
+    monkeypatch.setattr(app, "make_layer_families", lambda device, ops: {})
     with LocalServer() as local:
         yield local
 

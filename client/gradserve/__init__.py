@@ -13,6 +13,17 @@ from gradserve.accumulators import (
     GradientAccumulator,
     SparseConditionalAccumulator,
 )
+from gradserve.batch_norm_arguments import Initializer, RandomAdjustment, Regularizer
+from gradserve.batch_norm_layer import BatchNormLayer
+from gradserve.batch_norm_results import (
+    BatchNormForward,
+    BatchNormGradients,
+    BatchNormImplementation,
+    BatchNormLayerInfo,
+    IgnoredArgument,
+    IgnoredArgumentWarning,
+    VariableInfo,
+)
 from gradserve.client import Client, connect
 from gradserve.errors import (
     AbortedError,
@@ -69,6 +80,11 @@ __all__ = [
     "AlreadyExistsError",
     "ApplyResult",
     "Average",
+    "BatchNormForward",
+    "BatchNormGradients",
+    "BatchNormImplementation",
+    "BatchNormLayer",
+    "BatchNormLayerInfo",
     "CallCancelledError",
     "Client",
     "ConditionalAccumulator",
@@ -89,7 +105,10 @@ __all__ = [
     "GRUBlockCellOutputs",
     "GradientAccumulator",
     "GradserveError",
+    "IgnoredArgument",
+    "IgnoredArgumentWarning",
     "IndexedSlices",
+    "Initializer",
     "InternalError",
     "InvalidArgumentError",
     "NotFoundError",
@@ -97,7 +116,9 @@ __all__ = [
     "Outcome",
     "PermissionDeniedError",
     "PushPullResult",
+    "RandomAdjustment",
     "RawOps",
+    "Regularizer",
     "ResourceExhaustedError",
     "ServerInfo",
     "SparseConditionalAccumulator",
@@ -106,5 +127,6 @@ __all__ = [
     "UnauthenticatedError",
     "UnavailableError",
     "UnimplementedError",
+    "VariableInfo",
     "connect",
 ]

@@ -8,6 +8,7 @@ from gradserve.accumulators import (
     GradientAccumulator,
     SparseConditionalAccumulator,
 )
+from gradserve.batch_norm_layer import BatchNormLayer
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.raw_ops import RawOpsCalls
@@ -46,7 +47,7 @@ class Client(BlockingFace[ClientCalls]):
         self.close()
 
     def close(self) -> None:
-        """Deletes the accumulators that this client made without a shared name, and disconnects."""
+        """Deletes what this client made without a shared name or scope, and disconnects."""
         self._transport.run(self._calls.delete_private())
         self._transport.close()
 
@@ -56,6 +57,9 @@ class Client(BlockingFace[ClientCalls]):
     )
     gradient_accumulator = blocking_making(ClientCalls.gradient_accumulator, GradientAccumulator)
     list_accumulators = blocking(ClientCalls.list_accumulators)
+    batch_norm = blocking_making(ClientCalls.batch_norm, BatchNormLayer)
+    list_batch_norm_layers = blocking(ClientCalls.list_batch_norm_layers)
+    run_updates = blocking(ClientCalls.run_updates)
     put = blocking(ClientCalls.put)
     put_all = blocking(ClientCalls.put_all)
     get = blocking(ClientCalls.get)

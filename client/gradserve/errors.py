@@ -2,7 +2,7 @@
 
 GradserveError
 ├── InvalidArgumentError (ValueError)      the request can never succeed as it is
-├── NotFoundError (KeyError)               no such handle or accumulator
+├── NotFoundError (KeyError)               no such handle, accumulator or layer
 ├── AlreadyExistsError                     the name is taken by something else
 ├── AbortedError                           the state the call depended on is gone
 ├── OutOfRangeError (IndexError)           the step asked for is not to be had
@@ -43,7 +43,7 @@ class InvalidArgumentError(GradserveError, ValueError):
 
 
 class NotFoundError(GradserveError, KeyError):
-    """No such handle or accumulator."""
+    """No such handle, accumulator or layer."""
 
 
 class AlreadyExistsError(GradserveError):

@@ -50,6 +50,8 @@ class SyncTransport:
         except StopIteration as stop:
             result: T = stop.value
             return result
+        finally:
+            operation.close()  # at once also where it was cancelled or interrupted
 
     def close(self) -> None:
         """Closes the channel; calls under way in other threads end with CallCancelledError."""
@@ -120,6 +122,8 @@ class AsyncTransport:
         except StopIteration as stop:
             result: T = stop.value
             return result
+        finally:
+            operation.close()  # at once also where it was cancelled or interrupted
 
     async def close(self) -> None:
         """Closes the channel; calls under way end with CallCancelledError."""

@@ -5,9 +5,11 @@ import contextlib
 import importlib.metadata
 import logging
 import os
+import secrets
 import signal
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 
 from gradserve_server.accumulators.registry import AccumulatorRegistry
@@ -18,9 +20,12 @@ from gradserve_server.devices.inventory import list_devices
 from gradserve_server.devices.parallel import ForkJoin
 from gradserve_server.devices.pool import BufferPool
 from gradserve_server.devices.selection import choose_device
+from gradserve_server.layers.families import make_layer_families
+from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.ops.registry import make_families
 from gradserve_server.ops.runner import OpRunner
 from gradserve_server.rpc.accumulator_service import AccumulatorServicer
+from gradserve_server.rpc.batch_norm_layer_service import BatchNormLayerServicer
 from gradserve_server.rpc.gradient_ops_service import GradientOpsServicer
 from gradserve_server.rpc.server import GrpcServer
 from gradserve_server.rpc.server_service import ServerServicer, Usage
@@ -53,9 +58,10 @@ class Server:
         device = choose_device(config.runtime.device, host)
         self._compute = ThreadCompute(config.runtime.compute_threads)
         self._parallel = ForkJoin(config.runtime.compute_threads)
+        ops = make_families(device, self._parallel)
         self.runner = OpRunner(
             device=device,
-            families=make_families(device, self._parallel),
+            families={**ops, **make_layer_families(device, ops)},
             compute=self._compute,
             memory=memory,
         )
@@ -75,6 +81,16 @@ class Server:
             clock=time.monotonic,
             new_incarnation=_new_id,
         )
+        self.layers = LayerRegistry(
+            runner=self.runner,
+            compute=self._compute,
+            memory=memory,
+            handles=handles,
+            limits=limits,
+            clock=time.monotonic,
+            new_id=_new_id,
+            new_seed=partial(secrets.randbits, 63),
+        )
         residence = Residence(self.store, host, device, self._compute)
         placer = Placer(self.store, limits.inline_limit_bytes, limits.max_message_bytes)
         started = time.monotonic()
@@ -82,6 +98,7 @@ class Server:
             tensors=TensorServicer(self.store, residence, config.runtime.stream_idle_seconds),
             accumulators=AccumulatorServicer(self.registry, self.store, residence, placer),
             gradient_ops=GradientOpsServicer(self.runner, self.store, placer),
+            batch_norm_layers=BatchNormLayerServicer(self.layers, self.store, residence, placer),
             server=ServerServicer(
                 version=importlib.metadata.version("gradserve"),
                 devices=list_devices(),
@@ -89,7 +106,7 @@ class Server:
                 ops_prepared=lambda: self.runner.is_prepared,
                 limits=limits,
                 leases=config.leases,
-                usage=Usage(memory, handles, self.registry.count, self.registry.waiters),
+                usage=Usage(memory, handles, self.registry.count, self.registry.waiters, self.layers.count),
                 uptime=lambda: time.monotonic() - started,
             ),
             limits=limits,
@@ -156,9 +173,9 @@ class Server:
     async def _expire_leases(self) -> None:
         while True:
             await asyncio.sleep(_EXPIRY_INTERVAL_SECONDS)
-            count = self.store.expire()
-            if count:
-                _log.info("%d tensors expired", count)
+            for what, count in (("tensors", self.store.expire()), ("forwards", self.layers.expire())):
+                if count:
+                    _log.info("%d %s expired", count, what)
 
 
 def _new_id() -> str:

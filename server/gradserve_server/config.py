@@ -52,6 +52,7 @@ class LimitsConfig(_Concern):
     ] = Field(default_factory=_half_of_memory)
     max_handles: Annotated[Count, Field(description="stored tensors")] = 1_000_000
     max_accumulators: Annotated[Count, Field(description="accumulators")] = 100_000
+    max_layers: Annotated[Count, Field(description="batch normalization layers")] = 100_000
     max_waiters: Annotated[Count, Field(description="calls waiting at once")] = 100_000
     id_window: Annotated[Count, Field(description="request ids remembered for each client of an accumulator")] = 1024
     max_clients: Annotated[Count, Field(description="clients whose request ids one accumulator remembers")] = 10_000

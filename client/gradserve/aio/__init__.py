@@ -11,10 +11,12 @@ from gradserve.aio.accumulators import (
     GradientAccumulator,
     SparseConditionalAccumulator,
 )
+from gradserve.aio.batch_norm_layer import BatchNormLayer
 from gradserve.aio.client import Client, connect
 from gradserve.aio.raw_ops import RawOps
 
 __all__ = [
+    "BatchNormLayer",
     "Client",
     "ConditionalAccumulator",
     "GradientAccumulator",

@@ -8,6 +8,7 @@ from gradserve.aio.accumulators import (
     GradientAccumulator,
     SparseConditionalAccumulator,
 )
+from gradserve.aio.batch_norm_layer import BatchNormLayer
 from gradserve.aio.raw_ops import RawOps
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.identity import RequestIds
@@ -46,7 +47,7 @@ class Client(AsyncFace[ClientCalls]):
         await self.close()
 
     async def close(self) -> None:
-        """Deletes the accumulators that this client made without a shared name, and disconnects."""
+        """Deletes what this client made without a shared name or scope, and disconnects."""
         await self._transport.run(self._calls.delete_private())
         await self._transport.close()
 
@@ -56,6 +57,9 @@ class Client(AsyncFace[ClientCalls]):
     )
     gradient_accumulator = awaiting_making(ClientCalls.gradient_accumulator, GradientAccumulator)
     list_accumulators = awaiting(ClientCalls.list_accumulators)
+    batch_norm = awaiting_making(ClientCalls.batch_norm, BatchNormLayer)
+    list_batch_norm_layers = awaiting(ClientCalls.list_batch_norm_layers)
+    run_updates = awaiting(ClientCalls.run_updates)
     put = awaiting(ClientCalls.put)
     put_all = awaiting(ClientCalls.put_all)
     get = awaiting(ClientCalls.get)

@@ -10,14 +10,9 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from gradserve.calls.exchange import Operation, Unary
 from gradserve.calls.identity import RequestIds
-from gradserve.calls.tensors import delete_quietly, receive_results, send_inputs
-from gradserve.errors import (
-    DeadlineExceededError,
-    GradserveError,
-    InternalError,
-    InvalidArgumentError,
-    UnavailableError,
-)
+from gradserve.calls.tensor_calls import call_with_uploads, placement_of
+from gradserve.calls.tensors import cast, data_type, receive_results, send_inputs
+from gradserve.errors import GradserveError, InvalidArgumentError
 from gradserve.results import (
     AccumulatorInfo,
     ApplyResult,
@@ -33,8 +28,8 @@ from gradserve.results import (
 )
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.contents import Contents, WithContents, is_stored
-from gradserve.wire.dtypes import BFLOAT16, DType, parse_dtype, to_data_type
+from gradserve.wire.contents import Contents, WithContents
+from gradserve.wire.dtypes import parse_dtype
 from gradserve.wire.durations import encode_duration
 from gradserve.wire.payload import Array
 
@@ -105,7 +100,7 @@ class AccumulatorWire:
             accumulator=self.ref,
             request_id=self._ids.message(number),
             num_required=_int32(num_required, "num_required"),
-            placement=_auto_placement(),
+            placement=placement_of(keep=False),
             timeout=encode_duration(timeout),
         )
         with _identified(number):
@@ -127,7 +122,7 @@ class AccumulatorWire:
         request = messages_pb2.PushPullRequest(
             **self._gradient_fields(gradient, number, how, parts),
             num_required=_int32(num_required, "num_required"),
-            placement=_auto_placement(),
+            placement=placement_of(keep=False),
             timeout=encode_duration(timeout),
         )
         reply: messages_pb2.PushPullResponse = yield from self._send_gradient(
@@ -150,7 +145,7 @@ class AccumulatorWire:
     def read_average(self, step: int | None, timeout: float) -> Operation[Average]:
         """Waits for the average of a step."""
         request = messages_pb2.ReadAverageRequest(
-            accumulator=self.ref, step=step, placement=_auto_placement(), timeout=encode_duration(timeout)
+            accumulator=self.ref, step=step, placement=placement_of(keep=False), timeout=encode_duration(timeout)
         )
         reply: messages_pb2.ReadAverageResponse = yield Unary(_SERVICE, "ReadAverage", request, wait=timeout)
         return (yield from _receive_average(reply.average))
@@ -234,27 +229,18 @@ class AccumulatorWire:
                 f"expected {expected} for component {name!r}, got {type(value).__name__}", field="gradient"
             )
         if isinstance(value, IndexedSlices):
-            return IndexedSlices(_cast(value.values, dtype, name), _indices(value.indices), value.dense_shape)
+            return IndexedSlices(
+                cast(value.values, dtype, f"component {name!r}", "gradient"), _indices(value.indices), value.dense_shape
+            )
         if isinstance(value, TensorHandle):
             return value
-        return _cast(value, dtype, name)
+        return cast(value, dtype, f"component {name!r}", "gradient")
 
     def _send_gradient(
         self, call: Unary, tensors: list[tensor_pb2.Tensor], number: int, *, released: bool
     ) -> Operation[Any]:
-        uploaded = [tensor.handle for tensor in tensors if is_stored(tensor)]
         with _identified(number):
-            try:
-                reply = yield call
-            except (UnavailableError, DeadlineExceededError, InternalError):
-                # Nobody knows what became of it: what was uploaded goes when its lease ends.
-                raise
-            except GradserveError as error:
-                yield from delete_quietly(uploaded, error)
-                raise
-        if not released:
-            yield from delete_quietly(uploaded)
-        return reply
+            return (yield from call_with_uploads(call, tensors, released=released))
 
 
 def create(
@@ -272,7 +258,7 @@ def create(
         keep_averages=_int32(options.keep_averages, "keep_averages"),
     )
     if options.accumulate_dtype is not None:
-        spec.accumulate_dtype = _data_type(options.accumulate_dtype, "accumulate_dtype")
+        spec.accumulate_dtype = data_type(options.accumulate_dtype, "accumulate_dtype")
     if options.keep_averages < 1:
         raise InvalidArgumentError(
             f"expected keep_averages of at least 1, got {options.keep_averages}", field="keep_averages"
@@ -304,10 +290,6 @@ def _identified(number: int) -> Iterator[None]:
     except GradserveError as error:
         error.request_id = number
         raise
-
-
-def _auto_placement() -> tensor_pb2.Placement:
-    return tensor_pb2.Placement(mode=tensor_pb2.Placement.MODE_AUTO)
 
 
 def _receive_average(message: accumulator_pb2.Average) -> Operation[Average]:
@@ -342,7 +324,7 @@ def _info(info: accumulator_pb2.AccumulatorInfo) -> AccumulatorInfo:
 def _component_message(name: str, spec: ComponentSpec) -> accumulator_pb2.ComponentSpec:
     return accumulator_pb2.ComponentSpec(
         name=name,
-        dtype=_data_type(spec.dtype, f"component {name!r}"),
+        dtype=data_type(spec.dtype, f"component {name!r}"),
         shape=_shape_message(spec.shape),
         layout=(accumulator_pb2.LAYOUT_SPARSE if isinstance(spec, SparseSpec) else accumulator_pb2.LAYOUT_DENSE),
     )
@@ -354,26 +336,10 @@ def _shape_message(shape: Shape | None) -> accumulator_pb2.PartialShape:
     return accumulator_pb2.PartialShape(dims=[-1 if size is None else size for size in shape])
 
 
-def _data_type(dtype: DTypeLike, field: str) -> tensor_pb2.DataType:
-    try:
-        return to_data_type(dtype)
-    except TypeError as error:
-        raise InvalidArgumentError(str(error), field=field) from None
-
-
 def _int32(value: int, field: str) -> int:
     if not -(2**31) <= value < 2**31:
         raise InvalidArgumentError(f"expected a 32-bit {field}, got {value}", field=field)
     return value
-
-
-def _cast(value: ArrayLike, dtype: DType, name: str) -> Array:
-    array = np.asarray(value)
-    if array.dtype.kind not in "biuf" and array.dtype != BFLOAT16:
-        raise InvalidArgumentError(
-            f"expected values that can become {dtype} for component {name!r}, got {array.dtype}", field="gradient"
-        )
-    return np.asarray(array, dtype=dtype, order="C")
 
 
 def _indices(value: ArrayLike) -> Array:

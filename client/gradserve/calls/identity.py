@@ -1,4 +1,4 @@
-"""The identity that makes a call count once."""
+"""The identity that makes a call count once, and names that nobody else gives."""
 
 import itertools
 
@@ -16,6 +16,10 @@ class RequestIds:
     def next(self) -> int:
         """Returns a number not used before."""
         return next(self._numbers)
+
+    def name(self) -> str:
+        """Returns a name that nobody else uses, and this client did not before."""
+        return f"{self.client_id}-{self.next()}"
 
     def message(self, number: int) -> accumulator_pb2.RequestId:
         """Returns the id on the wire."""

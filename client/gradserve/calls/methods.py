@@ -9,6 +9,7 @@ from google.protobuf import message_factory
 
 from gradserve.v1 import (
     accumulator_service_pb2,
+    batch_norm_layer_service_pb2,
     gradient_ops_service_pb2,
     server_service_pb2,
     tensor_messages_pb2,
@@ -19,7 +20,13 @@ from gradserve.wire.contents import encode_message
 
 _SERVICES = {
     descriptor.name: descriptor
-    for module in (accumulator_service_pb2, gradient_ops_service_pb2, server_service_pb2, tensor_service_pb2)
+    for module in (
+        accumulator_service_pb2,
+        batch_norm_layer_service_pb2,
+        gradient_ops_service_pb2,
+        server_service_pb2,
+        tensor_service_pb2,
+    )
     for descriptor in module.DESCRIPTOR.services_by_name.values()
 }
 

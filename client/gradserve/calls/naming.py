@@ -12,7 +12,7 @@ from gradserve.results import DenseSpec, SparseSpec, TensorHandle
 
 def private_name(name: str, ids: RequestIds) -> str:
     """Returns a name that no other client uses."""
-    return f"{name}-{ids.client_id}-{ids.next()}"
+    return f"{name}-{ids.name()}"
 
 
 def component_specs(components: Mapping[str, ArrayLike | TensorHandle | ComponentSpec]) -> dict[str, ComponentSpec]:

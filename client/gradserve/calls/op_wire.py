@@ -7,24 +7,15 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import ArrayLike
 
-from gradserve.calls.exchange import Operation, Unary
-from gradserve.calls.tensors import as_wire_array, delete_quietly, encode_lease, handle_of, receive_results, send_inputs
-from gradserve.errors import (
-    DeadlineExceededError,
-    GradserveError,
-    InternalError,
-    InvalidArgumentError,
-    UnavailableError,
-)
+from gradserve.calls.exchange import Operation
+from gradserve.calls.tensor_calls import OpInputs, call_with_inputs, listed, placement_of, receive_outputs
+from gradserve.calls.tensors import as_wire_array, delete_quietly
+from gradserve.errors import InvalidArgumentError
 from gradserve.results import TensorHandle
-from gradserve.v1 import tensor_pb2
-from gradserve.wire.contents import Contents, WithContents, is_stored
 from gradserve.wire.dtypes import DType
 from gradserve.wire.payload import Array
 
 OpInput: TypeAlias = ArrayLike | TensorHandle
-OpInputs: TypeAlias = Array | TensorHandle | list[Array | TensorHandle]
-"""An input as it is sent."""
 
 _SERVICE = "GradientOpsService"
 
@@ -71,38 +62,12 @@ def run_op(
     Returns:
         The outputs by name, some of them lists: handles if they stay on the server, else new arrays.
     """
-    mode = tensor_pb2.Placement.MODE_KEEP if keep else tensor_pb2.Placement.MODE_AUTO
-    placement = tensor_pb2.Placement(mode=mode)
-    if lease is not None:
-        placement.lease.CopyFrom(encode_lease(lease))
-    contents = Contents()
-    arrays = [each for value in inputs.values() for each in _listed(value) if not isinstance(each, TensorHandle)]
-    sent = yield from send_inputs(tuple(arrays), contents)
-    uploaded = [tensor.handle for tensor in sent if is_stored(tensor)]
-    supply = iter(sent)
-
-    def message_of(value: Array | TensorHandle) -> tensor_pb2.Tensor:
-        return tensor_pb2.Tensor(handle=value.handle) if isinstance(value, TensorHandle) else next(supply)
-
-    tensors = {
-        name: [message_of(each) for each in value] if isinstance(value, list) else message_of(value)
-        for name, value in inputs.items()
-    }
-    message = request(**tensors, **attributes, placement=placement)
-    try:
-        reply = yield Unary(_SERVICE, method, WithContents(message, contents))
-    except (UnavailableError, DeadlineExceededError, InternalError):
-        # The server does not answer, or not soon: what was uploaded goes when its lease ends.
-        raise
-    except GradserveError as error:
-        yield from delete_quietly(uploaded, error)
-        raise
-    yield from delete_quietly(uploaded)
+    placement = placement_of(keep=keep, lease=lease)
+    reply = yield from call_with_inputs(
+        _SERVICE, method, inputs, lambda tensors: request(**tensors, **attributes, placement=placement)
+    )
     fields = [(part.name, list(value) if part.is_repeated else value) for part, value in reply.ListFields()]
-    results = [tensor for _, value in fields for tensor in _listed(value)]
-    received: list[Any] = [handle_of(tensor) for tensor in results]
-    if not keep:
-        received = yield from receive_results(results)
+    received = yield from receive_outputs([tensor for _, value in fields for tensor in listed(value)], keep=keep)
     outputs = iter(received)
     return {
         name: [next(outputs) for _ in value] if isinstance(value, list) else next(outputs) for name, value in fields
@@ -115,7 +80,3 @@ def without_output(outputs: dict[str, Any], name: str) -> Operation[dict[str, An
     if isinstance(unknown, TensorHandle):
         yield from delete_quietly([unknown.handle])
     return outputs
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from gradserve.calls.exchange import Download, Operation, Unary, upload
 from gradserve.errors import GradserveError, InvalidArgumentError
@@ -12,7 +12,7 @@ from gradserve.results import TensorHandle
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve.v1 import tensor_pb2
 from gradserve.wire.contents import Contents
-from gradserve.wire.dtypes import to_data_type, to_dtype
+from gradserve.wire.dtypes import BFLOAT16, DType, to_data_type, to_dtype
 from gradserve.wire.durations import encode_duration
 from gradserve.wire.payload import Array, buffer_of, wire_array
 
@@ -70,7 +70,7 @@ def receive_results(tensors: Sequence[tensor_pb2.Tensor]) -> Operation[list[Arra
     if kept:
         arrays = yield from get([handle_of(tensor) for tensor in kept], release=True)
     fetched = iter(arrays)
-    return [next(fetched) if tensor.WhichOneof("data") == "handle" else _inline_array(tensor) for tensor in tensors]
+    return [next(fetched) if tensor.WhichOneof("data") == "handle" else inline_array(tensor) for tensor in tensors]
 
 
 def delete_quietly(handles: Sequence[str], because: GradserveError | None = None) -> Operation[None]:
@@ -118,7 +118,40 @@ def as_wire_array(value: ArrayLike) -> Array:
         raise InvalidArgumentError(str(error)) from None
 
 
-def _inline_array(tensor: tensor_pb2.Tensor) -> Array:
+def cast(value: ArrayLike, dtype: DType, what: str, field: str) -> Array:
+    """Returns a value as an array of a dtype that can be sent.
+
+    Args:
+        value: Booleans or numbers, not complex.
+        dtype: What it becomes.
+        what: Describes it in an error.
+        field: That of the error.
+
+    Raises:
+        InvalidArgumentError: It is something else.
+    """
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf" and array.dtype != BFLOAT16:
+        raise InvalidArgumentError(
+            f"expected values that can become {dtype} for {what}, got {array.dtype}", field=field
+        )
+    return np.asarray(array, dtype=dtype, order="C")
+
+
+def data_type(dtype: DTypeLike, field: str) -> tensor_pb2.DataType:
+    """Returns the wire type of a dtype.
+
+    Raises:
+        InvalidArgumentError: No tensor can have it; `field` is that of the error.
+    """
+    try:
+        return to_data_type(dtype)
+    except TypeError as error:
+        raise InvalidArgumentError(str(error), field=field) from None
+
+
+def inline_array(tensor: tensor_pb2.Tensor) -> Array:
+    """Returns the array in a reply, as a new one."""
     array = np.empty(tuple(tensor.shape), to_dtype(tensor.dtype))
     buffer_of(array)[:] = tensor.content
     return array

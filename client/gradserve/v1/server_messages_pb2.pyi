@@ -42,7 +42,7 @@ class Device(_message.Message):
     def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., total_memory_bytes: _Optional[int] = ...) -> None: ...
 
 class ServerLimits(_message.Message):
-    __slots__ = ("max_message_bytes", "inline_limit_bytes", "max_bytes", "max_handles", "max_accumulators", "max_waiters", "id_window", "default_lease", "max_lease")
+    __slots__ = ("max_message_bytes", "inline_limit_bytes", "max_bytes", "max_handles", "max_accumulators", "max_waiters", "id_window", "default_lease", "max_lease", "max_layers")
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     INLINE_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class ServerLimits(_message.Message):
     ID_WINDOW_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_LEASE_FIELD_NUMBER: _ClassVar[int]
     MAX_LEASE_FIELD_NUMBER: _ClassVar[int]
+    MAX_LAYERS_FIELD_NUMBER: _ClassVar[int]
     max_message_bytes: int
     inline_limit_bytes: int
     max_bytes: int
@@ -61,16 +62,19 @@ class ServerLimits(_message.Message):
     id_window: int
     default_lease: _duration_pb2.Duration
     max_lease: _duration_pb2.Duration
-    def __init__(self, max_message_bytes: _Optional[int] = ..., inline_limit_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., max_handles: _Optional[int] = ..., max_accumulators: _Optional[int] = ..., max_waiters: _Optional[int] = ..., id_window: _Optional[int] = ..., default_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    max_layers: int
+    def __init__(self, max_message_bytes: _Optional[int] = ..., inline_limit_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., max_handles: _Optional[int] = ..., max_accumulators: _Optional[int] = ..., max_waiters: _Optional[int] = ..., id_window: _Optional[int] = ..., default_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_layers: _Optional[int] = ...) -> None: ...
 
 class ServerUsage(_message.Message):
-    __slots__ = ("num_bytes", "num_handles", "num_accumulators", "num_waiters")
+    __slots__ = ("num_bytes", "num_handles", "num_accumulators", "num_waiters", "num_layers")
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_HANDLES_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCUMULATORS_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     num_bytes: int
     num_handles: int
     num_accumulators: int
     num_waiters: int
-    def __init__(self, num_bytes: _Optional[int] = ..., num_handles: _Optional[int] = ..., num_accumulators: _Optional[int] = ..., num_waiters: _Optional[int] = ...) -> None: ...
+    num_layers: int
+    def __init__(self, num_bytes: _Optional[int] = ..., num_handles: _Optional[int] = ..., num_accumulators: _Optional[int] = ..., num_waiters: _Optional[int] = ..., num_layers: _Optional[int] = ...) -> None: ...

@@ -5,11 +5,13 @@ serialization. Here larger contents are kept beside the message and put in when 
 into the finished bytes, which the generated classes read as they read their own.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from google.protobuf.descriptor import Descriptor
+from google.protobuf import message_factory
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from gradserve.v1 import tensor_pb2
@@ -77,9 +79,19 @@ def _pieces(message: Any, contents: Contents) -> list[bytes | memoryview]:
     for part, value in message.ListFields():
         if part.message_type is not None and _has_tensors(part.message_type):
             rest.ClearField(part.name)
-            for each in value if part.is_repeated else [value]:
+            for each in _messages(part, value):
                 pieces += _delimited(part.number, _pieces(each, contents))
     return [rest.SerializeToString(), *pieces]
+
+
+def _messages(part: FieldDescriptor, value: Any) -> Iterable[Message]:
+    """Returns the messages of a field; a map is a list of entries on the wire."""
+    assert part.message_type is not None
+    if part.message_type.GetOptions().map_entry:
+        entry = message_factory.GetMessageClass(part.message_type)
+        return [entry(key=key, value=each) for key, each in value.items()]
+    messages: Iterable[Message] = value if part.is_repeated else [value]
+    return messages
 
 
 def _delimited(number: int, value: list[bytes | memoryview]) -> list[bytes | memoryview]:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, TypeVar
 
@@ -123,13 +123,16 @@ class OpRunner:
             await self._preparation
 
     async def run(
-        self, call: CheckedCall[InputsT, AttributesT, OutputsT, PlanT], *, on_host: bool
+        self,
+        call: CheckedCall[InputsT, AttributesT, OutputsT, PlanT],
+        *,
+        on_host: bool | Collection[str],
     ) -> Computed[OutputsT]:
         """Computes a call.
 
         Args:
             call: The call; its inputs may be in host memory or the device's.
-            on_host: Whether the outputs are wanted in host memory.
+            on_host: Whether the outputs are wanted in host memory, or the names of those that are.
 
         Raises:
             ResourceExhaustedError: The outputs do not fit.
@@ -142,7 +145,9 @@ class OpRunner:
                 return self._run(call, on_host)
             return await self._compute.run_in_thread(self._run, call, on_host)
 
-    def _run(self, call: CheckedCall[InputsT, AttributesT, OutputsT, PlanT], on_host: bool) -> Computed[OutputsT]:
+    def _run(
+        self, call: CheckedCall[InputsT, AttributesT, OutputsT, PlanT], on_host: bool | Collection[str]
+    ) -> Computed[OutputsT]:
         op, device = call.op, self._device
         with device.computing():
             moved = {
@@ -153,7 +158,9 @@ class OpRunner:
             inputs = with_arrays(call.inputs, moved)
             outputs = op.compute(self._families[op.family], inputs, call.attributes, call.plan)
             if on_host:
-                host = {name: device.to_host(array) for name, array in arrays_of(outputs).items()}
+                arrays = arrays_of(outputs)
+                wanted = arrays if on_host is True else set(on_host) & arrays.keys()
+                host = {name: device.to_host(arrays[name]) for name in wanted}
                 outputs = with_arrays(outputs, host)
         return Computed(outputs, moved)
 

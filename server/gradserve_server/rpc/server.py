@@ -8,12 +8,14 @@ from grpc_reflection.v1alpha import reflection
 
 from gradserve.v1 import (
     accumulator_service_pb2,
+    batch_norm_layer_service_pb2,
     gradient_ops_service_pb2,
     server_service_pb2,
     tensor_service_pb2,
 )
 from gradserve_server.config import LimitsConfig
 from gradserve_server.rpc.accumulator_service import AccumulatorServicer
+from gradserve_server.rpc.batch_norm_layer_service import BatchNormLayerServicer
 from gradserve_server.rpc.gradient_ops_service import GradientOpsServicer
 from gradserve_server.rpc.handlers import Gate, make_handler
 from gradserve_server.rpc.health_service import HealthServicer
@@ -24,6 +26,7 @@ SERVICES = (
     tensor_service_pb2.DESCRIPTOR.services_by_name["TensorService"],
     accumulator_service_pb2.DESCRIPTOR.services_by_name["AccumulatorService"],
     gradient_ops_service_pb2.DESCRIPTOR.services_by_name["GradientOpsService"],
+    batch_norm_layer_service_pb2.DESCRIPTOR.services_by_name["BatchNormLayerService"],
     server_service_pb2.DESCRIPTOR.services_by_name["ServerService"],
 )
 
@@ -40,6 +43,7 @@ class GrpcServer:
         tensors: TensorServicer,
         accumulators: AccumulatorServicer,
         gradient_ops: GradientOpsServicer,
+        batch_norm_layers: BatchNormLayerServicer,
         server: ServerServicer,
         limits: LimitsConfig,
     ) -> None:
@@ -56,7 +60,7 @@ class GrpcServer:
                 ("grpc.server.max_pending_requests_hard_limit", limits.max_waiters),
             ]
         )
-        servicers = (tensors, accumulators, gradient_ops, server)
+        servicers = (tensors, accumulators, gradient_ops, batch_norm_layers, server)
         for descriptor, servicer in zip(SERVICES, servicers, strict=True):
             codecs = STREAM_CODECS if servicer is tensors else None
             self._server.add_generic_rpc_handlers((make_handler(descriptor, servicer, self._gate, codecs),))

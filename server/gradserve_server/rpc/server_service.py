@@ -19,6 +19,7 @@ class Usage:
     handles: Quota
     accumulators: Quota
     waiters: Quota
+    layers: Quota
 
 
 class ServerServicer:
@@ -55,6 +56,7 @@ class ServerServicer:
             max_handles=limits.max_handles,
             max_accumulators=limits.max_accumulators,
             max_waiters=limits.max_waiters,
+            max_layers=limits.max_layers,
             id_window=limits.id_window,
             default_lease=encode_duration(leases.default_lease_seconds),
             max_lease=encode_duration(leases.max_lease_seconds),
@@ -76,6 +78,7 @@ class ServerServicer:
                 num_handles=self._usage.handles.used,
                 num_accumulators=self._usage.accumulators.used,
                 num_waiters=self._usage.waiters.used,
+                num_layers=self._usage.layers.used,
             ),
             uptime=encode_duration(self._uptime()),
         )

@@ -216,6 +216,12 @@ class TensorStore:
                 entry.deleted = entry.deleted or not keep
                 self._reclaim(entry)
 
+    def share(self, handles: Iterable[str]) -> None:
+        """Notes that something else than the store refers to the memory of those of the tensors that exist."""
+        for handle in handles:
+            if handle in self._entries:
+                self._entries[handle].shared = True
+
     def find(self, handles: Iterable[str]) -> dict[str, Array]:
         """Returns those of the tensors that exist, by handle; does not renew their leases."""
         return {handle: self._entries[handle].array for handle in handles if handle in self._entries}

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from gradserve.calls.exchange import Operation
-from gradserve.calls.op_wire import OpInput, OpInputs, as_op_input, run_op
+from gradserve.calls.op_wire import OpInput, as_op_input, run_op
+from gradserve.calls.tensor_calls import OpInputs
 from gradserve.errors import InvalidArgumentError
 from gradserve.op_outputs import CudnnRNNParamsToCanonicalOutputs
 from gradserve.v1 import cudnn_rnn_messages_pb2 as messages_pb2

@@ -1,0 +1,40 @@
+"""Batch normalization layers, called with `await`."""
+
+from typing import Self
+
+from gradserve.calls.batch_norm_layer import BatchNormLayerCalls
+from gradserve.face import AsyncFace, awaiting
+
+
+class BatchNormLayer(AsyncFace[BatchNormLayerCalls]):
+    """tf.contrib.layers.batch_norm, served: a layer whose variables live on the server.
+
+    Made by `Client.batch_norm`. A context manager: leaving it deletes a layer without a scope, and lets go of what this
+    object's forwards keep on the server of one with a scope.
+    """
+
+    @property
+    def name(self) -> str:
+        """Its name on the server: the scope."""
+        return self._calls.name
+
+    @property
+    def container(self) -> str:
+        """The namespace of its name."""
+        return self._calls.container
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._transport.run(self._calls.leave())
+
+    __call__ = awaiting(BatchNormLayerCalls.__call__)
+    forward = awaiting(BatchNormLayerCalls.forward)
+    backward = awaiting(BatchNormLayerCalls.backward)
+    run_updates = awaiting(BatchNormLayerCalls.run_updates)
+    release = awaiting(BatchNormLayerCalls.release)
+    get_variables = awaiting(BatchNormLayerCalls.get_variables)
+    set_variables = awaiting(BatchNormLayerCalls.set_variables)
+    describe = awaiting(BatchNormLayerCalls.describe)
+    delete = awaiting(BatchNormLayerCalls.delete)

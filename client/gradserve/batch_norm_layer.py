@@ -1,0 +1,46 @@
+"""Batch normalization layers, called from ordinary code. `gradserve.aio` has the same with `await`."""
+
+from typing import Self
+
+from gradserve.calls.batch_norm_layer import BatchNormLayerCalls
+from gradserve.face import BlockingFace, blocking
+from gradserve.wire.payload import Array
+
+
+class BatchNormLayer(BlockingFace[BatchNormLayerCalls]):
+    """tf.contrib.layers.batch_norm, served: a layer whose variables live on the server.
+
+    Made by `Client.batch_norm`. A context manager: leaving it deletes a layer without a scope, and lets go of what this
+    object's forwards keep on the server of one with a scope.
+    """
+
+    @property
+    def name(self) -> str:
+        """Its name on the server: the scope."""
+        return self._calls.name
+
+    @property
+    def container(self) -> str:
+        """The namespace of its name."""
+        return self._calls.container
+
+    @property
+    def variables(self) -> dict[str, Array]:
+        """All variables by name, read from the server; see `get_variables`."""
+        return self.get_variables()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._transport.run(self._calls.leave())
+
+    __call__ = blocking(BatchNormLayerCalls.__call__)
+    forward = blocking(BatchNormLayerCalls.forward)
+    backward = blocking(BatchNormLayerCalls.backward)
+    run_updates = blocking(BatchNormLayerCalls.run_updates)
+    release = blocking(BatchNormLayerCalls.release)
+    get_variables = blocking(BatchNormLayerCalls.get_variables)
+    set_variables = blocking(BatchNormLayerCalls.set_variables)
+    describe = blocking(BatchNormLayerCalls.describe)
+    delete = blocking(BatchNormLayerCalls.delete)

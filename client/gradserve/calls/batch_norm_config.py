@@ -1,0 +1,211 @@
+"""The arguments of a batch normalization layer as a message, and back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from gradserve.batch_norm_arguments import Initializer, RandomAdjustment, Regularizer
+from gradserve.calls.op_wire import as_op_input
+from gradserve.calls.tensors import handle_of, inline_array
+from gradserve.errors import InvalidArgumentError
+from gradserve.results import TensorHandle
+from gradserve.v1 import batch_norm_layer_pb2 as layer_pb2
+from gradserve.v1 import tensor_pb2
+from gradserve.wire.payload import Array
+
+InitialValue: TypeAlias = ArrayLike | TensorHandle | Initializer | str
+Collections: TypeAlias = str | Sequence[str]
+
+# As precise as any variable; the server converts.
+_INITIAL_DTYPE = np.dtype(np.float64)
+_ALL_VARIABLES = ""
+_INITIALIZER_PARAMETERS = ("value", "minval", "maxval", "mean", "stddev", "seed")
+_PLAIN_ARGUMENTS = (
+    *("decay", "center", "scale", "epsilon", "trainable", "data_format", "zero_debias_moving_mean"),
+    *("renorm", "renorm_decay", "renorm_zero_debias"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class BatchNormArguments:
+    """The arguments of `Client.batch_norm` that make up a layer's configuration; see there."""
+
+    decay: float
+    center: bool
+    scale: bool
+    epsilon: float
+    activation_fn: str | None
+    param_initializers: Mapping[str, InitialValue | None] | None
+    param_regularizers: Mapping[str, Regularizer | None] | None
+    updates_collections: Collections | None
+    variables_collections: Collections | Mapping[str, Collections] | None
+    outputs_collections: Collections | None
+    trainable: bool
+    fused: bool | None
+    data_format: str
+    zero_debias_moving_mean: bool
+    renorm: bool
+    renorm_clipping: Mapping[str, float] | None
+    renorm_decay: float
+    adjustment: RandomAdjustment | None
+    renorm_zero_debias: bool
+
+    def initial_tensors(self) -> dict[str, Array | TensorHandle]:
+        """Returns the first values that are given as such, by variable."""
+        return {
+            name: as_op_input(value, _INITIAL_DTYPE, "param_initializers")
+            for name, value in (self.param_initializers or {}).items()
+            if value is not None and not isinstance(value, Initializer | str)
+        }
+
+    def message(self, initial_tensors: Mapping[str, tensor_pb2.Tensor]) -> layer_pb2.BatchNormConfig:
+        """Returns them as a message, given that of each of the `initial_tensors`.
+
+        Raises:
+            InvalidArgumentError: No message can hold one of them; `field` is its name.
+        """
+        config = layer_pb2.BatchNormConfig()
+        for name in _PLAIN_ARGUMENTS:
+            _set(config, name, getattr(self, name), name)
+        for name in ("activation_fn", "fused"):
+            if getattr(self, name) is not None:
+                _set(config, name, getattr(self, name), name)
+        for name, value in (self.param_initializers or {}).items():
+            if name in initial_tensors:
+                config.param_initializers[name].tensor.CopyFrom(initial_tensors[name])
+            elif value is not None:
+                named = value if isinstance(value, Initializer) else Initializer(str(value))
+                config.param_initializers[name].named.CopyFrom(_named_initializer(named))
+        for name, regularizer in (self.param_regularizers or {}).items():
+            if regularizer is not None:
+                config.param_regularizers[name].CopyFrom(_regularizer(regularizer))
+        self._set_collections(config)
+        for name, bound in (self.renorm_clipping or {}).items():
+            try:
+                config.renorm_clipping[name] = bound
+            except (TypeError, ValueError) as error:
+                raise InvalidArgumentError(
+                    f"expected a number as {name}, got {bound!r}: {error}", field="renorm_clipping"
+                ) from None
+        if self.adjustment is not None:
+            config.adjustment.CopyFrom(_adjustment(self.adjustment))
+        return config
+
+    def _set_collections(self, config: layer_pb2.BatchNormConfig) -> None:
+        config.in_place_updates = self.updates_collections is None
+        if self.updates_collections is not None:
+            config.updates_collections.extend(_names(self.updates_collections, "updates_collections"))
+            if not config.updates_collections:
+                raise InvalidArgumentError(
+                    "expected the name of a collection, or None to update in place, got none",
+                    field="updates_collections",
+                )
+        if isinstance(self.variables_collections, Mapping):
+            for name, names in self.variables_collections.items():
+                config.variables_collections[name].names.extend(_names(names, "variables_collections"))
+        elif self.variables_collections is not None:
+            tags = _names(self.variables_collections, "variables_collections")
+            config.variables_collections[_ALL_VARIABLES].names.extend(tags)
+        if self.outputs_collections is not None:
+            config.outputs_collections.extend(_names(self.outputs_collections, "outputs_collections"))
+
+
+def read_arguments(config: layer_pb2.BatchNormConfig) -> dict[str, Any]:
+    """Returns the arguments by the names that `Client.batch_norm` gives them."""
+    arguments: dict[str, Any] = {name: getattr(config, name) for name in _PLAIN_ARGUMENTS}
+    tags = {name: _joined(tagged.names) for name, tagged in config.variables_collections.items()}
+    return arguments | {
+        "activation_fn": config.activation_fn or None,
+        "param_initializers": {name: _initial_value(each) for name, each in config.param_initializers.items()} or None,
+        "param_regularizers": {
+            name: Regularizer(each.name, l1=_optional(each, "l1"), l2=_optional(each, "l2"))
+            for name, each in config.param_regularizers.items()
+        }
+        or None,
+        "updates_collections": None if config.in_place_updates else _joined(config.updates_collections),
+        "variables_collections": tags[_ALL_VARIABLES] if tags.keys() == {_ALL_VARIABLES} else tags or None,
+        "outputs_collections": _joined(config.outputs_collections) or None,
+        "fused": _optional(config, "fused"),
+        "renorm_clipping": dict(config.renorm_clipping) or None,
+        "adjustment": _random_adjustment(config.adjustment) if config.HasField("adjustment") else None,
+    }
+
+
+def _set(message: Any, field: str, value: Any, argument: str) -> None:
+    try:
+        setattr(message, field, value)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"expected a {field} that can be sent, got {value!r}: {error}", field=argument
+        ) from None
+
+
+def _names(collections: Collections, argument: str) -> list[str]:
+    names = [collections] if isinstance(collections, str) else list(collections)
+    if not all(isinstance(name, str) for name in names):
+        raise InvalidArgumentError(f"expected names of collections, got {collections!r}", field=argument)
+    return names
+
+
+def _joined(names: Sequence[str]) -> Collections:
+    return names[0] if len(names) == 1 else tuple(names)
+
+
+def _named_initializer(initializer: Initializer) -> layer_pb2.NamedInitializer:
+    named = layer_pb2.NamedInitializer()
+    _set(named, "name", initializer.name, "param_initializers")
+    for parameter in _INITIALIZER_PARAMETERS:
+        value = getattr(initializer, parameter)
+        if value is not None:
+            _set(named, parameter, value, "param_initializers")
+    return named
+
+
+def _initial_value(message: layer_pb2.Initializer) -> InitialValue:
+    if message.WhichOneof("kind") == "tensor":
+        stored = message.tensor.WhichOneof("data") == "handle"
+        return handle_of(message.tensor) if stored else inline_array(message.tensor)
+    parameters = {name: _optional(message.named, name) for name in _INITIALIZER_PARAMETERS}
+    return Initializer(message.named.name, **parameters)
+
+
+def _regularizer(regularizer: Regularizer) -> layer_pb2.Regularizer:
+    if not isinstance(regularizer, Regularizer):
+        raise InvalidArgumentError(f"expected a Regularizer or None, got {regularizer!r}", field="param_regularizers")
+    message = layer_pb2.Regularizer()
+    _set(message, "name", regularizer.name, "param_regularizers")
+    for weight in ("l1", "l2"):
+        value = getattr(regularizer, weight)
+        if value is not None:
+            _set(message, weight, value, "param_regularizers")
+    return message
+
+
+def _adjustment(adjustment: RandomAdjustment) -> layer_pb2.RandomAdjustment:
+    if not isinstance(adjustment, RandomAdjustment):
+        raise InvalidArgumentError(
+            f"expected a RandomAdjustment or None, got {adjustment!r}; tensors go to the call", field="adjustment"
+        )
+    message = layer_pb2.RandomAdjustment()
+    for name in ("scale", "bias"):
+        low, high = getattr(adjustment, name)
+        _set(message, f"{name}_min", low, "adjustment")
+        _set(message, f"{name}_max", high, "adjustment")
+    if adjustment.seed is not None:
+        _set(message, "seed", adjustment.seed, "adjustment")
+    return message
+
+
+def _random_adjustment(message: layer_pb2.RandomAdjustment) -> RandomAdjustment:
+    return RandomAdjustment(
+        scale=(message.scale_min, message.scale_max),
+        bias=(message.bias_min, message.bias_max),
+        seed=_optional(message, "seed"),
+    )
+
+
+def _optional(message: Any, field: str) -> Any:
+    return getattr(message, field) if message.HasField(field) else None

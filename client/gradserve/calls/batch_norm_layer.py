@@ -1,0 +1,354 @@
+"""The calls of a batch normalization layer, as its users see them.
+
+The signatures and docstrings here are those of the blocking and of the asyncio class.
+"""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from gradserve.batch_norm_results import BatchNormForward, BatchNormGradients, BatchNormLayerInfo
+from gradserve.calls.batch_norm_forwards import Forwards, UnusedForward
+from gradserve.calls.batch_norm_layer_wire import (
+    BatchNormLayerWire,
+    ForwardOptions,
+    receive_forward,
+    receive_gradients,
+)
+from gradserve.calls.exchange import Operation
+from gradserve.calls.identity import RequestIds
+from gradserve.calls.ignored_arguments import IgnoredArguments
+from gradserve.calls.op_wire import OpInput, as_op_input
+from gradserve.calls.tensors import cast
+from gradserve.errors import AbortedError, GradserveError, InvalidArgumentError, NotFoundError
+from gradserve.results import TensorHandle
+from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
+from gradserve.wire.dtypes import DType, to_dtype
+from gradserve.wire.payload import Array
+
+Adjustment: TypeAlias = tuple[OpInput, OpInput]
+
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+
+
+class BatchNormLayerCalls:
+    """Calls of `BatchNormLayer`."""
+
+    def __init__(
+        self, wire: BatchNormLayerWire, ids: RequestIds, ignored: IgnoredArguments, *, is_private: bool
+    ) -> None:
+        self._wire = wire
+        self._ids = ids
+        self._ignored = ignored
+        self._is_private = is_private
+        self._forwards = Forwards()
+
+    @property
+    def name(self) -> str:
+        """Its name on the server: the scope."""
+        return self._wire.ref.name
+
+    @property
+    def container(self) -> str:
+        """The namespace of its name."""
+        return self._wire.ref.container
+
+    def __call__(
+        self,
+        inputs: OpInput,
+        is_training: bool = True,
+        batch_weights: OpInput | None = None,
+        adjustment: Adjustment | None = None,
+        keep: bool = False,
+    ) -> Operation[Any]:
+        """Normalises inputs: `forward`, where only the outputs are asked for.
+
+        In training, what the gradients need is kept on the server for `backward`, until the next such call of this
+        object, which takes this one's place. To have several at once, or to call the layer from several threads, use
+        `forward`.
+
+        Args:
+            inputs: See `forward`.
+            is_training: See `forward`.
+            batch_weights: See `forward`.
+            adjustment: See `forward`.
+            keep: Leave the outputs on the server and return their handle.
+
+        Returns:
+            The outputs: the dtype and shape of the inputs.
+
+        Raises:
+            GradserveError: As `forward`.
+        """
+        tensors = _tensors(inputs, batch_weights, adjustment)
+        options = ForwardOptions(
+            forward_id=self._ids.name(),
+            is_training=bool(is_training),
+            keep_for_backward=None,
+            lease=None,
+            released=tuple(self._forwards.useless(replacing=bool(is_training))),
+        )
+        try:
+            forward = yield from self._forward(tensors, options, keep=keep, replaceable=True)
+        except BaseException:  # cancelled ones too
+            self._forwards.add_lost(options.forward_id)
+            raise
+        return forward.outputs
+
+    def forward(
+        self,
+        inputs: OpInput,
+        is_training: bool = True,
+        batch_weights: OpInput | None = None,
+        adjustment: Adjustment | None = None,
+        keep: bool = False,
+        *,
+        keep_for_backward: bool | None = None,
+        lease: float | None = None,
+        forward_id: str | None = None,
+    ) -> Operation[BatchNormForward]:
+        """Normalises inputs over all axes but the channels. The first one creates the variables.
+
+        N is the first size of the inputs, C the number of channels. An input is an array, something NumPy makes one
+        of, or the TensorHandle of one on the server.
+
+        In training the moving averages are updated by it: at once with updates_collections=None, else by
+        `run_updates`. Either happens once, also when the network makes the client send the call again.
+
+        Args:
+            inputs: float16, bfloat16, float32 or float64, of rank 2 to 5. Numbers become float32.
+            is_training: Normalise by the moments of the inputs, or by the moving averages.
+            batch_weights: A floating dtype, integers or bool, shape [N]: the weight of each item in the moments.
+                Numbers become float32, or float64 when the inputs are.
+            adjustment: (scale, bias), each of a floating dtype and a shape that broadcasts to that of the inputs, as
+                in NumPy: one of shape [C] is along the channels with "NHWC" only. In training, what is normalised is
+                multiplied by the scale and added to the bias before gamma and beta. Numbers as in batch_weights.
+            keep: Leave the outputs on the server: they are a handle.
+            keep_for_backward: Keep what `backward` needs. None: when training.
+            lease: For how many seconds the forward, and outputs left on the server, live there without use; None for
+                the server's default.
+            forward_id: Names this forward: unique, such as a random UUID. None: the client makes one. A call that
+                ended with an UnavailableError or DeadlineExceededError can be made again with the same id: then it
+                does not count twice, whatever became of the first.
+
+        Raises:
+            InvalidArgumentError: An input does not fit, `field` says which; nothing has changed.
+            NotFoundError: The layer was deleted, or a handle does not exist (any more).
+            ResourceExhaustedError: The results, or what is kept, do not fit into the server's memory; nothing has
+                changed.
+        """
+        return self._forward(
+            _tensors(inputs, batch_weights, adjustment),
+            ForwardOptions(
+                forward_id=forward_id or self._ids.name(),
+                is_training=bool(is_training),
+                keep_for_backward=keep_for_backward,
+                lease=lease,
+                released=tuple(self._forwards.useless(replacing=False)),
+            ),
+            keep=keep,
+            replaceable=False,
+        )
+
+    def backward(
+        self,
+        dy: OpInput,
+        forward: BatchNormForward | None = None,
+        *,
+        retain: bool = False,
+        keep: bool = False,
+        lease: float | None = None,
+    ) -> Operation[BatchNormGradients]:
+        """Gradients of a forward with respect to everything that it was computed from.
+
+        Computed with the values that the forward used, whatever has changed since.
+
+        Args:
+            dy: The dtype and shape of the outputs: the gradient with respect to them. Numbers become that dtype.
+            forward: Which one, also of another object of the same layer. None: the newest one of this object whose
+                gradients can be computed and were not yet. With several threads, say which.
+            retain: Keep what is needed for another call. Otherwise this is the last one.
+            keep: Leave the gradients on the server: they are handles.
+            lease: For how many seconds they live there without use; None for the server's default.
+
+        Raises:
+            InvalidArgumentError: There is no such forward, or `dy` has another dtype or shape; the forward is kept.
+            NotFoundError: The forward is unknown, or its lease has ended; or the layer was deleted.
+            AbortedError: The forward's gradients were computed already, or it was released. Without `retain` also
+                when the reply of this call was lost and gRPC sent it again: the results are lost, the layer is
+                unharmed.
+            ResourceExhaustedError: The gradients do not fit into the server's memory.
+        """
+        forward_id, dtype = self._differentiable(forward)
+        gradient = as_op_input(dy, dtype, "outputs_gradient")
+        try:
+            reply = yield from self._wire.backward(forward_id, gradient, retain=retain, keep=keep, lease=lease)
+        except (AbortedError, NotFoundError):
+            self._forwards.let_go([forward_id])
+            raise
+        if not retain:
+            self._forwards.let_go([forward_id])
+        return (yield from receive_gradients(reply, keep=keep))
+
+    def run_updates(self, forwards: Sequence[BatchNormForward] | None = None) -> Operation[int]:
+        """Updates the moving averages by forwards in training, as TensorFlow's update ops do.
+
+        Each forward counts once. Safe to repeat. `Client.run_updates` does it for all layers of a collection.
+
+        Args:
+            forwards: Which, in this order. None: all of this object whose updates wait, in their order.
+
+        Returns:
+            Of how many forwards the updates were run now. Nothing is sent when there is none.
+
+        Raises:
+            NotFoundError: The layer was deleted.
+        """
+        if forwards is None:
+            forward_ids = self._forwards.pending()
+        else:
+            forward_ids = [each.forward_id for each in forwards if each.has_pending_updates and each.forward_id]
+        if not forward_ids:
+            return 0
+        num_run = yield from self._wire.run_updates(forward_ids)
+        self._forwards.updated(forward_ids)
+        return num_run
+
+    def release(self, *forwards: BatchNormForward) -> Operation[int]:
+        """Lets go of what the server keeps for forwards: their gradients, and their updates that were not run.
+
+        Returns:
+            How many of them there were.
+        """
+        forward_ids = [each.forward_id for each in forwards if each.forward_id]
+        if not forward_ids:
+            return 0
+        num_released = yield from self._wire.release(forward_ids)
+        self._forwards.forget(forward_ids)
+        return num_released
+
+    def get_variables(self, *names: str) -> Operation[dict[str, Array]]:
+        """Reads variables, all of one moment.
+
+        Args:
+            *names: "beta", "gamma", "moving_mean", "moving_variance", and as far as the layer has them
+                "moving_mean/biased", "moving_mean/local_step", "moving_stddev", "renorm_mean", "renorm_stddev",
+                "renorm_mean_weight" and "renorm_stddev_weight". None: all.
+
+        Returns:
+            The values by name, each of shape [C], but local_step and the weights, which are scalars. Empty when all
+            are asked for and the variables were not created yet.
+
+        Raises:
+            NotFoundError: The layer has no variable of a name, or not yet; or it was deleted.
+        """
+        return self._wire.get_variables(names)
+
+    def set_variables(self, values: Mapping[str, OpInput]) -> Operation[None]:
+        """Sets variables, all at once or none.
+
+        Args:
+            values: By name, of the shape of the variable; converted to its dtype. Or the handle of a tensor on the
+                server, of the variable's dtype.
+
+        Raises:
+            InvalidArgumentError: Another shape, or no numbers; or nothing to set.
+            NotFoundError: The layer has no variable of a name, or not yet; or it was deleted.
+        """
+        dtypes = yield from self._wire.dtypes(list(values))
+        yield from self._wire.set_variables(
+            {name: _variable(name, value, dtypes.get(name)) for name, value in values.items()}
+        )
+
+    def describe(self) -> Operation[BatchNormLayerInfo]:
+        """Describes the layer as it is now.
+
+        Raises:
+            NotFoundError: It was deleted.
+        """
+        return self._wire.describe()
+
+    def delete(self) -> Operation[bool]:
+        """Deletes the layer with its variables and forwards, for all clients.
+
+        Returns:
+            False when it was gone already.
+        """
+        deleted = yield from self._wire.delete()
+        self._forwards.forget_all()
+        return deleted
+
+    def leave(self) -> Operation[None]:
+        """Ends the use of this object, as far as the server can be reached.
+
+        Deletes a layer without a scope. Of one with a scope, lets go of the forwards of which nothing but the gradients
+        is left; updates that wait can still be run, by `Client.run_updates`.
+        """
+        with contextlib.suppress(GradserveError):
+            if self._is_private:
+                yield from self.delete()
+                return
+            forward_ids = self._forwards.unused_without_updates()
+            if forward_ids:
+                yield from self._wire.release(forward_ids)
+                self._forwards.forget(forward_ids)
+
+    def _forward(
+        self, inputs: Mapping[str, Array | TensorHandle], options: ForwardOptions, *, keep: bool, replaceable: bool
+    ) -> Operation[BatchNormForward]:
+        reply = yield from self._wire.forward(inputs, options, keep=keep)
+        self._forwards.let_go(options.released)
+        self._remember(reply, options, replaceable=replaceable)
+        forward = yield from receive_forward(reply, keep=keep)
+        self._ignored.warn(forward.warnings)
+        return forward
+
+    def _remember(self, reply: messages_pb2.ForwardResponse, options: ForwardOptions, *, replaceable: bool) -> None:
+        kept = options.is_training if options.keep_for_backward is None else options.keep_for_backward
+        if kept and reply.forward_id:
+            dtype = to_dtype(reply.outputs.dtype)
+            self._forwards.add_unused(UnusedForward(reply.forward_id, dtype, replaceable))
+        if reply.has_pending_updates:
+            self._forwards.add_pending(reply.forward_id)
+
+    def _differentiable(self, forward: BatchNormForward | None) -> tuple[str, DType]:
+        if forward is not None:
+            if forward.forward_id is None:
+                raise InvalidArgumentError(
+                    f"nothing was kept of this forward of layer {self.name!r} to compute gradients from; it was "
+                    "computed with is_training=False or keep_for_backward=False",
+                    field="forward_id",
+                )
+            return forward.forward_id, forward.outputs.dtype
+        newest = self._forwards.newest_unused()
+        if newest is None:
+            raise InvalidArgumentError(
+                f"expected a forward of layer {self.name!r} before its gradients; there was none since the last "
+                "backward, or it was computed with is_training=False",
+                field="forward_id",
+            )
+        return newest.forward_id, newest.dtype
+
+
+def _tensors(
+    inputs: OpInput, batch_weights: OpInput | None, adjustment: Adjustment | None
+) -> dict[str, Array | TensorHandle]:
+    tensors = {"inputs": as_op_input(inputs, _FLOAT32, "inputs")}
+    dtype = _FLOAT64 if tensors["inputs"].dtype == _FLOAT64 else _FLOAT32
+    if batch_weights is not None:
+        tensors["batch_weights"] = as_op_input(batch_weights, dtype, "batch_weights")
+    if adjustment is not None:
+        if not isinstance(adjustment, tuple | list) or len(adjustment) != 2:
+            raise InvalidArgumentError("expected a pair of tensors, (scale, bias), as adjustment", field="adjustment")
+        scale, bias = adjustment
+        tensors["adjustment_scale"] = as_op_input(scale, dtype, "adjustment_scale")
+        tensors["adjustment_bias"] = as_op_input(bias, dtype, "adjustment_bias")
+    return tensors
+
+
+def _variable(name: str, value: OpInput, dtype: DType | None) -> Array | TensorHandle:
+    if isinstance(value, TensorHandle) or dtype is None:  # the server says that there is no such variable
+        return as_op_input(value, _FLOAT32, "variables")
+    return cast(value, dtype, f"variable {name!r}", "variables")

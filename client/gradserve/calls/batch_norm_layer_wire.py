@@ -1,0 +1,259 @@
+"""Operations on batch normalization layers: what goes over the wire."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradserve.batch_norm_results import (
+    BatchNormForward,
+    BatchNormGradients,
+    BatchNormImplementation,
+    BatchNormLayerInfo,
+    IgnoredArgument,
+    VariableInfo,
+)
+from gradserve.calls.batch_norm_config import BatchNormArguments, read_arguments
+from gradserve.calls.exchange import Operation, Unary
+from gradserve.calls.tensor_calls import call_with_inputs, placement_of, receive_outputs
+from gradserve.calls.tensors import encode_lease, receive_results
+from gradserve.results import TensorHandle
+from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
+from gradserve.v1 import batch_norm_layer_pb2 as layer_pb2
+from gradserve.v1 import tensor_pb2
+from gradserve.wire.dtypes import DType, to_dtype
+from gradserve.wire.payload import Array
+
+Inputs = Mapping[str, Array | TensorHandle]
+
+_SERVICE = "BatchNormLayerService"
+_IMPLEMENTATIONS = {
+    layer_pb2.IMPLEMENTATION_FUSED: BatchNormImplementation.FUSED,
+    layer_pb2.IMPLEMENTATION_CORE_FUSED: BatchNormImplementation.CORE_FUSED,
+    layer_pb2.IMPLEMENTATION_CORE: BatchNormImplementation.CORE,
+    layer_pb2.IMPLEMENTATION_LEGACY: BatchNormImplementation.LEGACY,
+}
+_GRADIENTS = {
+    "inputs_gradient": "inputs",
+    "beta_gradient": "beta",
+    "gamma_gradient": "gamma",
+    "batch_weights_gradient": "batch_weights",
+    "adjustment_scale_gradient": "adjustment_scale",
+    "adjustment_bias_gradient": "adjustment_bias",
+}
+_REGULARIZATION_GRADIENTS = {"beta_regularization_gradient": "beta", "gamma_regularization_gradient": "gamma"}
+
+
+@dataclass(frozen=True)
+class Creation:
+    """How a layer is created; see CreateLayerRequest in the protos."""
+
+    reuse: messages_pb2.Reuse
+    creation_id: str
+    input_dtype: tensor_pb2.DataType
+    input_shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ForwardOptions:
+    """How a forward is computed; see ForwardRequest in the protos."""
+
+    forward_id: str
+    is_training: bool
+    keep_for_backward: bool | None
+    lease: float | None
+    released: tuple[str, ...]
+
+
+class BatchNormLayerWire:
+    """The exchanges on one layer."""
+
+    def __init__(self, info: layer_pb2.BatchNormLayerInfo) -> None:
+        """Takes the layer as it was found or created."""
+        self.ref = info.layer
+        self._dtypes = _dtypes(info)
+
+    def describe(self) -> Operation[BatchNormLayerInfo]:
+        """Describes the layer."""
+        return _info((yield from self._describe()))
+
+    def delete(self) -> Operation[bool]:
+        """Deletes the layer."""
+        request = messages_pb2.DeleteLayerRequest(layer=self.ref)
+        reply: messages_pb2.DeleteLayerResponse = yield Unary(_SERVICE, "DeleteLayer", request)
+        return reply.deleted
+
+    def forward(
+        self, inputs: Inputs, options: ForwardOptions, *, keep: bool
+    ) -> Operation[messages_pb2.ForwardResponse]:
+        """Computes a forward; its tensors are still to be received."""
+        lease = None if options.lease is None else encode_lease(options.lease)
+        fields: dict[str, Any] = {
+            "layer": self.ref,
+            "forward_id": options.forward_id,
+            "is_training": options.is_training,
+            "keep_for_backward": options.keep_for_backward,
+            "lease": lease,
+            "released_forward_ids": options.released,
+            "placement": placement_of(keep=keep, lease=options.lease),
+        }
+        reply: messages_pb2.ForwardResponse = yield from call_with_inputs(
+            _SERVICE, "Forward", inputs, lambda tensors: messages_pb2.ForwardRequest(**tensors, **fields)
+        )
+        return reply
+
+    def backward(
+        self, forward_id: str, dy: Array | TensorHandle, *, retain: bool, keep: bool, lease: float | None
+    ) -> Operation[messages_pb2.BackwardResponse]:
+        """Computes gradients; they are still to be received."""
+        fields: dict[str, Any] = {
+            "layer": self.ref,
+            "forward_id": forward_id,
+            "retain_forward": retain,
+            "placement": placement_of(keep=keep, lease=lease),
+        }
+        inputs = {"outputs_gradient": dy}
+        reply: messages_pb2.BackwardResponse = yield from call_with_inputs(
+            _SERVICE, "Backward", inputs, lambda tensors: messages_pb2.BackwardRequest(**tensors, **fields)
+        )
+        return reply
+
+    def release(self, forward_ids: Sequence[str]) -> Operation[int]:
+        """Lets go of forwards; returns how many there were."""
+        request = messages_pb2.ReleaseForwardsRequest(layer=self.ref, forward_ids=forward_ids)
+        reply: messages_pb2.ReleaseForwardsResponse = yield Unary(_SERVICE, "ReleaseForwards", request)
+        return reply.num_released
+
+    def run_updates(self, forward_ids: Sequence[str]) -> Operation[int]:
+        """Runs the updates of forwards, at least one; returns of how many they were run now."""
+        request = messages_pb2.RunUpdatesRequest(layer=self.ref, forward_ids=forward_ids)
+        reply: messages_pb2.RunUpdatesResponse = yield Unary(_SERVICE, "RunUpdates", request)
+        return reply.num_run
+
+    def get_variables(self, names: Sequence[str]) -> Operation[dict[str, Array]]:
+        """Reads variables."""
+        request = messages_pb2.GetVariablesRequest(layer=self.ref, names=names, placement=placement_of(keep=False))
+        reply: messages_pb2.GetVariablesResponse = yield Unary(_SERVICE, "GetVariables", request)
+        arrays = yield from receive_results([each.tensor for each in reply.variables])
+        return {each.name: array for each, array in zip(reply.variables, arrays, strict=True)}
+
+    def set_variables(self, values: Inputs) -> Operation[None]:
+        """Sets variables."""
+
+        def request(tensors: dict[str, tensor_pb2.Tensor]) -> messages_pb2.SetVariablesRequest:
+            named = [layer_pb2.NamedTensor(name=name, tensor=tensor) for name, tensor in tensors.items()]
+            return messages_pb2.SetVariablesRequest(layer=self.ref, variables=named)
+
+        yield from call_with_inputs(_SERVICE, "SetVariables", values, request)
+
+    def dtypes(self, names: Sequence[str]) -> Operation[Mapping[str, DType]]:
+        """Returns the dtypes of variables, as far as there are any of these names."""
+        if not set(names) <= self._dtypes.keys():
+            # A layer that was created without them has them since a forward of any client.
+            self._dtypes = _dtypes((yield from self._describe()))
+        return self._dtypes
+
+    def _describe(self) -> Operation[layer_pb2.BatchNormLayerInfo]:
+        request = messages_pb2.DescribeLayerRequest(layer=self.ref)
+        reply: messages_pb2.DescribeLayerResponse = yield Unary(_SERVICE, "DescribeLayer", request)
+        return reply.info
+
+
+def create_layer(
+    container: str, name: str, arguments: BatchNormArguments, creation: Creation
+) -> Operation[layer_pb2.BatchNormLayerInfo]:
+    """Creates a layer, or finds the one of this name and an equal configuration."""
+    ref = layer_pb2.BatchNormLayerRef(container=container, name=name)
+
+    def request(tensors: dict[str, tensor_pb2.Tensor]) -> messages_pb2.CreateLayerRequest:
+        return messages_pb2.CreateLayerRequest(layer=ref, config=arguments.message(tensors), **vars(creation))
+
+    reply: messages_pb2.CreateLayerResponse = yield from call_with_inputs(
+        _SERVICE, "CreateLayer", arguments.initial_tensors(), request
+    )
+    return reply.info
+
+
+def list_layers(container: str, scope: str, collection: str) -> Operation[list[BatchNormLayerInfo]]:
+    """Lists layers of a container."""
+    found: list[BatchNormLayerInfo] = []
+    page_token = ""
+    while True:
+        request = messages_pb2.ListLayersRequest(
+            container=container, scope=scope, collection=collection, page_token=page_token
+        )
+        reply: messages_pb2.ListLayersResponse = yield Unary(_SERVICE, "ListLayers", request)
+        found += [_info(info) for info in reply.layers]
+        if not reply.next_page_token:
+            return found
+        page_token = reply.next_page_token
+
+
+def run_collection_updates(container: str, collection: str) -> Operation[int]:
+    """Runs the updates of the layers that have a collection among their updates_collections."""
+    target = messages_pb2.CollectionRef(container=container, name=collection)
+    request = messages_pb2.RunUpdatesRequest(collection=target)
+    reply: messages_pb2.RunUpdatesResponse = yield Unary(_SERVICE, "RunUpdates", request)
+    return reply.num_run
+
+
+def receive_forward(reply: messages_pb2.ForwardResponse, *, keep: bool) -> Operation[BatchNormForward]:
+    """Returns a forward with its tensors."""
+    (outputs,) = yield from receive_outputs([reply.outputs], keep=keep)
+    drawn = None
+    if reply.HasField("drawn_adjustment_scale"):
+        # Inline, wherever the outputs are.
+        scale, bias = yield from receive_results([reply.drawn_adjustment_scale, reply.drawn_adjustment_bias])
+        drawn = (scale, bias)
+    return BatchNormForward(
+        outputs=outputs,
+        forward_id=reply.forward_id or None,
+        has_pending_updates=reply.has_pending_updates,
+        implementation=_IMPLEMENTATIONS[reply.implementation],
+        regularization_losses=dict(reply.regularization_losses),
+        drawn_adjustment=drawn,
+        warnings=ignored_arguments(reply.warnings),
+    )
+
+
+def receive_gradients(reply: messages_pb2.BackwardResponse, *, keep: bool) -> Operation[BatchNormGradients]:
+    """Returns gradients with their tensors."""
+    present = [part.name for part, _ in reply.ListFields()]
+    received = yield from receive_outputs([getattr(reply, name) for name in present], keep=keep)
+    tensors = dict(zip(present, received, strict=True))
+    return BatchNormGradients(
+        **{ours: tensors.get(theirs) for theirs, ours in _GRADIENTS.items()},
+        regularization={
+            ours: tensors[theirs] for theirs, ours in _REGULARIZATION_GRADIENTS.items() if theirs in tensors
+        },
+    )
+
+
+def ignored_arguments(warnings: Sequence[layer_pb2.IgnoredArgument]) -> tuple[IgnoredArgument, ...]:
+    """Returns what the server says of arguments without effect."""
+    return tuple(IgnoredArgument(each.argument, each.reason) for each in warnings)
+
+
+def _info(info: layer_pb2.BatchNormLayerInfo) -> BatchNormLayerInfo:
+    return BatchNormLayerInfo(
+        container=info.layer.container,
+        name=info.layer.name,
+        arguments=read_arguments(info.config),
+        variables=tuple(
+            VariableInfo(
+                each.name,
+                to_dtype(each.spec.dtype),
+                tuple(each.spec.shape),
+                each.trainable,
+                tuple(each.collections),
+            )
+            for each in info.variables
+        ),
+        num_forwards=info.num_forwards,
+        num_updates=info.num_updates,
+        num_bytes=info.num_bytes,
+        warnings=ignored_arguments(info.warnings),
+    )
+
+
+def _dtypes(info: layer_pb2.BatchNormLayerInfo) -> dict[str, DType]:
+    return {each.name: to_dtype(each.spec.dtype) for each in info.variables}

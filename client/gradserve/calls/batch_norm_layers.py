@@ -1,0 +1,83 @@
+"""Creates or finds batch normalization layers."""
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from numpy.typing import DTypeLike
+
+from gradserve.calls.batch_norm_config import BatchNormArguments
+from gradserve.calls.batch_norm_layer import BatchNormLayerCalls
+from gradserve.calls.batch_norm_layer_wire import BatchNormLayerWire, Creation, create_layer, ignored_arguments
+from gradserve.calls.exchange import Operation
+from gradserve.calls.identity import RequestIds
+from gradserve.calls.ignored_arguments import IgnoredArguments
+from gradserve.calls.naming import private_name
+from gradserve.calls.tensors import data_type
+from gradserve.errors import InvalidArgumentError
+from gradserve.results import Shape
+from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
+from gradserve.v1 import tensor_pb2
+
+_PRIVATE_SCOPE = "BatchNorm"
+
+
+@dataclass(frozen=True)
+class LayerPlace:
+    """Where a layer is or comes to be, and for which inputs; see `Client.batch_norm`."""
+
+    container: str
+    scope: str | None
+    reuse: bool | None
+    input_shape: Shape | None
+    dtype: DTypeLike | None
+
+
+def make_layer(
+    arguments: BatchNormArguments,
+    place: LayerPlace,
+    ids: RequestIds,
+    add_private: Callable[[BatchNormLayerWire], None],
+) -> Operation[BatchNormLayerCalls]:
+    """Creates a layer, or finds the one of this scope and equal arguments.
+
+    Args:
+        arguments: What it is.
+        place: Where it is.
+        ids: Give it a name, when it has no scope.
+        add_private: Takes one without a scope, as soon as it exists.
+    """
+    creation = Creation(_reuse(place), ids.name(), *_inputs(place.dtype, place.input_shape))
+    name = private_name(_PRIVATE_SCOPE, ids) if place.scope is None else place.scope
+    info = yield from create_layer(place.container, name, arguments, creation)
+    wire = BatchNormLayerWire(info)
+    if place.scope is None:
+        add_private(wire)
+    ignored = IgnoredArguments(wire.ref.name)
+    ignored.warn(ignored_arguments(info.warnings))
+    return BatchNormLayerCalls(wire, ids, ignored, is_private=place.scope is None)
+
+
+def _reuse(place: LayerPlace) -> messages_pb2.Reuse:
+    if place.reuse is None:
+        return messages_pb2.REUSE_UNSPECIFIED
+    if not isinstance(place.reuse, bool):
+        raise InvalidArgumentError(f"expected reuse None, True or False, got {place.reuse!r}", field="reuse")
+    if place.reuse and place.scope is None:
+        raise InvalidArgumentError("reuse=True cannot be used without a name_or_scope", field="reuse")
+    return messages_pb2.REUSE_REQUIRED if place.reuse else messages_pb2.REUSE_FORBIDDEN
+
+
+def _inputs(dtype: DTypeLike | None, shape: Shape | None) -> tuple[tensor_pb2.DataType, tuple[int, ...]]:
+    if (dtype is None) != (shape is None):
+        missing = "dtype" if dtype is None else "input_shape"
+        raise InvalidArgumentError("expected dtype and input_shape together, or none of them", field=missing)
+    if dtype is None or shape is None:
+        return tensor_pb2.DATA_TYPE_UNSPECIFIED, ()
+    try:
+        sizes = tuple(-1 if size is None else operator.index(size) for size in shape)
+    except TypeError:
+        raise InvalidArgumentError(
+            f"expected integers or None in input_shape, got {shape!r}", field="input_shape"
+        ) from None
+    return data_type(dtype, "dtype"), sizes

@@ -1,0 +1,41 @@
+"""Warnings of arguments that have no effect."""
+
+import inspect
+import threading
+import warnings
+from collections.abc import Iterable
+
+from gradserve.batch_norm_results import IgnoredArgument, IgnoredArgumentWarning
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+class IgnoredArguments:
+    """Warns once of each argument of one layer object. Safe to use from several threads."""
+
+    def __init__(self, layer: str) -> None:
+        """Takes the name of the layer."""
+        self._layer = layer
+        self._lock = threading.Lock()
+        self._warned: set[str] = set()
+
+    def warn(self, ignored: Iterable[IgnoredArgument]) -> None:
+        """Warns of the arguments not warned of before, where the program calls gradserve."""
+        for each in ignored:
+            with self._lock:
+                is_new = each.argument not in self._warned
+                self._warned.add(each.argument)
+            if is_new:
+                warnings.warn(
+                    f"{each.argument} of batch normalization layer {self._layer!r} has no effect: {each.reason}",
+                    IgnoredArgumentWarning,
+                    stacklevel=_depth_in_package(),
+                )
+
+
+def _depth_in_package() -> int:
+    """Returns the stacklevel of the innermost frame outside of this package, as seen by the caller."""
+    depth, frame = 0, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+        depth, frame = depth + 1, frame.f_back
+    return depth

@@ -1,0 +1,206 @@
+from gradserve.v1 import tensor_pb2 as _tensor_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Implementation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    IMPLEMENTATION_UNSPECIFIED: _ClassVar[Implementation]
+    IMPLEMENTATION_FUSED: _ClassVar[Implementation]
+    IMPLEMENTATION_CORE_FUSED: _ClassVar[Implementation]
+    IMPLEMENTATION_CORE: _ClassVar[Implementation]
+    IMPLEMENTATION_LEGACY: _ClassVar[Implementation]
+IMPLEMENTATION_UNSPECIFIED: Implementation
+IMPLEMENTATION_FUSED: Implementation
+IMPLEMENTATION_CORE_FUSED: Implementation
+IMPLEMENTATION_CORE: Implementation
+IMPLEMENTATION_LEGACY: Implementation
+
+class BatchNormLayerRef(_message.Message):
+    __slots__ = ("container", "name", "incarnation")
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    container: str
+    name: str
+    incarnation: str
+    def __init__(self, container: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
+
+class BatchNormConfig(_message.Message):
+    __slots__ = ("decay", "center", "scale", "epsilon", "activation_fn", "param_initializers", "param_regularizers", "in_place_updates", "updates_collections", "variables_collections", "outputs_collections", "trainable", "fused", "data_format", "zero_debias_moving_mean", "renorm", "renorm_clipping", "renorm_decay", "adjustment", "renorm_zero_debias")
+    class ParamInitializersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Initializer
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Initializer, _Mapping]] = ...) -> None: ...
+    class ParamRegularizersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Regularizer
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Regularizer, _Mapping]] = ...) -> None: ...
+    class VariablesCollectionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: CollectionNames
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[CollectionNames, _Mapping]] = ...) -> None: ...
+    class RenormClippingEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    DECAY_FIELD_NUMBER: _ClassVar[int]
+    CENTER_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    EPSILON_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATION_FN_FIELD_NUMBER: _ClassVar[int]
+    PARAM_INITIALIZERS_FIELD_NUMBER: _ClassVar[int]
+    PARAM_REGULARIZERS_FIELD_NUMBER: _ClassVar[int]
+    IN_PLACE_UPDATES_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_COLLECTIONS_FIELD_NUMBER: _ClassVar[int]
+    VARIABLES_COLLECTIONS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_COLLECTIONS_FIELD_NUMBER: _ClassVar[int]
+    TRAINABLE_FIELD_NUMBER: _ClassVar[int]
+    FUSED_FIELD_NUMBER: _ClassVar[int]
+    DATA_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    ZERO_DEBIAS_MOVING_MEAN_FIELD_NUMBER: _ClassVar[int]
+    RENORM_FIELD_NUMBER: _ClassVar[int]
+    RENORM_CLIPPING_FIELD_NUMBER: _ClassVar[int]
+    RENORM_DECAY_FIELD_NUMBER: _ClassVar[int]
+    ADJUSTMENT_FIELD_NUMBER: _ClassVar[int]
+    RENORM_ZERO_DEBIAS_FIELD_NUMBER: _ClassVar[int]
+    decay: float
+    center: bool
+    scale: bool
+    epsilon: float
+    activation_fn: str
+    param_initializers: _containers.MessageMap[str, Initializer]
+    param_regularizers: _containers.MessageMap[str, Regularizer]
+    in_place_updates: bool
+    updates_collections: _containers.RepeatedScalarFieldContainer[str]
+    variables_collections: _containers.MessageMap[str, CollectionNames]
+    outputs_collections: _containers.RepeatedScalarFieldContainer[str]
+    trainable: bool
+    fused: bool
+    data_format: str
+    zero_debias_moving_mean: bool
+    renorm: bool
+    renorm_clipping: _containers.ScalarMap[str, float]
+    renorm_decay: float
+    adjustment: RandomAdjustment
+    renorm_zero_debias: bool
+    def __init__(self, decay: _Optional[float] = ..., center: bool = ..., scale: bool = ..., epsilon: _Optional[float] = ..., activation_fn: _Optional[str] = ..., param_initializers: _Optional[_Mapping[str, Initializer]] = ..., param_regularizers: _Optional[_Mapping[str, Regularizer]] = ..., in_place_updates: bool = ..., updates_collections: _Optional[_Iterable[str]] = ..., variables_collections: _Optional[_Mapping[str, CollectionNames]] = ..., outputs_collections: _Optional[_Iterable[str]] = ..., trainable: bool = ..., fused: bool = ..., data_format: _Optional[str] = ..., zero_debias_moving_mean: bool = ..., renorm: bool = ..., renorm_clipping: _Optional[_Mapping[str, float]] = ..., renorm_decay: _Optional[float] = ..., adjustment: _Optional[_Union[RandomAdjustment, _Mapping]] = ..., renorm_zero_debias: bool = ...) -> None: ...
+
+class Initializer(_message.Message):
+    __slots__ = ("tensor", "named")
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    NAMED_FIELD_NUMBER: _ClassVar[int]
+    tensor: _tensor_pb2.Tensor
+    named: NamedInitializer
+    def __init__(self, tensor: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., named: _Optional[_Union[NamedInitializer, _Mapping]] = ...) -> None: ...
+
+class NamedInitializer(_message.Message):
+    __slots__ = ("name", "value", "minval", "maxval", "mean", "stddev", "seed")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    MINVAL_FIELD_NUMBER: _ClassVar[int]
+    MAXVAL_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    STDDEV_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: float
+    minval: float
+    maxval: float
+    mean: float
+    stddev: float
+    seed: int
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ..., minval: _Optional[float] = ..., maxval: _Optional[float] = ..., mean: _Optional[float] = ..., stddev: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class Regularizer(_message.Message):
+    __slots__ = ("name", "l1", "l2")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    L1_FIELD_NUMBER: _ClassVar[int]
+    L2_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    l1: float
+    l2: float
+    def __init__(self, name: _Optional[str] = ..., l1: _Optional[float] = ..., l2: _Optional[float] = ...) -> None: ...
+
+class RandomAdjustment(_message.Message):
+    __slots__ = ("scale_min", "scale_max", "bias_min", "bias_max", "seed")
+    SCALE_MIN_FIELD_NUMBER: _ClassVar[int]
+    SCALE_MAX_FIELD_NUMBER: _ClassVar[int]
+    BIAS_MIN_FIELD_NUMBER: _ClassVar[int]
+    BIAS_MAX_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    scale_min: float
+    scale_max: float
+    bias_min: float
+    bias_max: float
+    seed: int
+    def __init__(self, scale_min: _Optional[float] = ..., scale_max: _Optional[float] = ..., bias_min: _Optional[float] = ..., bias_max: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class CollectionNames(_message.Message):
+    __slots__ = ("names",)
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class IgnoredArgument(_message.Message):
+    __slots__ = ("argument", "reason")
+    ARGUMENT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    argument: str
+    reason: str
+    def __init__(self, argument: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class VariableInfo(_message.Message):
+    __slots__ = ("name", "spec", "trainable", "collections")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    TRAINABLE_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIONS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    spec: _tensor_pb2.TensorSpec
+    trainable: bool
+    collections: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., spec: _Optional[_Union[_tensor_pb2.TensorSpec, _Mapping]] = ..., trainable: bool = ..., collections: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class BatchNormLayerInfo(_message.Message):
+    __slots__ = ("layer", "config", "variables", "num_forwards", "num_updates", "num_bytes", "warnings")
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    NUM_FORWARDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_UPDATES_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    layer: BatchNormLayerRef
+    config: BatchNormConfig
+    variables: _containers.RepeatedCompositeFieldContainer[VariableInfo]
+    num_forwards: int
+    num_updates: int
+    num_bytes: int
+    warnings: _containers.RepeatedCompositeFieldContainer[IgnoredArgument]
+    def __init__(self, layer: _Optional[_Union[BatchNormLayerRef, _Mapping]] = ..., config: _Optional[_Union[BatchNormConfig, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[VariableInfo, _Mapping]]] = ..., num_forwards: _Optional[int] = ..., num_updates: _Optional[int] = ..., num_bytes: _Optional[int] = ..., warnings: _Optional[_Iterable[_Union[IgnoredArgument, _Mapping]]] = ...) -> None: ...
+
+class NamedTensor(_message.Message):
+    __slots__ = ("name", "tensor")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    tensor: _tensor_pb2.Tensor
+    def __init__(self, name: _Optional[str] = ..., tensor: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...

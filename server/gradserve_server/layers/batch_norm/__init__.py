@@ -1,0 +1,1 @@
+"""tf.contrib.layers.batch_norm, with its variables on the server."""

@@ -1,0 +1,224 @@
+"""The arguments of tf.contrib.layers.batch_norm that are fixed for a layer."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+
+from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.layers.initializers import Initializer, NamedInitializer
+from gradserve_server.layers.regularizers import Regularizer
+from gradserve_server.ops.activation.spec import check_activation
+
+UPDATE_OPS = "update_ops"
+"""tf.GraphKeys.UPDATE_OPS."""
+
+INITIALIZED = ("beta", "gamma", "moving_mean", "moving_variance")
+REGULARIZED = ("beta", "gamma")
+CLIPPED = ("rmax", "rmin", "dmax")
+_FORMATS = ("NHWC", "NCHW")
+_SWITCHES = {"beta": "center", "gamma": "scale"}
+"""The arguments that a variable depends on."""
+
+
+@dataclass(frozen=True)
+class IgnoredArgument:
+    """An argument that has no effect.
+
+    Attributes:
+        argument: Its name.
+        reason: Why.
+    """
+
+    argument: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RandomAdjustment:
+    """An adjustment drawn for each channel: scale and bias, each from [low, high)."""
+
+    scale: tuple[float, float]
+    bias: tuple[float, float]
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class BatchNormConfig:
+    """The arguments, with TensorFlow's names and defaults.
+
+    Attributes:
+        in_place_updates: TensorFlow's updates_collections=None.
+        updates_collections: Empty with `in_place_updates`.
+        variables_collections: By the name of a variable, or for all by the empty one.
+        renorm_zero_debias: Renormalization as it was up to TensorFlow 1.12.
+    """
+
+    decay: float = 0.999
+    center: bool = True
+    scale: bool = False
+    epsilon: float = 0.001
+    activation_fn: str = ""
+    param_initializers: Mapping[str, Initializer] = field(default_factory=dict)
+    param_regularizers: Mapping[str, Regularizer] = field(default_factory=dict)
+    in_place_updates: bool = False
+    updates_collections: tuple[str, ...] = (UPDATE_OPS,)
+    variables_collections: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    outputs_collections: tuple[str, ...] = ()
+    trainable: bool = True
+    fused: bool | None = None
+    data_format: str = "NHWC"
+    zero_debias_moving_mean: bool = False
+    renorm: bool = False
+    renorm_clipping: Mapping[str, float] = field(default_factory=dict)
+    renorm_decay: float = 0.99
+    adjustment: RandomAdjustment | None = None
+    renorm_zero_debias: bool = False
+
+    @property
+    def has_default_updates(self) -> bool:
+        """Whether TensorFlow's layer class can do the updates."""
+        return not self.in_place_updates and self.updates_collections == (UPDATE_OPS,)
+
+    @property
+    def collections(self) -> frozenset[str]:
+        """All tags."""
+        tags = {tag for tags in self.variables_collections.values() for tag in tags}
+        return frozenset({*tags, *self.updates_collections, *self.outputs_collections})
+
+    def collections_of(self, variable: str) -> tuple[str, ...]:
+        """Returns the tags of a variable."""
+        return (*self.variables_collections.get("", ()), *self.variables_collections.get(variable, ()))
+
+    def has_variable(self, name: str) -> bool:
+        """Tells whether there is a beta or gamma."""
+        return name in _SWITCHES and bool(getattr(self, _SWITCHES[name]))
+
+    def regularizer_of(self, variable: str) -> Regularizer | None:
+        """Returns what regularizes a variable that there is."""
+        return self.param_regularizers.get(variable) if self.has_variable(variable) else None
+
+    def check(self) -> None:
+        """Checks all that does not depend on the inputs.
+
+        Raises:
+            InvalidArgumentError: A value cannot be, or two of them contradict each other.
+        """
+        if self.data_format not in _FORMATS:
+            raise InvalidArgumentError(
+                f"data_format has to be either NCHW or NHWC. Got {self.data_format!r}", field="config.data_format"
+            )
+        _check_decay("decay", self.decay)
+        _check_decay("renorm_decay", self.renorm_decay)
+        if not math.isfinite(self.epsilon):
+            raise InvalidArgumentError(f"expected a finite epsilon, got {self.epsilon}", field="config.epsilon")
+        if self.activation_fn:
+            check_activation(self.activation_fn)
+        for name, initializer in self.param_initializers.items():
+            initializer.check(f"config.param_initializers[{name}]")
+        for name, regularizer in self.param_regularizers.items():
+            regularizer.check(f"config.param_regularizers[{name}]")
+        if self.in_place_updates and self.updates_collections:
+            raise InvalidArgumentError(
+                f"expected no updates_collections with in_place_updates, got {', '.join(self.updates_collections)}",
+                field="config.updates_collections",
+            )
+        if self.adjustment is not None:
+            _check_range("scale", self.adjustment.scale)
+            _check_range("bias", self.adjustment.bias)
+        self._check_averages()
+
+    def _check_averages(self) -> None:
+        if self.zero_debias_moving_mean and self.decay == 1:
+            raise InvalidArgumentError(
+                "zero_debias_moving_mean divides by 1 - decay^n: expected a decay below 1, got 1", field="config.decay"
+            )
+        if not self.renorm:
+            return
+        if not self.has_default_updates or self.zero_debias_moving_mean:
+            culprit = "zero_debias_moving_mean" if self.zero_debias_moving_mean else "updates_collections"
+            raise InvalidArgumentError(
+                "renorm is not supported with batch_weights, updates_collections or zero_debias_moving_mean; "
+                f"got {culprit}",
+                field=f"config.{culprit}",
+            )
+        unknown = sorted(self.renorm_clipping.keys() - set(CLIPPED))
+        if unknown:
+            raise InvalidArgumentError(
+                f"Received invalid keys for `renorm_clipping` argument: {', '.join(unknown)}. "
+                f"Supported values: {list(CLIPPED)}.",
+                field="config.renorm_clipping",
+            )
+        for name, bound in self.renorm_clipping.items():
+            if math.isnan(bound):
+                raise InvalidArgumentError(
+                    f"expected a number as {name}, got {bound}", field=f"config.renorm_clipping[{name}]"
+                )
+
+    def warnings(self) -> list[IgnoredArgument]:
+        """Returns the arguments that have no effect in any call."""
+        return [IgnoredArgument(argument, reason) for argument, reason in self._ignored()]
+
+    def _ignored(self) -> Iterator[tuple[str, str]]:
+        for argument, given, known in (
+            ("param_initializers", self.param_initializers, INITIALIZED),
+            ("param_regularizers", self.param_regularizers, REGULARIZED),
+        ):
+            for name in given:
+                if name not in known:
+                    yield f"{argument}[{name}]", f"it is none of {', '.join(known)}"
+                elif name in REGULARIZED and not self.has_variable(name):
+                    yield f"{argument}[{name}]", f"there is no {name} without {_SWITCHES[name]}"
+        if not self.renorm:
+            default = BatchNormConfig()
+            for argument in ("renorm_clipping", "renorm_decay", "renorm_zero_debias"):
+                if getattr(self, argument) != getattr(default, argument):
+                    yield argument, "renorm is off"
+
+    def with_seeds(self, draw: Callable[[], int]) -> "BatchNormConfig":
+        """Returns the configuration with a seed wherever one was not given and is needed."""
+        initializers = {
+            name: replace(initializer, seed=draw())
+            if isinstance(initializer, NamedInitializer) and initializer.is_random and initializer.seed is None
+            else initializer
+            for name, initializer in self.param_initializers.items()
+        }
+        adjustment = self.adjustment
+        if adjustment is not None and adjustment.seed is None:
+            adjustment = replace(adjustment, seed=draw())
+        return replace(self, param_initializers=initializers, adjustment=adjustment)
+
+    def with_seeds_of(self, other: "BatchNormConfig") -> "BatchNormConfig":
+        """Returns the configuration with the seeds of another one wherever one was not given."""
+        initializers = dict(self.param_initializers)
+        for name, initializer in initializers.items():
+            drawn = other.param_initializers.get(name)
+            if isinstance(initializer, NamedInitializer) and isinstance(drawn, NamedInitializer):
+                initializers[name] = replace(
+                    initializer, seed=drawn.seed if initializer.seed is None else initializer.seed
+                )
+        adjustment = self.adjustment
+        if adjustment is not None and adjustment.seed is None and other.adjustment is not None:
+            adjustment = replace(adjustment, seed=other.adjustment.seed)
+        return replace(self, param_initializers=initializers, adjustment=adjustment)
+
+    def differences(self, other: "BatchNormConfig") -> list[str]:
+        """Says in which arguments another configuration differs."""
+        return [
+            f"{argument.name} is {getattr(self, argument.name)}, not {getattr(other, argument.name)}"
+            for argument in fields(self)
+            if getattr(self, argument.name) != getattr(other, argument.name)
+        ]
+
+
+def _check_decay(name: str, decay: float) -> None:
+    if not 0 <= decay <= 1:
+        raise InvalidArgumentError(f"expected a {name} from 0 to 1, got {decay}", field=f"config.{name}")
+
+
+def _check_range(name: str, bounds: tuple[float, float]) -> None:
+    low, high = bounds
+    if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+        raise InvalidArgumentError(
+            f"expected finite bounds {name}_min <= {name}_max, got {low} and {high}",
+            field=f"config.adjustment.{name}_min",
+        )

@@ -1,0 +1,320 @@
+"""What one call of a layer takes and gives, and what it refuses.
+
+T is the dtype of the inputs, U that of arithmetic: float32, or float64 when T is. V is the dtype of the variables. C is
+the number of channels, N the first size of the inputs.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gradserve_server.devices.device import Array
+from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.layers.batch_norm.config import BatchNormConfig, IgnoredArgument
+from gradserve_server.layers.batch_norm.implementation import (
+    CallKind,
+    Implementation,
+    choose_implementation,
+    has_updates,
+    ignored_arguments,
+)
+from gradserve_server.ops.activation.spec import gradient_of_result
+from gradserve_server.ops.batch_norm.spec import Geometry
+from gradserve_server.ops.dtypes import FLOATING, dtype_text, widened
+from gradserve_server.tensors.store import TensorSpec
+
+_RANKS = range(2, 6)
+
+
+@dataclass(frozen=True)
+class CallInputs:
+    """What the caller gives.
+
+    Attributes:
+        inputs: T, of rank 2 to 5.
+        batch_weights: Floating, integers or bool, shape [N].
+        adjustment_scale: Floating, of a shape that broadcasts to that of the inputs. Both or none.
+        adjustment_bias: As `adjustment_scale`.
+    """
+
+    inputs: Array
+    batch_weights: Array | None = None
+    adjustment_scale: Array | None = None
+    adjustment_bias: Array | None = None
+
+
+@dataclass(frozen=True)
+class ForwardInputs(CallInputs):
+    """With the variables, each V or None where the layer does not have it.
+
+    Attributes:
+        beta: Shape [C], and so all below but the weights, which are scalars.
+    """
+
+    beta: Array | None = None
+    gamma: Array | None = None
+    moving_mean: Array | None = None
+    moving_variance: Array | None = None
+    renorm_mean: Array | None = None
+    renorm_stddev: Array | None = None
+    renorm_mean_weight: Array | None = None
+    renorm_stddev_weight: Array | None = None
+
+
+@dataclass(frozen=True)
+class ForwardAttributes:
+    """What is not an array.
+
+    Attributes:
+        saves: Whether the gradient will be computed.
+    """
+
+    config: BatchNormConfig
+    is_training: bool = True
+    saves: bool = True
+
+
+@dataclass(frozen=True)
+class ForwardOutputs:
+    """What a forward computes, and what its gradient needs; None where there is nothing.
+
+    Attributes:
+        outputs: T, the shape of the inputs.
+        batch_mean: U, shape [C], in training: what the moving mean is fed with.
+        batch_variance: As `batch_mean`, of the variance.
+        mean: U, shape [C]: what the inputs were normalised by.
+        variance: As `mean`; the population variance in training.
+        r: U, shape [C]: the correction of renorm.
+        d: As `r`.
+        activation_saved: T, the shape of the inputs: what the gradient of the activation is a function of.
+        beta_regularization_loss: float64, a scalar.
+        gamma_regularization_loss: float64, a scalar.
+    """
+
+    outputs: Array
+    batch_mean: Array | None = None
+    batch_variance: Array | None = None
+    mean: Array | None = None
+    variance: Array | None = None
+    r: Array | None = None
+    d: Array | None = None
+    activation_saved: Array | None = None
+    beta_regularization_loss: Array | None = None
+    gamma_regularization_loss: Array | None = None
+
+
+@dataclass(frozen=True)
+class BackwardInputs:
+    """The gradient with respect to the outputs, and what the forward used or left; see `ForwardOutputs`."""
+
+    outputs_gradient: Array
+    inputs: Array
+    mean: Array
+    variance: Array
+    beta: Array | None = None
+    gamma: Array | None = None
+    batch_weights: Array | None = None
+    adjustment_scale: Array | None = None
+    adjustment_bias: Array | None = None
+    r: Array | None = None
+    d: Array | None = None
+    activation_saved: Array | None = None
+
+
+@dataclass(frozen=True)
+class BackwardAttributes:
+    """What is not an array; as in the forward."""
+
+    config: BatchNormConfig
+    is_training: bool
+    implementation: Implementation
+
+
+@dataclass(frozen=True)
+class BackwardOutputs:
+    """Gradients, None where the forward had no such input or variable.
+
+    Attributes:
+        inputs_gradient: T, the shape of the inputs.
+        beta_gradient: V, shape [C].
+        gamma_gradient: V, shape [C].
+        batch_weights_gradient: The dtype and shape of batch_weights, if that is floating; and so the two below.
+        beta_regularization_gradient: V, shape [C].
+        gamma_regularization_gradient: V, shape [C].
+    """
+
+    inputs_gradient: Array
+    beta_gradient: Array | None = None
+    gamma_gradient: Array | None = None
+    batch_weights_gradient: Array | None = None
+    adjustment_scale_gradient: Array | None = None
+    adjustment_bias_gradient: Array | None = None
+    beta_regularization_gradient: Array | None = None
+    gamma_regularization_gradient: Array | None = None
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    """A forward that was checked.
+
+    Attributes:
+        geometry: Of the inputs.
+        implementation: TensorFlow's.
+        variable_dtype: V.
+        ignored: The arguments that have no effect.
+        uses_weights: The moments are weighted.
+        uses_adjustment: What is normalised is adjusted.
+        has_updates: The moving averages are to follow.
+        output_specs: Of all outputs that are large.
+    """
+
+    geometry: Geometry
+    implementation: Implementation
+    variable_dtype: np.dtype[Any]
+    ignored: tuple[IgnoredArgument, ...]
+    uses_weights: bool
+    uses_adjustment: bool
+    has_updates: bool
+    output_specs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """A backward that was checked."""
+
+    geometry: Geometry
+    output_specs: tuple[TensorSpec, ...]
+
+
+def plan_forward(inputs: CallInputs, attributes: ForwardAttributes) -> ForwardPlan:
+    """Checks a call.
+
+    Raises:
+        InvalidArgumentError: Something does not fit; says which argument, what was given and what was expected.
+    """
+    config, x = attributes.config, inputs.inputs
+    check_dtype(x.dtype, "inputs")
+    check_rank(x.shape, "inputs")
+    geometry = geometry_of(x.shape, config.data_format)
+    has_adjustment = inputs.adjustment_scale is not None
+    kind = CallKind(
+        rank=len(x.shape),
+        dtype=x.dtype,
+        is_training=attributes.is_training,
+        has_batch_weights=inputs.batch_weights is not None,
+        has_adjustment=has_adjustment or config.adjustment is not None,
+    )
+    implementation = choose_implementation(config, kind)
+    if inputs.batch_weights is not None:
+        _check_weights(inputs.batch_weights, x)
+    _check_adjustment(inputs, x)
+    return ForwardPlan(
+        geometry=geometry,
+        implementation=implementation,
+        variable_dtype=implementation.variable_dtype(x.dtype),
+        ignored=ignored_arguments(config, kind, implementation),
+        uses_weights=kind.has_batch_weights and attributes.is_training,
+        uses_adjustment=has_adjustment and attributes.is_training and implementation is not Implementation.LEGACY,
+        has_updates=has_updates(config, kind, implementation) and geometry.count > 0,
+        output_specs=_forward_specs(x, geometry, attributes),
+    )
+
+
+def plan_backward(inputs: BackwardInputs, attributes: BackwardAttributes) -> BackwardPlan:
+    """Checks a call.
+
+    Raises:
+        InvalidArgumentError: The gradient is not like the outputs.
+    """
+    x, dy = inputs.inputs, inputs.outputs_gradient
+    if dy.dtype != x.dtype or tuple(dy.shape) != tuple(x.shape):
+        raise InvalidArgumentError(
+            f"expected the dtype and shape of the outputs, {x.dtype} {list(x.shape)}, got {dy.dtype} {list(dy.shape)}",
+            field="outputs_gradient",
+        )
+    like = (x, inputs.beta, inputs.gamma, inputs.batch_weights, inputs.adjustment_scale, inputs.adjustment_bias)
+    specs = tuple(TensorSpec(array.dtype, tuple(array.shape)) for array in like if array is not None)
+    return BackwardPlan(geometry_of(x.shape, attributes.config.data_format), specs)
+
+
+def check_dtype(dtype: np.dtype[Any], field: str) -> None:
+    """Checks that inputs can have a dtype.
+
+    Raises:
+        InvalidArgumentError: They cannot.
+    """
+    if dtype not in FLOATING:
+        known = ", ".join(map(dtype_text, FLOATING))
+        raise InvalidArgumentError(f"expected a dtype out of {known}, got {dtype_text(dtype)}", field=field)
+
+
+def check_rank(shape: Sequence[int], field: str) -> None:
+    """Checks that inputs can have so many dimensions.
+
+    Raises:
+        InvalidArgumentError: They cannot.
+    """
+    if len(shape) not in _RANKS:
+        raise InvalidArgumentError(f"expected a rank from 2 to 5, got shape {list(shape)}", field=field)
+
+
+def geometry_of(shape: Sequence[int], data_format: str) -> Geometry:
+    """Returns where the channels of inputs are."""
+    axis = channel_axis(len(shape), data_format)
+    return Geometry(math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
+
+
+def channel_axis(rank: int, data_format: str) -> int:
+    """Returns the axis of the channels."""
+    return rank - 1 if data_format == "NHWC" else 1
+
+
+def channel_shape(rank: int, data_format: str, channels: int) -> tuple[int, ...]:
+    """Returns the shape in which one value for each channel broadcasts to the inputs."""
+    return (channels, *[1] * (rank - 1 - channel_axis(rank, data_format)))
+
+
+def _check_weights(weights: Array, x: Array) -> None:
+    if weights.dtype not in FLOATING and weights.dtype.kind not in "biu":
+        raise InvalidArgumentError(
+            f"expected a floating dtype, integers or bool, got {dtype_text(weights.dtype)}", field="batch_weights"
+        )
+    if tuple(weights.shape) != (x.shape[0],):
+        shapes = f"({x.shape[0]},) and {tuple(weights.shape)}"
+        raise InvalidArgumentError(
+            f"Shapes {shapes} are incompatible: expected batch_weights of shape [{x.shape[0]}], as there are "
+            f"{x.shape[0]} items, got {list(weights.shape)}",
+            field="batch_weights",
+        )
+
+
+def _check_adjustment(inputs: CallInputs, x: Array) -> None:
+    given = {"adjustment_scale": inputs.adjustment_scale, "adjustment_bias": inputs.adjustment_bias}
+    for name, array in given.items():
+        if array is None:
+            if any(other is not None for other in given.values()):
+                raise InvalidArgumentError(
+                    "expected both adjustment_scale and adjustment_bias, or none of them; got one", field=name
+                )
+            continue
+        check_dtype(array.dtype, name)
+        try:
+            fits = np.broadcast_shapes(tuple(array.shape), tuple(x.shape)) == tuple(x.shape)
+        except ValueError:
+            fits = False
+        if not fits:
+            raise InvalidArgumentError(
+                f"expected a shape that broadcasts to that of the inputs, {list(x.shape)}, got {list(array.shape)}",
+                field=name,
+            )
+
+
+def _forward_specs(x: Array, geometry: Geometry, attributes: ForwardAttributes) -> tuple[TensorSpec, ...]:
+    outputs = TensorSpec(x.dtype, tuple(x.shape))
+    per_channel = TensorSpec(widened(x.dtype), (geometry.channels,))
+    activation = attributes.config.activation_fn
+    keeps_more = attributes.saves and activation and not gradient_of_result(activation)
+    return (outputs, *[per_channel] * 6, *([outputs] if keeps_more else []))

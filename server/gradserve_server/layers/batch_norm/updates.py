@@ -1,0 +1,126 @@
+"""How the moving averages follow the batches.
+
+Arithmetic is in the dtype of the variables, as TensorFlow's, so that 16 bits round at every step there and here.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gradserve_server.devices.device import Array
+from gradserve_server.layers.batch_norm.config import BatchNormConfig
+from gradserve_server.tensors.store import TensorSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateOutputs:
+    """The moving averages; see `Variables`."""
+
+    moving_mean: Array
+    moving_variance: Array
+    biased: Array | None = None
+    local_step: Array | None = None
+    moving_stddev: Array | None = None
+    renorm_mean: Array | None = None
+    renorm_stddev: Array | None = None
+    renorm_mean_weight: Array | None = None
+    renorm_stddev_weight: Array | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateInputs(UpdateOutputs):
+    """The moving averages, and the moments of the batch to move them by, each of shape [C]."""
+
+    batch_mean: Array
+    batch_variance: Array
+
+
+@dataclass(frozen=True)
+class UpdateAttributes:
+    """What is not an array."""
+
+    config: BatchNormConfig
+
+
+@dataclass(frozen=True)
+class UpdatePlan:
+    """A call; nothing can be wrong with it."""
+
+    output_specs: tuple[TensorSpec, ...]
+
+
+def plan_update(inputs: UpdateInputs, attributes: UpdateAttributes) -> UpdatePlan:
+    """Says what comes out."""
+    arrays = [array for array in vars(inputs).values() if array is not None]
+    return UpdatePlan(tuple(TensorSpec(array.dtype, tuple(array.shape)) for array in arrays))
+
+
+def update(xp: Any, inputs: UpdateInputs, config: BatchNormConfig) -> UpdateOutputs:
+    """Returns the next moving averages, over NumPy or CuPy.
+
+    `moving_averages.py` of TensorFlow and, with renorm, the layer's own code: each average moves by 1 - decay of the
+    way to the batch's value. The zero-debiased mean is the biased one divided by 1 - decay^local_step.
+    """
+    dtype = inputs.moving_mean.dtype
+    mean, variance = inputs.batch_mean.astype(dtype), inputs.batch_variance.astype(dtype)
+    averaging = _Averaging(dtype, config.decay)
+    if config.renorm:
+        return _renorm(xp, inputs, config, mean, variance)
+    moving_variance = averaging.step(inputs.moving_variance, variance)
+    if inputs.biased is None:
+        return UpdateOutputs(moving_mean=averaging.step(inputs.moving_mean, mean), moving_variance=moving_variance)
+    biased = averaging.step(inputs.biased, mean)
+    local_step = inputs.local_step + dtype.type(1)
+    kept = dtype.type(1) - averaging.rate
+    corrected = biased / (dtype.type(1) - xp.power(kept, local_step).astype(dtype))
+    return UpdateOutputs(
+        moving_mean=corrected.astype(dtype),
+        moving_variance=moving_variance,
+        biased=biased,
+        local_step=_as_array(xp, local_step, dtype),
+    )
+
+
+class _Averaging:
+    """Moves averages by 1 - decay of the way; TensorFlow rounds that to float32 whatever the dtype."""
+
+    def __init__(self, dtype: np.dtype[Any], decay: float) -> None:
+        self.rate = dtype.type(np.float32(1 - decay))
+
+    def step(self, average: Array, value: Array) -> Array:
+        return average - (average - value) * self.rate
+
+
+def _renorm(xp: Any, inputs: UpdateInputs, config: BatchNormConfig, mean: Array, variance: Array) -> UpdateOutputs:
+    dtype = inputs.moving_mean.dtype
+    epsilon = dtype.type(config.epsilon)
+    stddev = xp.sqrt(variance + epsilon)
+    moving, renorm = _Averaging(dtype, config.decay), _Averaging(dtype, config.renorm_decay)
+    renorm_mean = renorm.step(inputs.renorm_mean, mean)
+    renorm_stddev = renorm.step(inputs.renorm_stddev, stddev)
+    if inputs.moving_stddev is not None:
+        moving_stddev = moving.step(inputs.moving_stddev, stddev)
+        return UpdateOutputs(
+            moving_mean=moving.step(inputs.moving_mean, mean),
+            moving_variance=xp.maximum(moving_stddev * moving_stddev - epsilon, dtype.type(0)),
+            moving_stddev=moving_stddev,
+            renorm_mean=renorm_mean,
+            renorm_stddev=renorm_stddev,
+        )
+    mean_weight = renorm.step(inputs.renorm_mean_weight, dtype.type(1))
+    stddev_weight = renorm.step(inputs.renorm_stddev_weight, dtype.type(1))
+    new_stddev = renorm_stddev / stddev_weight
+    return UpdateOutputs(
+        moving_mean=moving.step(inputs.moving_mean, renorm_mean / mean_weight),
+        moving_variance=moving.step(inputs.moving_variance, new_stddev * new_stddev - epsilon),
+        renorm_mean=renorm_mean,
+        renorm_mean_weight=_as_array(xp, mean_weight, dtype),
+        renorm_stddev=renorm_stddev,
+        renorm_stddev_weight=_as_array(xp, stddev_weight, dtype),
+    )
+
+
+def _as_array(xp: Any, scalar: Array, dtype: np.dtype[Any]) -> Array:
+    """NumPy makes plain numbers of results without dimensions."""
+    return xp.asarray(scalar, dtype)

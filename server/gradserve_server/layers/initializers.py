@@ -1,0 +1,171 @@
+"""First values of variables, by the names of TensorFlow's initializers."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve_server.errors import InvalidArgumentError
+
+Draw = Callable[[np.random.Generator, int, Mapping[str, float]], NDArray[np.float64]]
+
+_GLOROT_TRUNCATION = 0.87962566103423978
+"""The standard deviation of a standard normal that is cut off at two of its own."""
+
+
+@dataclass(frozen=True)
+class NamedInitializer:
+    """One of TensorFlow's initializers.
+
+    Attributes:
+        name: One of `INITIALIZERS`.
+        parameters: Those that were given, by name.
+        seed: Of the random ones.
+    """
+
+    name: str
+    parameters: Mapping[str, float]
+    seed: int | None = None
+
+    def check(self, field: str) -> None:
+        """Checks name and parameters.
+
+        Raises:
+            InvalidArgumentError: One of them is unknown, or cannot be.
+        """
+        known = INITIALIZERS.get(self.name)
+        if known is None:
+            raise InvalidArgumentError(
+                f"expected an initializer out of {', '.join(INITIALIZERS)}, got {self.name!r}", field=f"{field}.name"
+            )
+        for name, value in self.parameters.items():
+            if name not in known.defaults:
+                takes = ", ".join(known.defaults) or "no parameters"
+                raise InvalidArgumentError(
+                    f"{self.name} has no parameter {name}; it takes {takes}", field=f"{field}.{name}"
+                )
+            if not math.isfinite(value):
+                raise InvalidArgumentError(f"expected a finite {name}, got {value}", field=f"{field}.{name}")
+        if self.seed is not None and not known.is_random:
+            raise InvalidArgumentError(f"{self.name} is not random and takes no seed", field=f"{field}.seed")
+        self._check_spread({**known.defaults, **self.parameters}, field)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether it needs a seed."""
+        return INITIALIZERS[self.name].is_random
+
+    def value(self, channels: int) -> NDArray[np.float64]:
+        """Returns the first value of a variable of shape [channels]."""
+        known = INITIALIZERS[self.name]
+        return known.draw(np.random.default_rng(self.seed), channels, {**known.defaults, **self.parameters})
+
+    def _check_spread(self, parameters: Mapping[str, float], field: str) -> None:
+        if "stddev" in parameters and parameters["stddev"] < 0:
+            raise InvalidArgumentError(
+                f"expected a stddev of at least 0, got {parameters['stddev']:g}", field=f"{field}.stddev"
+            )
+        if "minval" in parameters and parameters["minval"] > parameters["maxval"]:
+            raise InvalidArgumentError(
+                f"expected minval <= maxval, got {parameters['minval']:g} and {parameters['maxval']:g}",
+                field=f"{field}.minval",
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class TensorInitializer:
+    """A value that was given.
+
+    Attributes:
+        tensor: In host memory, of any dtype that converts to the variable's.
+    """
+
+    tensor: NDArray[Any]
+
+    is_random = False
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, TensorInitializer)
+            and self.tensor.shape == other.tensor.shape
+            and np.array_equal(self.tensor, other.tensor, equal_nan=True)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.tensor.tobytes())
+
+    def __repr__(self) -> str:
+        return f"a tensor of shape {list(self.tensor.shape)}"
+
+    def check(self, field: str) -> None:
+        """Checks that it can be the value of a variable of shape [C].
+
+        Raises:
+            InvalidArgumentError: It cannot.
+        """
+        if self.tensor.dtype.kind not in "fiuV" or self.tensor.ndim > 1:
+            raise InvalidArgumentError(
+                f"expected real numbers of shape [C] or [], got {self.tensor.dtype} of shape {list(self.tensor.shape)}",
+                field=f"{field}.tensor",
+            )
+
+    def value(self, channels: int) -> NDArray[np.float64]:
+        """Returns the value: a scalar for all channels, or as it was given."""
+        wide = self.tensor.astype(np.float64)
+        return np.full(channels, wide) if wide.ndim == 0 else wide
+
+
+Initializer = NamedInitializer | TensorInitializer
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is behind a name: `draw` takes a generator, the number of channels and all of `defaults`."""
+
+    draw: Draw
+    defaults: dict[str, float]
+    is_random: bool = True
+
+
+def _truncated_normal(random: np.random.Generator, channels: int) -> NDArray[np.float64]:
+    """Draws again whatever is more than two standard deviations away."""
+    drawn = random.standard_normal(channels)
+    while True:
+        outside = np.abs(drawn) > 2
+        count = int(np.count_nonzero(outside))
+        if count == 0:
+            return drawn
+        drawn[outside] = random.standard_normal(count)
+
+
+def _glorot(random: np.random.Generator, channels: int, _: Mapping[str, float]) -> NDArray[np.float64]:
+    """Glorot and Bengio, 2010: of a vector, TensorFlow takes the length for both fans."""
+    limit = math.sqrt(3 / max(channels, 1))
+    return random.uniform(-limit, limit, channels)
+
+
+def _glorot_normal(random: np.random.Generator, channels: int, _: Mapping[str, float]) -> NDArray[np.float64]:
+    return _truncated_normal(random, channels) * (math.sqrt(1 / max(channels, 1)) / _GLOROT_TRUNCATION)
+
+
+INITIALIZERS: Mapping[str, _Known] = {
+    "zeros": _Known(lambda _, channels, p: np.zeros(channels), {}, is_random=False),
+    "ones": _Known(lambda _, channels, p: np.ones(channels), {}, is_random=False),
+    "constant": _Known(lambda _, channels, p: np.full(channels, p["value"]), {"value": 0.0}, is_random=False),
+    "uniform": _Known(
+        lambda random, channels, p: random.uniform(p["minval"], p["maxval"], channels), {"minval": 0.0, "maxval": 1.0}
+    ),
+    "normal": _Known(
+        lambda random, channels, p: random.normal(p["mean"], p["stddev"], channels), {"mean": 0.0, "stddev": 1.0}
+    ),
+    "truncated_normal": _Known(
+        lambda random, channels, p: p["mean"] + p["stddev"] * _truncated_normal(random, channels),
+        {"mean": 0.0, "stddev": 1.0},
+    ),
+    "glorot": _Known(_glorot, {}),
+    "glorot_normal": _Known(_glorot_normal, {}),
+}
+"""By name."""

@@ -1,0 +1,156 @@
+"""The layers of a server, by container and name."""
+
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+
+from gradserve_server.config import LimitsConfig
+from gradserve_server.devices.compute import Compute
+from gradserve_server.errors import AlreadyExistsError, NotFoundError
+from gradserve_server.layers.batch_norm.config import BatchNormConfig
+from gradserve_server.layers.batch_norm.layer import BatchNormLayer
+from gradserve_server.ops.runner import OpRunner
+from gradserve_server.resources import Directory, ResourceKey
+from gradserve_server.tensors.quotas import Quota
+
+
+class Reuse(Enum):
+    """Whether a layer of a name may, must or must not exist."""
+
+    ALLOWED = auto()
+    REQUIRED = auto()
+    FORBIDDEN = auto()
+
+
+class LayerRegistry:
+    """Creates, finds and deletes layers.
+
+    Not thread-safe: used on the event loop only.
+    """
+
+    def __init__(
+        self,
+        *,
+        runner: OpRunner,
+        compute: Compute,
+        memory: Quota,
+        handles: Quota,
+        limits: LimitsConfig,
+        clock: Callable[[], float],
+        new_id: Callable[[], str],
+        new_seed: Callable[[], int],
+    ) -> None:
+        """Takes a monotonic `clock` in seconds, and sources of unique ids and of seeds."""
+        self._runner = runner
+        self._compute = compute
+        self._memory = memory
+        self._handles = handles
+        self._clock = clock
+        self._new_id = new_id
+        self._new_seed = new_seed
+        self._layers: Directory[BatchNormLayer] = Directory("layer", article="a")
+        self.count = Quota(limits.max_layers, "layers")
+
+    def create(
+        self, key: ResourceKey, config: BatchNormConfig, reuse: Reuse, creation_id: str
+    ) -> tuple[BatchNormLayer, bool]:
+        """Returns the layer of this name, and whether it is new.
+
+        Raises:
+            InvalidArgumentError: The name is empty, or the configuration cannot be.
+            AlreadyExistsError: There is one with another configuration, or one at all where that is forbidden.
+            NotFoundError: There is none where one is required.
+            ResourceExhaustedError: There are too many.
+        """
+        found = self._layers.find(key)
+        config.check()
+        if found is None:
+            if reuse is Reuse.REQUIRED:
+                raise NotFoundError(
+                    f"Variable {key.name}/beta does not exist: there is no layer {str(key)!r}, and reuse is True. "
+                    "Expected the name of one, or reuse=None",
+                    field="layer.name",
+                )
+            return self._add(key, config, creation_id), True
+        is_retry = bool(creation_id) and creation_id == found.creation_id
+        if reuse is Reuse.FORBIDDEN and not is_retry:
+            raise AlreadyExistsError(
+                f"Variable {key.name}/beta already exists, disallowed: there is a layer {str(key)!r}, and reuse is "
+                "False. Did you mean to set reuse=True or None?",
+                field="layer.name",
+            )
+        differences = found.config.differences(config.with_seeds_of(found.config))
+        if differences:
+            raise AlreadyExistsError(
+                f"layer {str(key)!r} exists with another configuration: {'; '.join(differences)}", field="config"
+            )
+        return found, False
+
+    def get(self, key: ResourceKey, incarnation: str = "") -> BatchNormLayer:
+        """Returns the layer of this name, and of this incarnation if one is given.
+
+        Raises:
+            InvalidArgumentError: The name is empty.
+            NotFoundError: There is none.
+        """
+        return self._layers.get(key, incarnation)
+
+    def delete(self, key: ResourceKey, incarnation: str = "") -> bool:
+        """Deletes a layer; tells whether there was one.
+
+        Raises:
+            InvalidArgumentError: The name is empty.
+        """
+        layer = self._layers.remove(key, incarnation)
+        if layer is None:
+            return False
+        self.count.release()
+        layer.close()
+        return True
+
+    def page(
+        self, container: str, after: str, size: int, *, scope: str, collection: str
+    ) -> list[tuple[ResourceKey, BatchNormLayer]]:
+        """Returns up to `size` layers of a container whose names come after `after`, by name.
+
+        Args:
+            container: Their namespace.
+            after: Empty for the first page.
+            size: How many at most.
+            scope: What their names begin with.
+            collection: A tag that they have; empty for any.
+        """
+
+        def is_wanted(key: ResourceKey, layer: BatchNormLayer) -> bool:
+            return key.name.startswith(scope) and (not collection or collection in layer.config.collections)
+
+        return self._layers.page(container, after, size, is_wanted)
+
+    async def run_updates(self, container: str, collection: str, forward_ids: Sequence[str]) -> int:
+        """Runs the updates of all layers of a container that have a collection for them; see `BatchNormLayer`."""
+        layers = [
+            layer
+            for key, layer in self._layers
+            if key.container == container and collection in layer.config.updates_collections
+        ]
+        return sum([await layer.run_updates(forward_ids) for layer in layers])
+
+    def expire(self) -> int:
+        """Forgets forwards whose lease has run out; returns how many."""
+        return sum(layer.forwards.expire() for _, layer in self._layers)
+
+    def _add(self, key: ResourceKey, config: BatchNormConfig, creation_id: str) -> BatchNormLayer:
+        self.count.acquire()
+        layer = BatchNormLayer(
+            key.name,
+            config.with_seeds(self._new_seed),
+            incarnation=self._new_id(),
+            creation_id=creation_id,
+            runner=self._runner,
+            compute=self._compute,
+            memory=self._memory,
+            handles=self._handles,
+            clock=self._clock,
+            new_id=self._new_id,
+        )
+        self._layers.add(key, layer)
+        return layer

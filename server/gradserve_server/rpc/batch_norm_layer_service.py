@@ -1,0 +1,240 @@
+"""BatchNormLayerService: decode, call the domain, encode."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
+from gradserve.v1 import batch_norm_layer_pb2 as layer_pb2
+from gradserve.v1 import tensor_pb2
+from gradserve.wire.contents import Contents, WithContents
+from gradserve.wire.dtypes import to_dtype
+from gradserve_server.devices.device import Array
+from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.layers.batch_norm.calls import ForwardCall
+from gradserve_server.layers.batch_norm.layer import BatchNormLayer
+from gradserve_server.layers.batch_norm.spec import CallInputs
+from gradserve_server.layers.registry import LayerRegistry
+from gradserve_server.ops.runner import arrays_of
+from gradserve_server.resources import DEFAULT_CONTAINER
+from gradserve_server.rpc.batch_norm_layers import (
+    IMPLEMENTATION_CODES,
+    MAX_VARIABLES,
+    decode_config,
+    decode_key,
+    decode_reuse,
+    encode_ignored,
+    encode_info,
+    open_variables,
+)
+from gradserve_server.rpc.op_calls import open_inputs
+from gradserve_server.rpc.paging import page_of
+from gradserve_server.rpc.status import Context
+from gradserve_server.rpc.tensors import MAX_COMPONENTS, Placer, check_count, decode_duration, request_fields
+from gradserve_server.tensors.residence import Residence
+from gradserve_server.tensors.store import TensorStore
+
+
+class BatchNormLayerServicer:
+    """Serves the layers of a registry. The protos say what each method does."""
+
+    def __init__(self, registry: LayerRegistry, store: TensorStore, residence: Residence, placer: Placer) -> None:
+        self._registry = registry
+        self._store = store
+        self._residence = residence
+        self._placer = placer
+
+    async def CreateLayer(
+        self, request: messages_pb2.CreateLayerRequest, context: Context
+    ) -> messages_pb2.CreateLayerResponse:
+        key, reuse = decode_key(request.layer), decode_reuse(request.reuse)
+        config = await decode_config(request.config, self._store, self._residence)
+        with request_fields({"activation_fn": "config.activation_fn"}):
+            layer, created = self._registry.create(key, config, reuse, request.creation_id)
+        if request.input_dtype or request.input_shape:
+            try:
+                await _build(layer, request)
+            except BaseException:
+                if created:
+                    self._registry.delete(key, layer.incarnation)
+                raise
+        return messages_pb2.CreateLayerResponse(info=encode_info(key, layer), created=created)
+
+    async def DescribeLayer(
+        self, request: messages_pb2.DescribeLayerRequest, context: Context
+    ) -> messages_pb2.DescribeLayerResponse:
+        layer = self._find(request.layer)
+        return messages_pb2.DescribeLayerResponse(info=encode_info(decode_key(request.layer), layer))
+
+    async def ListLayers(
+        self, request: messages_pb2.ListLayersRequest, context: Context
+    ) -> messages_pb2.ListLayersResponse:
+        page = page_of(request.page_size, request.page_token, default_size=100)
+        found = self._registry.page(
+            request.container or DEFAULT_CONTAINER,
+            page.after,
+            page.size + 1,
+            scope=request.scope,
+            collection=request.collection,
+        )
+        return messages_pb2.ListLayersResponse(
+            layers=[encode_info(key, layer) for key, layer in found[: page.size]],
+            next_page_token=page.next_token([key.name for key, _ in found]),
+        )
+
+    async def DeleteLayer(
+        self, request: messages_pb2.DeleteLayerRequest, context: Context
+    ) -> messages_pb2.DeleteLayerResponse:
+        deleted = self._registry.delete(decode_key(request.layer), request.layer.incarnation)
+        return messages_pb2.DeleteLayerResponse(deleted=deleted)
+
+    async def Forward(self, request: messages_pb2.ForwardRequest, context: Context) -> WithContents:
+        layer = self._find(request.layer)
+        self._placer.check(request.placement)
+        check_count(request.released_forward_ids, MAX_COMPONENTS, "forwards", "released_forward_ids")
+        call = ForwardCall(
+            is_training=request.is_training if request.HasField("is_training") else True,
+            forward_id=request.forward_id,
+            keep_for_backward=request.keep_for_backward if request.HasField("keep_for_backward") else None,
+            lease=self._store.lease_seconds(decode_duration(request, "lease")),
+            released=request.released_forward_ids,
+        )
+        contents = Contents()
+        with open_inputs(self._store, request, CallInputs) as opened:
+            keep = self._placer.keeps(opened.inputs.inputs.nbytes, request.placement)
+            with self._delivery(request.placement, contents, keep=keep, shared=True) as delivery:
+                result = await layer.forward(opened.inputs, call, on_host=not keep, deliver=delivery.add)
+            self._store.relocate(
+                {opened.handles[name]: array for name, array in result.moved.items() if name in opened.handles}
+            )
+            # What is kept of the forward refers to its inputs too.
+            self._store.share(opened.handles.values())
+        (outputs,) = delivery.tensors
+        drawn_scale, drawn_bias = (None, None) if result.drawn is None else map(contents.tensor, result.drawn)
+        response = messages_pb2.ForwardResponse(
+            outputs=outputs,
+            forward_id=result.forward_id,
+            has_pending_updates=result.has_pending_updates,
+            implementation=IMPLEMENTATION_CODES[result.implementation],
+            regularization_losses=result.regularization_losses,
+            warnings=encode_ignored(result.ignored),
+            drawn_adjustment_scale=drawn_scale,
+            drawn_adjustment_bias=drawn_bias,
+        )
+        return WithContents(response, contents)
+
+    async def Backward(self, request: messages_pb2.BackwardRequest, context: Context) -> WithContents:
+        layer = self._find(request.layer)
+        self._placer.check(request.placement)
+        contents = Contents()
+        with open_inputs(self._store, request, _OutputsGradient) as opened:
+            call = layer.check_backward(request.forward_id, opened.inputs.outputs_gradient)
+            keep = self._placer.keeps(call.checked.output_bytes, request.placement)
+            with self._delivery(request.placement, contents, keep=keep, shared=False) as delivery:
+                computed = await layer.backward(
+                    call,
+                    retain=request.retain_forward,
+                    on_host=not keep,
+                    deliver=lambda gradients: delivery.add(*arrays_of(gradients).values()),
+                )
+            if "outputs_gradient" in computed.moved:
+                self._store.relocate(dict.fromkeys(opened.handles.values(), computed.moved["outputs_gradient"]))
+        names = arrays_of(computed.outputs)
+        response = messages_pb2.BackwardResponse(**dict(zip(names, delivery.tensors, strict=True)))
+        return WithContents(response, contents)
+
+    async def ReleaseForwards(
+        self, request: messages_pb2.ReleaseForwardsRequest, context: Context
+    ) -> messages_pb2.ReleaseForwardsResponse:
+        layer = self._find(request.layer)
+        check_count(request.forward_ids, MAX_COMPONENTS, "forwards", "forward_ids")
+        return messages_pb2.ReleaseForwardsResponse(
+            num_released=layer.forwards.release(request.forward_ids, with_updates=True)
+        )
+
+    async def RunUpdates(
+        self, request: messages_pb2.RunUpdatesRequest, context: Context
+    ) -> messages_pb2.RunUpdatesResponse:
+        check_count(request.forward_ids, MAX_COMPONENTS, "forwards", "forward_ids")
+        if request.WhichOneof("target") == "collection":
+            collection = request.collection
+            if not collection.name:
+                raise InvalidArgumentError("expected the name of a collection, got an empty one", field="collection")
+            container = collection.container or DEFAULT_CONTAINER
+            count = await self._registry.run_updates(container, collection.name, request.forward_ids)
+        else:
+            count = await self._find(request.layer).run_updates(request.forward_ids)
+        return messages_pb2.RunUpdatesResponse(num_run=count)
+
+    async def GetVariables(self, request: messages_pb2.GetVariablesRequest, context: Context) -> WithContents:
+        layer = self._find(request.layer)
+        self._placer.check(request.placement)
+        check_count(request.names, MAX_VARIABLES, "names", "names")
+        variables = layer.get_variables(list(dict.fromkeys(request.names)))
+        arrays = list(variables.values())
+        keep = self._placer.keeps(sum(array.nbytes for array in arrays), request.placement)
+        if not keep:
+            arrays = await self._residence.copy_to_host(arrays)
+        contents = Contents()
+        placed = self._placer.place(arrays, request.placement, contents, shared=True, keep=keep)
+        response = messages_pb2.GetVariablesResponse(
+            variables=[
+                layer_pb2.NamedTensor(name=name, tensor=tensor) for name, tensor in zip(variables, placed, strict=True)
+            ]
+        )
+        return WithContents(response, contents)
+
+    async def SetVariables(
+        self, request: messages_pb2.SetVariablesRequest, context: Context
+    ) -> messages_pb2.SetVariablesResponse:
+        layer = self._find(request.layer)
+        with open_variables(self._store, request.variables) as (values, handles):
+            await layer.set_variables(values)
+            self._store.share(handles)
+        return messages_pb2.SetVariablesResponse()
+
+    @contextmanager
+    def _delivery(
+        self, placement: tensor_pb2.Placement, contents: Contents, *, keep: bool, shared: bool
+    ) -> Iterator["_Delivery"]:
+        """Collects results; those that are stored are deleted if the call fails after all."""
+        delivery = _Delivery(
+            partial(self._placer.place, placement=placement, contents=contents, shared=shared, keep=keep)
+        )
+        try:
+            yield delivery
+        except BaseException:
+            if keep:
+                self._store.delete([tensor.handle for tensor in delivery.tensors])
+            raise
+
+    def _find(self, ref: layer_pb2.BatchNormLayerRef) -> BatchNormLayer:
+        return self._registry.get(decode_key(ref), ref.incarnation)
+
+
+class _Delivery:
+    """The messages of results that were placed."""
+
+    def __init__(self, place: Callable[[Sequence[Array]], list[tensor_pb2.Tensor]]) -> None:
+        self._place = place
+        self.tensors: list[tensor_pb2.Tensor] = []
+
+    def add(self, *arrays: Array) -> None:
+        self.tensors += self._place(arrays)
+
+
+@dataclass(frozen=True)
+class _OutputsGradient:
+    """The one input of a backward that comes with the request."""
+
+    outputs_gradient: Array
+
+
+async def _build(layer: BatchNormLayer, request: messages_pb2.CreateLayerRequest) -> None:
+    try:
+        dtype = to_dtype(request.input_dtype)
+    except ValueError as error:
+        raise InvalidArgumentError(str(error), field="input_dtype") from None
+    with request_fields({"inputs": "input_shape"}):
+        await layer.build(dtype, request.input_shape)

@@ -1,0 +1,340 @@
+"""What the client remembers of forwards, and what it warns of."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import gradserve
+from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
+from gradserve.v1 import batch_norm_layer_pb2 as layer_pb2
+from tests.layer_client.fake_server import DY, FACES, Context, FakeLayerServer, X, result_of
+
+# --- Which forward
+
+
+def forward_ids(server: FakeLayerServer) -> list[str]:
+    return [request.forward_id for request in server.of("Forward")]
+
+
+def released(server: FakeLayerServer) -> list[list[str]]:
+    return [list(request.released_forward_ids) for request in server.of("Forward")]
+
+
+def went_back(server: FakeLayerServer) -> list[str]:
+    return [request.forward_id for request in server.of("Backward")]
+
+
+def test_forwards_have_names_of_their_own(server: FakeLayerServer, bn: Any) -> None:
+    for _ in range(3):
+        result_of(bn(X))
+        result_of(bn.forward(X, False))
+    assert len(set(forward_ids(server))) == 6
+    assert all(name.startswith("me-") for name in forward_ids(server))
+
+
+def test_backward_takes_the_newest_unused(server: FakeLayerServer, bn: Any) -> None:
+    for _ in range(3):
+        result_of(bn.forward(X))
+    for _ in range(3):
+        result_of(bn.backward(DY))
+    assert went_back(server) == forward_ids(server)[::-1]
+    with pytest.raises(gradserve.InvalidArgumentError, match="expected a forward of layer 'bn'"):
+        result_of(bn.backward(DY))
+
+
+def test_backward_takes_the_one_named(server: FakeLayerServer, bn: Any) -> None:
+    first, second = (result_of(bn.forward(X)) for _ in range(2))
+    result_of(bn.backward(DY, first))
+    result_of(bn.backward(DY))
+    assert went_back(server) == [first.forward_id, second.forward_id]
+
+
+def test_a_retained_forward_is_used_again(server: FakeLayerServer, bn: Any) -> None:
+    result_of(bn(X))
+    result_of(bn.backward(DY, retain=True))
+    result_of(bn.backward(DY))
+    assert [request.retain_forward for request in server.of("Backward")] == [True, False]
+    with pytest.raises(gradserve.InvalidArgumentError):
+        result_of(bn.backward(DY))
+
+
+def test_inference_keeps_nothing_and_replaces_nothing(server: FakeLayerServer, bn: Any) -> None:
+    with pytest.raises(gradserve.InvalidArgumentError) as error:
+        result_of(bn.backward(DY))
+    assert error.value.field == "forward_id"
+    result_of(bn(X))
+    evaluated = result_of(bn.forward(X, is_training=False))
+    result_of(bn(X, is_training=False))
+    with pytest.raises(gradserve.InvalidArgumentError, match="nothing was kept of this forward of layer 'bn'"):
+        result_of(bn.backward(DY, evaluated))
+    result_of(bn.backward(DY))
+    assert went_back(server) == forward_ids(server)[:1]
+    assert released(server) == [[], [], []]
+
+
+def test_nothing_is_kept_when_told_so(bn: Any) -> None:
+    result_of(bn.forward(X, keep_for_backward=False))
+    with pytest.raises(gradserve.InvalidArgumentError):
+        result_of(bn.backward(DY))
+
+
+def test_a_call_replaces_the_one_before(server: FakeLayerServer, bn: Any) -> None:
+    for _ in range(3):
+        result_of(bn(X))
+    first, second, third = forward_ids(server)
+    assert released(server) == [[], [first], [second]]
+    result_of(bn.backward(DY))
+    assert went_back(server) == [third]
+    result_of(bn(X))  # nothing is left of the last one
+    assert released(server)[-1] == []
+
+
+def test_forwards_are_not_replaced(server: FakeLayerServer, bn: Any) -> None:
+    result_of(bn.forward(X))
+    result_of(bn(X))
+    result_of(bn.forward(X))
+    result_of(bn(X))
+    ids = forward_ids(server)
+    assert released(server) == [[], [], [], [ids[1]]]
+    for _ in range(3):
+        result_of(bn.backward(DY))
+    assert went_back(server) == [ids[3], ids[2], ids[0]]
+
+
+def test_a_call_that_failed_leaves_the_one_before(server: FakeLayerServer, bn: Any) -> None:
+    result_of(bn(X))
+    server.failures["Forward"] = [gradserve.UnavailableError("gone")]
+    with pytest.raises(gradserve.UnavailableError):
+        result_of(bn(X))
+    result_of(bn.backward(DY, retain=True))
+    first, failed = forward_ids(server)
+    assert went_back(server) == [first]
+    result_of(bn(X))  # the server may have the one that failed; nobody else lets go of it
+    assert set(released(server)[-1]) == {first, failed}
+    result_of(bn(X))
+    assert len(released(server)[-1]) == 1
+
+
+def test_a_call_that_was_cancelled_is_let_go_of(server: FakeLayerServer, bn: Any) -> None:
+    server.failures["Forward"] = [KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        result_of(bn(X))
+    result_of(bn(X, is_training=False))
+    assert released(server)[-1] == forward_ids(server)[:1]
+
+
+@pytest.mark.parametrize(
+    ("failure", "is_left"),
+    [
+        (gradserve.AbortedError("computed already"), False),
+        (gradserve.NotFoundError("its lease has ended"), False),
+        (gradserve.InvalidArgumentError("another shape"), True),
+        (gradserve.UnavailableError("gone"), True),
+    ],
+)
+def test_what_is_left_after_a_failure(
+    server: FakeLayerServer, bn: Any, failure: gradserve.GradserveError, is_left: bool
+) -> None:
+    older, _ = (result_of(bn.forward(X)) for _ in range(2))
+    server.failures["Backward"] = [failure]
+    with pytest.raises(type(failure)):
+        result_of(bn.backward(DY))
+    result_of(bn.backward(DY))
+    first, second = went_back(server)
+    assert (first == second) is is_left
+    assert (second == older.forward_id) is not is_left
+
+
+# --- Updates
+
+
+def test_updates_run_in_their_order_and_once(server: FakeLayerServer, bn: Any) -> None:
+    result_of(bn(X))
+    result_of(bn(X, is_training=False))
+    result_of(bn.forward(X))
+    result_of(bn(X))
+    ids = forward_ids(server)
+    assert result_of(bn.run_updates()) == 3
+    assert list(server.last("RunUpdates").forward_ids) == [ids[0], ids[2], ids[3]]
+    assert result_of(bn.run_updates()) == 0
+    assert len(server.of("RunUpdates")) == 1
+
+
+def test_updates_of_forwards_that_are_named(server: FakeLayerServer, bn: Any) -> None:
+    first, second, third = (result_of(bn.forward(X)) for _ in range(3))
+    evaluated = result_of(bn.forward(X, is_training=False))
+    assert result_of(bn.run_updates([third, evaluated, first])) == 2
+    assert list(server.last("RunUpdates").forward_ids) == [third.forward_id, first.forward_id]
+    result_of(bn.run_updates())
+    assert list(server.last("RunUpdates").forward_ids) == [second.forward_id]
+    for nothing in ([], [evaluated]):
+        assert result_of(bn.run_updates(nothing)) == 0
+    assert len(server.of("RunUpdates")) == 2
+
+
+def test_updates_are_run_again_when_they_failed(server: FakeLayerServer, bn: Any) -> None:
+    result_of(bn(X))
+    server.failures["RunUpdates"] = [gradserve.UnavailableError("gone")]
+    with pytest.raises(gradserve.UnavailableError):
+        result_of(bn.run_updates())
+    assert result_of(bn.run_updates()) == 1
+    first, second = server.of("RunUpdates")
+    assert first == second
+
+
+def test_in_place_updates_do_not_wait(client: Any, server: FakeLayerServer, bn: Any) -> None:
+    def forward(request: Any) -> Any:
+        return messages_pb2.ForwardResponse(
+            outputs=request.inputs, forward_id=request.forward_id, implementation=layer_pb2.IMPLEMENTATION_FUSED
+        )
+
+    server._Forward = forward  # type: ignore[method-assign, assignment]
+    result_of(bn(X))
+    assert result_of(bn.run_updates()) == 0
+    result_of(bn.backward(DY))
+
+
+def test_going_back_leaves_the_updates(bn: Any) -> None:
+    result_of(bn(X))
+    result_of(bn.backward(DY))
+    assert result_of(bn.run_updates()) == 1
+
+
+def test_release(server: FakeLayerServer, bn: Any) -> None:
+    first, second = (result_of(bn.forward(X)) for _ in range(2))
+    evaluated = result_of(bn.forward(X, is_training=False))
+    assert result_of(bn.release(second, evaluated)) == 1
+    assert list(server.last("ReleaseForwards").forward_ids) == [second.forward_id]
+    result_of(bn.backward(DY))
+    assert went_back(server) == [first.forward_id]
+    result_of(bn.run_updates())
+    assert list(server.last("RunUpdates").forward_ids) == [first.forward_id]
+    assert result_of(bn.release(evaluated)) == result_of(bn.release()) == 0
+    assert len(server.of("ReleaseForwards")) == 1
+
+
+def test_several_threads_name_their_forwards(server: FakeLayerServer) -> None:
+    bn = FACES[0](server).batch_norm(scope="bn")
+
+    def work(_: int) -> None:
+        for _ in range(20):
+            forward = bn.forward(X)
+            bn(X)
+            bn.backward(DY, forward)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(work, range(8)))
+    assert len(set(forward_ids(server))) == 320
+    assert bn.run_updates() == 320
+    bn(X)
+    every_release = [each for request in server.of("Forward") for each in request.released_forward_ids]
+    assert set(every_release) == {each for each in forward_ids(server)[:-1] if each not in went_back(server)}
+
+
+# --- Leaving
+
+
+def test_leaving_a_layer_of_its_own_deletes_it(client: Any, server: FakeLayerServer) -> None:
+    with Context(result_of(client.batch_norm())) as bn:
+        result_of(bn(X))
+    assert server.last("DeleteLayer").layer.name == bn.name
+    assert result_of(bn.run_updates()) == 0
+
+
+def test_leaving_a_shared_layer_lets_go_of_forwards(server: FakeLayerServer, bn: Any) -> None:
+    with Context(bn) as entered:
+        assert entered is bn
+        forward = result_of(bn.forward(X))
+        result_of(bn.run_updates())
+        result_of(bn.forward(X))  # its updates wait: another may still run them
+    assert list(server.last("ReleaseForwards").forward_ids) == [forward.forward_id]
+    assert not server.of("DeleteLayer")
+
+
+def test_leaving_sends_nothing_when_nothing_is_left(server: FakeLayerServer, bn: Any) -> None:
+    with Context(bn):
+        result_of(bn(X, is_training=False))
+    assert not server.of("ReleaseForwards")
+
+
+@pytest.mark.parametrize("scope", [None, "bn"])
+def test_leaving_does_not_hide_what_happened(client: Any, server: FakeLayerServer, scope: str | None) -> None:
+    gone = gradserve.UnavailableError("gone")
+    server.failures = {"DeleteLayer": [gone], "ReleaseForwards": [gone]}
+
+    def work() -> None:
+        with Context(result_of(client.batch_norm(scope=scope, updates_collections=None))) as bn:
+            result_of(bn.forward(X))
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        work()
+
+
+# --- Warnings
+
+IGNORED = [{"argument": "param_regularizers[beta]", "reason": "the legacy implementation has no regularizers"}]
+
+
+@pytest.fixture
+def warned() -> Iterator[list[warnings.WarningMessage]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield caught
+
+
+def test_arguments_without_effect_at_creation(
+    client: Any, server: FakeLayerServer, warned: list[warnings.WarningMessage]
+) -> None:
+    server.replies["CreateLayer"] = {"info": {"warnings": IGNORED}}
+    server.replies["Forward"] = {"warnings": IGNORED}
+    bn = result_of(client.batch_norm(scope="bn"))
+    (only,) = warned
+    assert only.category is gradserve.IgnoredArgumentWarning
+    assert str(only.message) == (
+        "param_regularizers[beta] of batch normalization layer 'bn' has no effect: the legacy implementation has no "
+        "regularizers"
+    )
+    result_of(bn(X))
+    assert len(warned) == 1
+    result_of(client.batch_norm(scope="bn"))
+    assert len(warned) == 2
+
+
+@pytest.mark.parametrize("call", [lambda bn: bn(X), lambda bn: bn.forward(X)], ids=["a call", "a forward"])
+def test_arguments_without_effect_in_a_forward(
+    server: FakeLayerServer, bn: Any, call: Callable[[Any], Any], warned: list[warnings.WarningMessage]
+) -> None:
+    server.replies["Forward"] = {"warnings": [*IGNORED, {"argument": "adjustment", "reason": "so it is"}]}
+    for _ in range(2):
+        result_of(call(bn))
+    assert [str(each.message).partition(" ")[0] for each in warned] == ["param_regularizers[beta]", "adjustment"]
+    forward = result_of(bn.forward(X))
+    assert [each.argument for each in forward.warnings] == ["param_regularizers[beta]", "adjustment"]
+
+
+def test_a_warning_points_at_the_program(
+    server: FakeLayerServer, bn: Any, warned: list[warnings.WarningMessage]
+) -> None:
+    server.replies["Forward"] = {"warnings": IGNORED}
+    result_of(bn(X))
+    assert "/gradserve/" not in warned[0].filename
+    assert warned[0].filename.endswith("fake_server.py")  # which runs the operations in place of a transport
+
+
+def test_a_warning_that_is_an_error_loses_no_updates(server: FakeLayerServer, bn: Any) -> None:
+    server.replies["Forward"] = {"warnings": IGNORED}
+    with pytest.raises(gradserve.IgnoredArgumentWarning):
+        result_of(bn(X))
+    assert result_of(bn.run_updates()) == 1
+
+
+def test_a_layer_that_warns_with_an_error_is_deleted_with_its_client(client: Any, server: FakeLayerServer) -> None:
+    server.replies["CreateLayer"] = {"info": {"warnings": IGNORED}}
+    with pytest.raises(gradserve.IgnoredArgumentWarning):
+        result_of(client.batch_norm())
+    result_of(client.close())
+    assert server.of("DeleteLayer")

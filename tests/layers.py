@@ -1,0 +1,106 @@
+"""Layers for tests: no socket, no thread, a clock of our own."""
+
+import asyncio
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gradserve_server.config import LimitsConfig
+from gradserve_server.devices.compute import InlineCompute
+from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.parallel import ForkJoin
+from gradserve_server.devices.pool import BufferPool
+from gradserve_server.layers.batch_norm.calls import ForwardCall, ForwardResult
+from gradserve_server.layers.batch_norm.config import BatchNormConfig
+from gradserve_server.layers.batch_norm.layer import BatchNormLayer
+from gradserve_server.layers.batch_norm.spec import BackwardOutputs, CallInputs
+from gradserve_server.layers.families import make_layer_families
+from gradserve_server.layers.initializers import TensorInitializer
+from gradserve_server.layers.registry import LayerRegistry, Reuse
+from gradserve_server.layers.regularizers import Regularizer
+from gradserve_server.ops.registry import make_families
+from gradserve_server.ops.runner import OpRunner
+from gradserve_server.resources import ResourceKey
+from gradserve_server.tensors.quotas import Quota
+
+KEY = ResourceKey("test", "layer")
+
+
+class LayerBench:
+    """A registry with all that it needs, to be looked at. NumPy computes: kernels are not prepared."""
+
+    def __init__(self, limit: int = 1 << 40, families: Mapping[str, Any] | None = None, **limits: Any) -> None:
+        self.now = 0.0
+        self.memory = Quota(limit, "bytes of tensor memory")
+        self.handles = Quota(1 << 20, "tensor handles")
+        device = CpuDevice(BufferPool(0))
+        ops = families or make_families(device, ForkJoin(1))
+        self.runner = OpRunner(
+            device=device,
+            families={**ops, **make_layer_families(device, ops)},
+            compute=InlineCompute(),
+            memory=self.memory,
+        )
+        self.runner.prepare = lambda: None  # type: ignore[method-assign]
+        ids = itertools.count(1)
+        self.registry = LayerRegistry(
+            runner=self.runner,
+            compute=InlineCompute(),
+            memory=self.memory,
+            handles=self.handles,
+            limits=LimitsConfig(**limits),
+            clock=lambda: self.now,
+            new_id=lambda: str(next(ids)),
+            new_seed=lambda: 7,
+        )
+
+    def layer(self, key: ResourceKey = KEY, reuse: Reuse = Reuse.ALLOWED, **arguments: Any) -> BatchNormLayer:
+        """Returns a layer with the arguments of `client.batch_norm`, as the golden cases have them."""
+        return self.registry.create(key, config_of(**arguments), reuse, "")[0]
+
+
+def config_of(**arguments: Any) -> BatchNormConfig:
+    given = dict(arguments)
+    if "updates_collections" in given:
+        updates = given.pop("updates_collections")
+        given["in_place_updates"] = updates is None
+        given["updates_collections"] = () if updates is None else (updates,)
+    given["activation_fn"] = given.get("activation_fn") or ""
+    initializers = given.pop("param_initializers", None) or {}
+    given["param_initializers"] = {
+        name: TensorInitializer(value) if isinstance(value, np.ndarray) else value
+        for name, value in initializers.items()
+    }
+    regularizers = given.pop("param_regularizers", None) or {}
+    given["param_regularizers"] = {name: _regularizer(value) for name, value in regularizers.items()}
+    given["renorm_clipping"] = given.get("renorm_clipping") or {}
+    return BatchNormConfig(**given)
+
+
+def _regularizer(value: Any) -> Regularizer:
+    return value if isinstance(value, Regularizer) else Regularizer(*value["regularizer"])
+
+
+def forward(
+    layer: BatchNormLayer,
+    x: Any,
+    is_training: bool = True,
+    batch_weights: Any = None,
+    adjustment: Any = None,
+    **call: Any,
+) -> ForwardResult:
+    scale, bias = adjustment or (None, None)
+    inputs = CallInputs(np.asarray(x), batch_weights, scale, bias)
+    call.setdefault("keep_for_backward", True)
+    return asyncio.run(layer.forward(inputs, ForwardCall(is_training=is_training, **call), on_host=True))
+
+
+def backward(layer: BatchNormLayer, forward_id: str, dy: Any, retain: bool = False) -> BackwardOutputs:
+    call = layer.check_backward(forward_id, np.asarray(dy))
+    return asyncio.run(layer.backward(call, retain=retain, on_host=True)).outputs
+
+
+def run_updates(layer: BatchNormLayer, *forward_ids: str) -> int:
+    return asyncio.run(layer.run_updates(forward_ids))
