@@ -427,3 +427,18 @@ async def test_the_same_with_await(server_address: str, name: str) -> None:
         await shared(X)
         assert await client.run_updates() >= 1
         assert await shared.delete()
+
+
+def test_tags(client: gradserve.Client, name: str) -> None:
+    bn = client.batch_norm(
+        scope=name, variables_collections={"": "all", "beta": ["mine", "yours"]}, dtype="float32", input_shape=(None, 3)
+    )
+    assert [each.name for each in bn.describe("mine").variables] == ["beta"]
+    assert len(bn.describe("all").variables) == len(bn.describe().variables) == 3
+    assert bn.describe("nobody's").variables == ()
+    assert [layer.name for layer in client.list_batch_norm_layers(scope=name, collection="yours")] == [name]
+
+
+def test_tags_of_what_is_no_variable(client: gradserve.Client) -> None:
+    with pytest.warns(gradserve.IgnoredArgumentWarning, match=r"variables_collections\[gamma\].* none of .*beta"):
+        client.batch_norm(variables_collections={"gamma": "mine"})

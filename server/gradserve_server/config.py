@@ -48,7 +48,8 @@ class LimitsConfig(_Concern):
         ByteSize(3 * MIB)
     )
     max_bytes: Annotated[
-        Bytes, Field(description="memory for tensors, uploads, accumulators and layers (default: half of what there is)")
+        Bytes,
+        Field(description="memory for tensors, uploads, accumulators and layers (default: half of what there is)"),
     ] = Field(default_factory=_half_of_memory)
     max_handles: Annotated[Count, Field(description="stored tensors, and forwards that layers keep")] = 1_000_000
     max_accumulators: Annotated[Count, Field(description="accumulators")] = 100_000

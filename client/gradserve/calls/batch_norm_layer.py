@@ -262,13 +262,16 @@ class BatchNormLayerCalls:
             {name: _variable(name, value, dtypes.get(name)) for name, value in values.items()}
         )
 
-    def describe(self) -> Operation[BatchNormLayerInfo]:
+    def describe(self, collection: str = "") -> Operation[BatchNormLayerInfo]:
         """Describes the layer as it is now.
+
+        Args:
+            collection: Describe only variables that have it among their variables_collections; "" for all.
 
         Raises:
             NotFoundError: It was deleted.
         """
-        return self._wire.describe()
+        return self._wire.describe(collection)
 
     def delete(self) -> Operation[bool]:
         """Deletes the layer with its variables and forwards, for all clients.

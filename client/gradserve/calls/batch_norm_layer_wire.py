@@ -72,9 +72,9 @@ class BatchNormLayerWire:
         self.ref = info.layer
         self._dtypes = _dtypes(info)
 
-    def describe(self) -> Operation[BatchNormLayerInfo]:
-        """Describes the layer."""
-        return _info((yield from self._describe()))
+    def describe(self, collection: str) -> Operation[BatchNormLayerInfo]:
+        """Describes the layer, with those of its variables that have a tag; empty for all."""
+        return _info((yield from self._describe(collection)))
 
     def delete(self) -> Operation[bool]:
         """Deletes the layer."""
@@ -152,8 +152,8 @@ class BatchNormLayerWire:
             self._dtypes = _dtypes((yield from self._describe()))
         return self._dtypes
 
-    def _describe(self) -> Operation[layer_pb2.BatchNormLayerInfo]:
-        request = messages_pb2.DescribeLayerRequest(layer=self.ref)
+    def _describe(self, collection: str = "") -> Operation[layer_pb2.BatchNormLayerInfo]:
+        request = messages_pb2.DescribeLayerRequest(layer=self.ref, collection=collection)
         reply: messages_pb2.DescribeLayerResponse = yield Unary(_SERVICE, "DescribeLayer", request)
         return reply.info
 

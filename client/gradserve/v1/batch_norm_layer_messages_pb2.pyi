@@ -46,10 +46,12 @@ class CreateLayerResponse(_message.Message):
     def __init__(self, info: _Optional[_Union[_batch_norm_layer_pb2.BatchNormLayerInfo, _Mapping]] = ..., created: bool = ...) -> None: ...
 
 class DescribeLayerRequest(_message.Message):
-    __slots__ = ("layer",)
+    __slots__ = ("layer", "collection")
     LAYER_FIELD_NUMBER: _ClassVar[int]
+    COLLECTION_FIELD_NUMBER: _ClassVar[int]
     layer: _batch_norm_layer_pb2.BatchNormLayerRef
-    def __init__(self, layer: _Optional[_Union[_batch_norm_layer_pb2.BatchNormLayerRef, _Mapping]] = ...) -> None: ...
+    collection: str
+    def __init__(self, layer: _Optional[_Union[_batch_norm_layer_pb2.BatchNormLayerRef, _Mapping]] = ..., collection: _Optional[str] = ...) -> None: ...
 
 class DescribeLayerResponse(_message.Message):
     __slots__ = ("info",)

@@ -65,7 +65,9 @@ class BatchNormLayerServicer:
         self, request: messages_pb2.DescribeLayerRequest, context: Context
     ) -> messages_pb2.DescribeLayerResponse:
         layer = self._find(request.layer)
-        return messages_pb2.DescribeLayerResponse(info=encode_info(decode_key(request.layer), layer))
+        return messages_pb2.DescribeLayerResponse(
+            info=encode_info(decode_key(request.layer), layer, request.collection)
+        )
 
     async def ListLayers(
         self, request: messages_pb2.ListLayersRequest, context: Context

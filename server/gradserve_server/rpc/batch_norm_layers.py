@@ -13,6 +13,7 @@ from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.layers.batch_norm.config import UPDATE_OPS, BatchNormConfig, IgnoredArgument, RandomAdjustment
 from gradserve_server.layers.batch_norm.implementation import Implementation
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
+from gradserve_server.layers.batch_norm.variables import unknown_variables
 from gradserve_server.layers.initializers import Initializer, NamedInitializer, TensorInitializer
 from gradserve_server.layers.registry import Reuse
 from gradserve_server.layers.regularizers import Regularizer
@@ -125,8 +126,8 @@ def encode_config(config: BatchNormConfig) -> layer_pb2.BatchNormConfig:
     )
 
 
-def encode_info(key: ResourceKey, layer: BatchNormLayer) -> layer_pb2.BatchNormLayerInfo:
-    """Describes a layer as it is now."""
+def encode_info(key: ResourceKey, layer: BatchNormLayer, collection: str = "") -> layer_pb2.BatchNormLayerInfo:
+    """Describes a layer as it is now, and of its variables those that have a tag, or all."""
     variables = {} if layer.variables is None else layer.variables.by_name()
     return layer_pb2.BatchNormLayerInfo(
         layer=layer_pb2.BatchNormLayerRef(container=key.container, name=key.name, incarnation=layer.incarnation),
@@ -139,11 +140,12 @@ def encode_info(key: ResourceKey, layer: BatchNormLayer) -> layer_pb2.BatchNormL
                 collections=layer.config.collections_of(name),
             )
             for name, array in variables.items()
+            if not collection or collection in layer.config.collections_of(name)
         ],
         num_forwards=len(layer.forwards),
         num_updates=layer.num_updates,
         num_bytes=layer.num_bytes,
-        warnings=encode_ignored(layer.config.warnings()),
+        warnings=encode_ignored([*layer.config.warnings(), *unknown_variables(layer.config)]),
     )
 
 

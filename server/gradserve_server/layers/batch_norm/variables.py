@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.layers.batch_norm.config import BatchNormConfig
+from gradserve_server.layers.batch_norm.config import BatchNormConfig, IgnoredArgument
 
 _SCALARS = ("local_step", "renorm_mean_weight", "renorm_stddev_weight")
 _NAMES = {"biased": "moving_mean/biased", "local_step": "moving_mean/local_step"}
@@ -79,6 +79,16 @@ def variable_names(config: BatchNormConfig) -> list[str]:
         names += ["renorm_mean", "renorm_stddev"]
         names += ["renorm_mean_weight", "renorm_stddev_weight"] if config.renorm_zero_debias else ["moving_stddev"]
     return names
+
+
+def unknown_variables(config: BatchNormConfig) -> list[IgnoredArgument]:
+    """Returns the entries of variables_collections that are of no variable."""
+    names = [public_name(name) for name in variable_names(config)]
+    return [
+        IgnoredArgument(f"variables_collections[{name}]", f"it is none of {', '.join(names)}")
+        for name in config.variables_collections
+        if name and name not in names
+    ]
 
 
 def initial_variables(config: BatchNormConfig, channels: int, dtype: np.dtype[Any]) -> Variables:
