@@ -33,6 +33,13 @@ def test_lstm_digits(server_address: str) -> None:
     assert accuracies[-1] > 85
 
 
+def test_batch_norm_layer(server_address: str) -> None:
+    output = run(sys.executable, EXAMPLES / "batch_norm_layer.py", server_address, "--epochs", "3")
+    accuracies = [float(found) for found in re.findall(r"^epoch \d: (\S+)% of the test digits", output, re.MULTILINE)]
+    assert len(accuracies) == 3
+    assert accuracies[-1] > 90
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
 def test_javascript(server_address: str) -> None:
     assert (JAVASCRIPT / "node_modules").is_dir(), "run: npm install --prefix examples/javascript"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from benchmarks.cases import ops_batch_norm, ops_rnn, put_get, resnet50, rounds, server_memory
+from benchmarks.cases import batch_norm_layer, ops_batch_norm, ops_rnn, put_get, resnet50, rounds, server_memory
 from benchmarks.comparison import Comparison
 from benchmarks.memory import MemoryMeasurement
 
@@ -14,6 +14,7 @@ CASES: dict[str, Callable[[], Sequence[Comparison | MemoryMeasurement]]] = {
     "resnet50": resnet50.comparisons,
     "ops_batch_norm": ops_batch_norm.comparisons,
     "ops_rnn": ops_rnn.comparisons,
+    "batch_norm_layer": batch_norm_layer.comparisons,
     "server_memory": server_memory.measurements,
 }
 """Each gives its measurements, in the order of the report."""

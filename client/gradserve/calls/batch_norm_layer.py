@@ -192,13 +192,14 @@ class BatchNormLayerCalls:
             self._forwards.let_go([forward_id])
         return (yield from receive_gradients(reply, keep=keep))
 
-    def run_updates(self, forwards: Sequence[BatchNormForward] | None = None) -> Operation[int]:
+    def run_updates(self, forwards: Sequence[BatchNormForward | str] | None = None) -> Operation[int]:
         """Updates the moving averages by forwards in training, as TensorFlow's update ops do.
 
         Each forward counts once. Safe to repeat. `Client.run_updates` does it for all layers of a collection.
 
         Args:
-            forwards: Which, in this order. None: all of this object whose updates wait, in their order.
+            forwards: Which, in this order; also those of other clients, by the forward_id that they chose. None: all
+                of this object whose updates wait, in their order.
 
         Returns:
             Of how many forwards the updates were run now. Nothing is sent when there is none.
@@ -209,7 +210,7 @@ class BatchNormLayerCalls:
         if forwards is None:
             forward_ids = self._forwards.pending()
         else:
-            forward_ids = [each.forward_id for each in forwards if each.has_pending_updates and each.forward_id]
+            forward_ids = [forward_id for each in forwards if (forward_id := _updatable(each))]
         if not forward_ids:
             return 0
         num_run = yield from self._wire.run_updates(forward_ids)
@@ -333,6 +334,13 @@ class BatchNormLayerCalls:
                 field="forward_id",
             )
         return newest.forward_id, newest.dtype
+
+
+def _updatable(forward: BatchNormForward | str) -> str | None:
+    """Returns the id of a forward whose updates may wait."""
+    if isinstance(forward, str):
+        return forward
+    return forward.forward_id if forward.has_pending_updates else None
 
 
 def _tensors(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradserve_server.demo.network import IntArray
+from gradserve_server.demo.arrays import IntArray
 
 
 @dataclass(frozen=True)

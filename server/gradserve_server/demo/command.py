@@ -34,6 +34,11 @@ _EXTRA_MODULES = ("matplotlib", "rich", "sklearn")
     help="Worker processes beyond those; the last one is artificially slow.",
 )
 @click.option(
+    "--batch-norm",
+    is_flag=True,
+    help="Let the server compute the hidden layer: batch normalization and relu instead of tanh.",
+)
+@click.option(
     "--epochs",
     type=click.IntRange(min=1),
     default=_DEFAULTS.epochs,
@@ -52,13 +57,18 @@ _EXTRA_MODULES = ("matplotlib", "rich", "sklearn")
     show_default=True,
     help="Folder for the plot.",
 )
-def demo(workers: int, backup: int, epochs: int, address: str | None, output: Path) -> None:
+def demo(workers: int, backup: int, batch_norm: bool, epochs: int, address: str | None, output: Path) -> None:
     """Train a network on handwritten digits with several processes.
 
     The workers average their gradients through an accumulator. The same training in one process
     follows, and both are compared. Without backup workers the weights must be equal within 1e-5;
     with them, the accuracy must be. The exit code is 1 when they are not.
+
+    With --batch-norm all workers share a layer on the server; the one process normalises in NumPy. Beta, gamma and the
+    moving averages must be equal too.
     """
+    if batch_norm and backup:
+        raise click.UsageError("--batch-norm needs every worker in every step: it cannot be used with --backup")
     try:
         from rich.console import Console
 
@@ -71,7 +81,9 @@ def demo(workers: int, backup: int, epochs: int, address: str | None, output: Pa
             ) from None
         raise
     console = Console()
-    options = DemoOptions(workers=workers, backup=backup, epochs=epochs, address=address, output=output)
+    options = DemoOptions(
+        workers=workers, backup=backup, batch_norm=batch_norm, epochs=epochs, address=address, output=output
+    )
     try:
         with _sigterm_as_exit():
             report = run_demo(options, console=console)

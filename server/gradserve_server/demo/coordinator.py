@@ -12,16 +12,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 import gradserve
+from gradserve_server.demo.arrays import Weights
+from gradserve_server.demo.batch_norm import BatchNormLayer
 from gradserve_server.demo.batches import Batches
 from gradserve_server.demo.digits import Digits, load_digits
 from gradserve_server.demo.errors import DemoError
+from gradserve_server.demo.hidden_layer import HiddenLayer
 from gradserve_server.demo.messages import Finished, Message, Ready, Stepped, WorkerTask
-from gradserve_server.demo.network import Weights, accuracy, initial_weights, max_difference, mean_loss
+from gradserve_server.demo.network import TANH, accuracy, initial_weights, max_difference, mean_loss
 from gradserve_server.demo.options import DemoOptions
 from gradserve_server.demo.plot import save_plot
 from gradserve_server.demo.pool import WorkerPool
 from gradserve_server.demo.replica import create_accumulators
 from gradserve_server.demo.report import AccuracyPoint, DemoReport, TrainingResult, WorkerResult
+from gradserve_server.demo.served_batch_norm import create_layer
 from gradserve_server.demo.server_process import ServerProcess
 from gradserve_server.demo.single import train_in_one_process
 
@@ -64,6 +68,7 @@ def run_demo(options: DemoOptions, *, console: Console | None = None) -> DemoRep
             digits,
             plan.batches,
             plan.weights,
+            plan.local_layer(),
             num_steps=plan.num_steps,
             learning_rate=options.learning_rate,
             on_step=lambda step, loss: progress.update(bar, completed=step, loss=loss),
@@ -88,6 +93,11 @@ class _Plan:
     batches: Batches
     num_steps: int
     weights: Weights
+    batch_norm: bool
+
+    def local_layer(self) -> HiddenLayer:
+        """Returns the hidden layer in NumPy, in its initial state; in training it takes joint batches."""
+        return BatchNormLayer(len(self.weights["gamma"]), self.batches.num_workers) if self.batch_norm else TANH
 
 
 def _plan(options: DemoOptions, digits: Digits) -> _Plan:
@@ -95,8 +105,9 @@ def _plan(options: DemoOptions, digits: Digits) -> _Plan:
         batches = Batches(len(digits.train_labels), options.num_processes, options.batch_size, options.seed)
     except ValueError as error:
         raise DemoError(str(error)) from None
-    weights = initial_weights(digits.train_images.shape[1], options.hidden, _CLASSES, options.seed)
-    return _Plan(batches, options.epochs * batches.steps_per_epoch, weights)
+    num_inputs = digits.train_images.shape[1]
+    weights = initial_weights(num_inputs, options.hidden, _CLASSES, options.seed, batch_norm=options.batch_norm)
+    return _Plan(batches, options.epochs * batches.steps_per_epoch, weights, options.batch_norm)
 
 
 def _progress(console: Console) -> Progress:
@@ -119,7 +130,7 @@ def _train_with_workers(
     run_name = f"demo-{uuid.uuid4().hex}"
     tasks = _tasks(options, plan, digits, address, run_name)
     course = _Course(options, plan, digits, progress, bar)
-    with _accumulators(options, plan, address, run_name), WorkerPool(tasks, options.timeout) as pool:
+    with _resources(options, plan, address, run_name), WorkerPool(tasks, options.timeout) as pool:
         num_ready = 0
         for index, message in pool.messages():
             if isinstance(message, Ready):
@@ -140,14 +151,14 @@ def _tasks(options: DemoOptions, plan: _Plan, digits: Digits, address: str, run_
             address=address,
             run_name=run_name,
             num_required=options.workers,
+            batch_norm=plan.batch_norm,
             num_steps=plan.num_steps,
             learning_rate=options.learning_rate,
             keep_averages=options.keep_averages,
             timeout=options.timeout,
             pause=options.slow_seconds if options.backup and index == options.num_processes - 1 else 0.0,
             weights=plan.weights,
-            images=digits.train_images,
-            labels=digits.train_labels,
+            digits=digits,
             batches=plan.batches,
         )
         for index in range(options.num_processes)
@@ -155,20 +166,24 @@ def _tasks(options: DemoOptions, plan: _Plan, digits: Digits, address: str, run_
 
 
 @contextmanager
-def _accumulators(options: DemoOptions, plan: _Plan, address: str, run_name: str) -> Iterator[None]:
-    """Creates the accumulators of the run, and deletes them at the end."""
+def _resources(options: DemoOptions, plan: _Plan, address: str, run_name: str) -> Iterator[None]:
+    """Creates what the workers share on the server, and deletes it at the end."""
     with gradserve.connect(address, timeout=options.timeout) as client:
-        accumulators = create_accumulators(client, run_name, plan.weights, options.keep_averages)
+        resources: list[gradserve.GradientAccumulator | gradserve.BatchNormLayer] = [
+            *create_accumulators(client, run_name, plan.weights, options.keep_averages)
+        ]
+        if plan.batch_norm:
+            resources.append(create_layer(client, run_name, len(plan.weights["gamma"])))
         try:
             yield
         except BaseException:
             # The server may be what failed; that error must not hide the first one.
             with suppress(gradserve.GradserveError):
-                for accumulator in accumulators:
-                    accumulator.delete()
+                for resource in resources:
+                    resource.delete()
             raise
-        for accumulator in accumulators:
-            accumulator.delete()
+        for resource in resources:
+            resource.delete()
 
 
 class _Course:
@@ -178,12 +193,13 @@ class _Course:
         self._options = options
         self._plan = plan
         self._digits = digits
+        self._layer = plan.local_layer()
         self._progress = progress
         self._bar = bar
         self._begin = self._end = 0.0
         # By step, for the workers whose gradients are in the round.
         self._losses: defaultdict[int, list[float]] = defaultdict(list)
-        self._accuracies = [AccuracyPoint(0, self._accuracy(plan.weights))]
+        self._accuracies = [AccuracyPoint(0, self._accuracy(plan.weights | self._layer.state()))]
         self._finished: dict[int, Finished] = {}
 
     def begin(self) -> None:
@@ -196,8 +212,8 @@ class _Course:
         elif isinstance(message, Stepped):
             if message.accepted:
                 self._add_loss(message.step - 1, message.loss)
-            if message.weights is not None:
-                self._accuracies.append(AccuracyPoint(message.step, self._accuracy(message.weights)))
+            if message.accuracy is not None:
+                self._accuracies.append(AccuracyPoint(message.step, message.accuracy))
 
     def result(self) -> TrainingResult:
         weights = self._common_weights()
@@ -205,7 +221,7 @@ class _Course:
             losses=tuple(float(np.mean(self._losses[step])) for step in range(self._plan.num_steps)),
             accuracies=tuple(self._accuracies),
             weights=weights,
-            final_loss=mean_loss(weights, self._digits.train_images, self._digits.train_labels),
+            final_loss=mean_loss(weights, self._digits.train_images, self._digits.train_labels, self._layer),
             final_accuracy=self._accuracy(weights),
             seconds=self._end - self._begin,
         )
@@ -230,7 +246,7 @@ class _Course:
             self._progress.update(self._bar, completed=step + 1, loss=np.mean(losses))
 
     def _accuracy(self, weights: Weights) -> float:
-        return accuracy(weights, self._digits.test_images, self._digits.test_labels)
+        return accuracy(weights, self._digits.test_images, self._digits.test_labels, self._layer)
 
     def _common_weights(self) -> Weights:
         """Returns the final weights, which must be the same for all workers, to the last bit."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradserve_server.demo.network import FloatArray, IntArray
+from gradserve_server.demo.arrays import FloatArray, IntArray
 
 _TEST_SHARE = 0.2
 _BRIGHTEST = 16

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from gradserve_server.demo.arrays import Weights
 from gradserve_server.demo.batches import Batches
-from gradserve_server.demo.network import FloatArray, IntArray, Weights
+from gradserve_server.demo.digits import Digits
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,13 @@ class WorkerTask:
     """Where the server listens."""
 
     run_name: str
-    """Common prefix of the names of this run's accumulators."""
+    """Common prefix of the names of what this run has on the server."""
 
     num_required: int
     """Gradients that complete a round."""
+
+    batch_norm: bool
+    """Whether the hidden layer is batch normalization, on the server."""
 
     num_steps: int
     """Steps until the training is over."""
@@ -44,14 +48,11 @@ class WorkerTask:
     weights: Weights
     """The initial weights."""
 
-    images: FloatArray
-    """The training images of all workers."""
-
-    labels: IntArray
-    """Their labels."""
+    digits: Digits
+    """The data of all workers."""
 
     batches: Batches
-    """Says which of them are the worker's at every step."""
+    """Says which examples are the worker's at every step."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ class Stepped:
     accepted: bool
     """Whether the gradient was part of the round; False: it was stale."""
 
-    weights: Weights | None
-    """Its weights, when the worker is the first and an epoch has ended."""
+    accuracy: float | None
+    """On the test images, when the worker is the first and an epoch has ended."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Finished:
     """The worker has applied the average of every round."""
 
     weights: Weights
-    """Its final weights."""
+    """Its final weights, and the state of its hidden layer."""
 
     contributed: int
     """Pushes that were accepted."""

@@ -14,6 +14,9 @@ class DemoOptions:
     backup: int = 0
     """Workers beyond that; the last of them is artificially slow."""
 
+    batch_norm: bool = False
+    """Put batch normalization, computed by the server, and relu in the place of tanh."""
+
     epochs: int = 20
     """Passes over the training data."""
 
@@ -48,6 +51,8 @@ class DemoOptions:
         for name, least in (("workers", 1), ("backup", 0), ("epochs", 1), ("batch_size", 1), ("hidden", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.batch_norm and self.backup:
+            raise ValueError("batch_norm needs every worker in every step, so backup must be 0")
         if self.keep_averages < 2:
             raise ValueError(f"keep_averages must be at least 2, got {self.keep_averages}")
 

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from typing import cast
 
 import gradserve
+from gradserve_server.demo.arrays import FloatArray, Weights
 from gradserve_server.demo.errors import DemoError
-from gradserve_server.demo.network import FloatArray, Weights, descend
+from gradserve_server.demo.network import descend
 
 
 class Replica:

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gradserve_server.demo.network import Weights
+from gradserve_server.demo.arrays import Weights
 
 WEIGHT_TOLERANCE = 1e-5
 """How far the weights of the two runs may lie apart: float rounding, nothing more."""
@@ -42,7 +42,7 @@ class TrainingResult:
     """Test accuracy at the start and after each epoch."""
 
     weights: Weights
-    """At the end."""
+    """At the end; the moving averages of batch normalization are among them."""
 
     final_loss: float
     """Mean loss over all training images at the end."""
@@ -166,8 +166,9 @@ def _verdict(report: DemoReport) -> Text:
             f"the accuracy is that of one process within {ACCURACY_TOLERANCE:.0%}.",
             style="green",
         )
+    compared = "weights and moving averages" if "moving_mean" in report.single.weights else "weights"
     return Text(
-        f"Same result: the weights of the two runs differ by at most {report.max_weight_difference:.1e} "
+        f"Same result: the {compared} of the two runs differ by at most {report.max_weight_difference:.1e} "
         f"(allowed: {WEIGHT_TOLERANCE:.0e}).",
         style="green",
     )

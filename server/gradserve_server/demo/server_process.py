@@ -52,7 +52,7 @@ class ServerProcess:
                     *("-m", "gradserve_server", "serve"),
                     *("--listen", "127.0.0.1:0"),
                     *("--address-file", str(address_file)),
-                    # The demo calls no ops: compiling their kernels would only take processor time from its workers.
+                    # Most runs call no ops: compiling their kernels would only take processor time from the workers.
                     *("--warm-up", "false"),
                 ],
                 stdin=subprocess.DEVNULL,

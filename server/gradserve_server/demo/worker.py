@@ -9,9 +9,11 @@ from typing import TypeAlias
 
 import gradserve
 from gradserve_server.demo.errors import DemoError
+from gradserve_server.demo.hidden_layer import HiddenLayer
 from gradserve_server.demo.messages import Failed, Finished, Message, Ready, Stepped, WorkerTask
-from gradserve_server.demo.network import loss_and_gradients
+from gradserve_server.demo.network import TANH, accuracy, loss_and_gradients
 from gradserve_server.demo.replica import Replica
+from gradserve_server.demo.served_batch_norm import ServedBatchNormLayer
 
 WorkerConnection: TypeAlias = "Connection[Message, None]"
 
@@ -43,6 +45,7 @@ def _train(task: WorkerTask, connection: WorkerConnection) -> None:
             keep_averages=task.keep_averages,
             timeout=task.timeout,
         )
+        layer = _hidden_layer(client, task)
         connection.send(Ready())
         # The word to start comes when the slowest process is up.
         if not connection.poll(task.timeout):
@@ -52,11 +55,23 @@ def _train(task: WorkerTask, connection: WorkerConnection) -> None:
         while replica.step < task.num_steps:
             step = replica.step
             examples = task.batches.share(step, task.index)
-            loss, gradients = loss_and_gradients(replica.weights, task.images[examples], task.labels[examples])
+            images, labels = task.digits.train_images[examples], task.digits.train_labels[examples]
+            loss, gradients = loss_and_gradients(replica.weights, images, labels, layer)
             time.sleep(task.pause)  # Artificial slowness; 0 for all but the slow worker.
             accepted = replica.push(gradients)
+            layer.end_step(replica.weights)
             steps_per_epoch = task.batches.steps_per_epoch
             epoch_ended = replica.step // steps_per_epoch > step // steps_per_epoch
-            weights = replica.weights if task.index == 0 and epoch_ended else None
-            connection.send(Stepped(replica.step, loss, accepted, weights))
-        connection.send(Finished(replica.weights, replica.contributed, replica.stale, replica.snapshots_loaded))
+            test_accuracy = None
+            if task.index == 0 and epoch_ended:
+                test_accuracy = accuracy(replica.weights, task.digits.test_images, task.digits.test_labels, layer)
+            connection.send(Stepped(replica.step, loss, accepted, test_accuracy))
+        weights = replica.weights | layer.state()
+        connection.send(Finished(weights, replica.contributed, replica.stale, replica.snapshots_loaded))
+
+
+def _hidden_layer(client: gradserve.Client, task: WorkerTask) -> HiddenLayer:
+    if not task.batch_norm:
+        return TANH
+    units = len(task.weights["gamma"])
+    return ServedBatchNormLayer(client, task.run_name, units, worker=task.index, num_workers=task.num_required)

@@ -1,0 +1,10 @@
+"""What the network and all that trains it are made of."""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
+Weights: TypeAlias = dict[str, FloatArray]
