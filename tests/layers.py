@@ -2,14 +2,15 @@
 
 import asyncio
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import InlineCompute
-from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.device import CpuDevice, Device
 from gradserve_server.devices.parallel import ForkJoin
 from gradserve_server.devices.pool import BufferPool
 from gradserve_server.layers.batch_norm.calls import ForwardCall, ForwardResult
@@ -20,6 +21,7 @@ from gradserve_server.layers.families import make_layer_families
 from gradserve_server.layers.initializers import TensorInitializer
 from gradserve_server.layers.registry import LayerRegistry, Reuse
 from gradserve_server.layers.regularizers import Regularizer
+from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import make_families
 from gradserve_server.ops.runner import OpRunner
 from gradserve_server.resources import ResourceKey
@@ -31,15 +33,24 @@ KEY = ResourceKey("test", "layer")
 class LayerBench:
     """A registry with all that it needs, to be looked at. NumPy computes: kernels are not prepared."""
 
-    def __init__(self, limit: int = 1 << 40, families: Mapping[str, Any] | None = None, **limits: Any) -> None:
+    def __init__(
+        self,
+        limit: int = 1 << 40,
+        device: Device | None = None,
+        families: Mapping[str, Family] | None = None,
+        **limits: Any,
+    ) -> None:
+        """Takes `families` of ops and layers together with their device; without, the CPU's."""
         self.now = 0.0
         self.memory = Quota(limit, "bytes of tensor memory")
         self.handles = Quota(1 << 20, "tensor handles")
-        device = CpuDevice(BufferPool(0))
-        ops = families or make_families(device, ForkJoin(1))
+        self._device = device or CpuDevice(BufferPool(0))
+        if families is None:
+            ops = make_families(self._device, ForkJoin(1))
+            families = {**ops, **make_layer_families(self._device, ops)}
         self.runner = OpRunner(
-            device=device,
-            families={**ops, **make_layer_families(device, ops)},
+            device=self._device,
+            families=families,
             compute=InlineCompute(),
             memory=self.memory,
         )
@@ -59,6 +70,15 @@ class LayerBench:
     def layer(self, key: ResourceKey = KEY, reuse: Reuse = Reuse.ALLOWED, **arguments: Any) -> BatchNormLayer:
         """Returns a layer with the arguments of `client.batch_norm`, as the golden cases have them."""
         return self.registry.create(key, config_of(**arguments), reuse, "")[0]
+
+    def variables(self, layer: BatchNormLayer, names: Collection[str] = ()) -> dict[str, NDArray[Any]]:
+        """Returns variables in host memory, all if none are named."""
+        device = self._device
+        with device.computing():
+            return {
+                name: device.to_host(array) if device.holds(array) else array
+                for name, array in layer.get_variables(names).items()
+            }
 
 
 def config_of(**arguments: Any) -> BatchNormConfig:

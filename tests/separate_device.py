@@ -1,13 +1,24 @@
 """A device with memory of its own, as a GPU has, made of host memory: nothing else can read its arrays."""
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.parallel import ForkJoin
+from gradserve_server.devices.pool import BufferPool
+from gradserve_server.layers.batch_norm.batch_norm import FAMILY as BATCH_NORM_LAYER
+from gradserve_server.layers.batch_norm.computation import LayerComputation
+from gradserve_server.ops.activation.cpu import CpuActivation
 from gradserve_server.ops.batch_norm import reference
+from gradserve_server.ops.batch_norm.batch_norm import FAMILY as BATCH_NORM
+from gradserve_server.ops.batch_norm.cpu import CpuBatchNorm
+from gradserve_server.ops.operation import Family
+from gradserve_server.ops.runner import arrays_of, with_arrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +49,12 @@ class SeparateDevice:
     def __init__(self) -> None:
         self.copied_in = 0
         self.copied_out = 0
-        self.computing_depth = 0
+        self._threads = threading.local()
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether this thread is inside `computing`."""
+        return getattr(self._threads, "depth", 0) > 0
 
     def holds(self, array: Any) -> bool:
         return isinstance(array, SeparateArray)
@@ -47,42 +63,71 @@ class SeparateDevice:
         return SeparateArray(np.empty(shape, dtype))
 
     def from_host(self, array: np.ndarray) -> SeparateArray:
-        assert self.computing_depth
+        assert self.is_computing
         self.copied_in += array.nbytes
         return SeparateArray(array.copy())
 
     def to_host(self, array: SeparateArray) -> np.ndarray:
-        assert self.computing_depth
+        assert self.is_computing
         self.copied_out += array.nbytes
         return array.hidden.copy()
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        self.computing_depth += 1
+        self._threads.depth = getattr(self._threads, "depth", 0) + 1
         yield
-        self.computing_depth -= 1
+        self._threads.depth -= 1
 
-
-def _unwrapped(inputs: Any) -> Any:
-    return type(inputs)(**{field.name: getattr(inputs, field.name).hidden for field in _present(inputs)})
-
-
-def _wrapped(outputs: Any) -> Any:
-    return type(outputs)(**{field.name: SeparateArray(getattr(outputs, field.name)) for field in _present(outputs)})
-
-
-def _present(values: Any) -> list[Any]:
-    return [field for field in fields(values) if getattr(values, field.name) is not None]
+    def compute(self, function: Callable[..., Any], inputs: Any, *others: Any) -> Any:
+        """Calls a function that computes with NumPy's arrays; an input that it returns stays the same array."""
+        assert self.is_computing
+        arrays = arrays_of(inputs)
+        wrapped = {id(array.hidden): array for array in arrays.values()}
+        outputs = function(with_arrays(inputs, {name: array.hidden for name, array in arrays.items()}), *others)
+        found = arrays_of(outputs)
+        wrapped |= {id(array): SeparateArray(array) for array in found.values() if id(array) not in wrapped}
+        return with_arrays(outputs, {name: wrapped[id(array)] for name, array in found.items()})
 
 
 class SeparateBatchNorm:
     """The reference, on arrays of the device only."""
 
+    def __init__(self, device: SeparateDevice) -> None:
+        self._device = device
+
     def prepare(self, stop: Callable[[], bool]) -> None:
         """There is nothing to compile."""
 
     def forward(self, inputs: Any, attributes: Any, geometry: Any) -> Any:
-        return _wrapped(reference.fused_batch_norm(np, _unwrapped(inputs), attributes, geometry))
+        return self._device.compute(lambda hidden: reference.fused_batch_norm(np, hidden, attributes, geometry), inputs)
 
     def gradient(self, inputs: Any, attributes: Any, geometry: Any) -> Any:
-        return _wrapped(reference.fused_batch_norm_grad(np, _unwrapped(inputs), attributes, geometry))
+        return self._device.compute(
+            lambda hidden: reference.fused_batch_norm_grad(np, hidden, attributes, geometry), inputs
+        )
+
+
+class SeparateLayers:
+    """The CPU's computation of layers, on arrays of the device only."""
+
+    def __init__(self, device: SeparateDevice) -> None:
+        self._device = device
+        host, parallel = CpuDevice(BufferPool(0)), ForkJoin(1)
+        self._layers = LayerComputation(host, np, CpuBatchNorm(host, parallel), CpuActivation(parallel))
+
+    def prepare(self, stop: Callable[[], bool]) -> None:
+        """Kernels are not compiled: NumPy computes."""
+
+    def forward(self, inputs: Any, attributes: Any, plan: Any) -> Any:
+        return self._device.compute(self._layers.forward, inputs, attributes, plan)
+
+    def backward(self, inputs: Any, attributes: Any, plan: Any) -> Any:
+        return self._device.compute(self._layers.backward, inputs, attributes, plan)
+
+    def update(self, inputs: Any, attributes: Any) -> Any:
+        return self._device.compute(self._layers.update, inputs, attributes)
+
+
+def separate_families(device: SeparateDevice) -> Mapping[str, Family]:
+    """Returns what the device computes."""
+    return {BATCH_NORM: SeparateBatchNorm(device), BATCH_NORM_LAYER: SeparateLayers(device)}

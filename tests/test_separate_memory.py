@@ -8,9 +8,8 @@ import pytest
 
 import gradserve
 from gradserve_server import app
-from gradserve_server.ops.batch_norm.batch_norm import FAMILY
 from gradserve_server.testing import LocalServer
-from tests.separate_device import SeparateBatchNorm, SeparateDevice
+from tests.separate_device import SeparateDevice, separate_families
 
 X = np.random.RandomState(0).standard_normal((4, 5, 6, 3)).astype(np.float32)
 ONES, NONE = np.ones(3, np.float32), np.zeros(0, np.float32)
@@ -26,7 +25,7 @@ def device() -> SeparateDevice:
 @pytest.fixture
 def server(device: SeparateDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServer]:
     monkeypatch.setattr(app, "choose_device", lambda wanted, host: device)
-    monkeypatch.setattr(app, "make_families", lambda device, parallel: {FAMILY: SeparateBatchNorm()})
+    monkeypatch.setattr(app, "make_families", lambda device, parallel: separate_families(device))
     monkeypatch.setattr(app, "make_layer_families", lambda device, ops: {})
     with LocalServer() as local:
         yield local

@@ -16,6 +16,8 @@ import pytest
 from gradserve_server.devices.cuda import CudaDevice
 from gradserve_server.devices.cuda_program import Launch, Limits, Program
 from gradserve_server.devices.parallel import ForkJoin
+from gradserve_server.layers.batch_norm.batch_norm import FORWARD
+from gradserve_server.layers.families import make_layer_families
 from gradserve_server.ops.activation.activation import FAMILY as ACTIVATION
 from gradserve_server.ops.batch_norm.batch_norm import FUSED_BATCH_NORM
 from gradserve_server.ops.cudnn_rnn.canonical import CUDNN_RNN_PARAMS_SIZE
@@ -153,6 +155,11 @@ def test_every_family_of_ops_is_computed_on_it(device: CudaDevice) -> None:
     families = make_families(device, ForkJoin(1))
     assert set(families) == {op.family for op in ops} | {ACTIVATION}
     assert isinstance(families[CUDNN_RNN.family], CudaCudnnRnn)
+
+
+def test_layers_are_computed_on_it(device: CudaDevice) -> None:
+    ops = make_families(device, ForkJoin(1))
+    assert list(make_layer_families(device, ops)) == [FORWARD.family]
 
 
 def test_arrays_there_and_back(device: CudaDevice, stand_in: StandIn) -> None:

@@ -74,4 +74,6 @@ def reduced_to(array: Array, shape: tuple[int, ...]) -> Array:
     """Returns the sums of an array over the axes along which something of `shape` broadcasts to it, in float64."""
     added = len(array.shape) - len(shape)
     axes = tuple(axis for axis in range(len(array.shape)) if axis < added or shape[axis - added] == 1)
+    if not axes:
+        return array.astype("float64")
     return array.sum(axis=axes, dtype="float64").reshape(shape)

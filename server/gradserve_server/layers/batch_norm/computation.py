@@ -18,6 +18,7 @@ from gradserve_server.layers.batch_norm.adjustment import ChannelTransform, per_
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.implementation import Implementation
 from gradserve_server.layers.batch_norm.normalization import Normalization
+from gradserve_server.layers.batch_norm.preparation import small_calls
 from gradserve_server.layers.batch_norm.renorm import RenormAverages, correction
 from gradserve_server.layers.batch_norm.spec import (
     BackwardAttributes,
@@ -51,7 +52,13 @@ class LayerComputation:
         self._activation = activation
 
     def prepare(self, stop: Callable[[], bool]) -> None:
-        """Does nothing: there are no kernels but those of the other families."""
+        """Has CuPy compile its arithmetic; ends early, between two calls, once `stop()`."""
+        if self._xp is np:  # which has nothing to compile
+            return
+        for call in small_calls():
+            if stop():
+                return
+            call.compute(self._device, self)
 
     def forward(self, inputs: ForwardInputs, attributes: ForwardAttributes, plan: ForwardPlan) -> ForwardOutputs:
         """Normalises, inside the device's `computing`.

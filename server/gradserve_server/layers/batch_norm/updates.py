@@ -72,8 +72,9 @@ def update(xp: Any, inputs: UpdateInputs, config: BatchNormConfig) -> UpdateOutp
         return UpdateOutputs(moving_mean=averaging.step(inputs.moving_mean, mean), moving_variance=moving_variance)
     biased = averaging.step(inputs.biased, mean)
     local_step = inputs.local_step + dtype.type(1)
-    kept = dtype.type(1) - averaging.rate
-    corrected = biased / (dtype.type(1) - xp.power(kept, local_step).astype(dtype))
+    # In float64, as powers in float32 are not equally good everywhere, and here the error of one is magnified.
+    kept = float(dtype.type(1) - averaging.rate)
+    corrected = biased / (1 - xp.power(kept, local_step.astype("float64"))).astype(dtype)
     return UpdateOutputs(
         moving_mean=corrected.astype(dtype),
         moving_variance=moving_variance,

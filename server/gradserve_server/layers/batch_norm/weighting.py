@@ -64,10 +64,11 @@ class WeightedBatch:
         squares = (xhat * xhat).sum(axis=(1, 3), dtype="float64")
         count = self.x.shape[1] * self.x.shape[3]
         squares = squares - count * variance.astype("float64") * inverse**2
-        return -self._share(xp) * (sums @ through.totals + squares @ through.dots / 2)
+        return -self._share(xp) * (sums * through.totals + squares * through.dots / 2).sum(axis=1)
 
     def _mean(self, xp: Any, values: Array) -> Array:
-        sums = self.weights @ values.sum(axis=(1, 3), dtype="float64")
+        # Not a product of matrices: a GPU's library for those takes long to start, and much memory.
+        sums = (self.weights[:, None] * values.sum(axis=(1, 3), dtype="float64")).sum(axis=0)
         return (sums * self._share(xp)).astype(values.dtype)
 
     def _share(self, xp: Any) -> Array:

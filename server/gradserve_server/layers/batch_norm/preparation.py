@@ -1,0 +1,102 @@
+"""Small calls of every kind, after which a GPU has compiled what it computes layers with.
+
+Beside the kernels of other families that is CuPy's arithmetic, which compiles what it has not met before: up to some
+seconds for a first call, once for each kind of GPU, as CuPy keeps the results on disk.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve_server.devices.device import Array, Device
+from gradserve_server.layers.batch_norm.batch_norm import BatchNormLayerComputation
+from gradserve_server.layers.batch_norm.config import BatchNormConfig
+from gradserve_server.layers.batch_norm.implementation import CallKind, Implementation, choose_implementation
+from gradserve_server.layers.batch_norm.spec import (
+    BackwardAttributes,
+    BackwardInputs,
+    CallInputs,
+    ForwardAttributes,
+    ForwardInputs,
+    plan_backward,
+    plan_forward,
+)
+from gradserve_server.layers.batch_norm.updates import UpdateAttributes, UpdateInputs, UpdateOutputs
+from gradserve_server.layers.batch_norm.variables import initial_variables
+from gradserve_server.layers.regularizers import Regularizer
+from gradserve_server.ops.dtypes import FLOATING, widened
+
+_SIZE = 3
+"""Of every dimension: CuPy's kernels depend on how many have more than one element."""
+_REGULARIZER = Regularizer("l1_l2", {})
+_CLIPPING = {"rmin": 0.5, "rmax": 2.0, "dmax": 1.0}
+
+
+@dataclass(frozen=True)
+class SmallCall:
+    """A forward in training of inputs [3, 3, 3, 3], its backward and its update.
+
+    Attributes:
+        adjustment: The shape of scale and bias; None for no adjustment.
+    """
+
+    config: BatchNormConfig
+    dtype: np.dtype[Any]
+    has_weights: bool = False
+    adjustment: tuple[int, ...] | None = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether the dtype is taken, and computed in another way than a wider one."""
+        kind = CallKind(4, self.dtype, True, self.has_weights, self.adjustment is not None)
+        implementation = choose_implementation(self.config, kind)
+        return self.dtype == widened(self.dtype) or self.has_weights or implementation is Implementation.LEGACY
+
+    def compute(self, device: Device, computation: BatchNormLayerComputation) -> None:
+        """Computes it, and waits for that."""
+        with device.computing():
+            self._compute(device, computation)
+
+    def _compute(self, device: Device, computation: BatchNormLayerComputation) -> None:
+        def put(array: NDArray[Any] | None) -> Array | None:
+            return None if array is None else device.from_host(array)
+
+        weights = np.ones(_SIZE, np.float32) if self.has_weights else None
+        part = None if self.adjustment is None else np.ones(self.adjustment, widened(self.dtype))
+        x = device.from_host(np.ones((_SIZE,) * 4, self.dtype))
+        given = CallInputs(x, put(weights), put(part), put(part))
+        attributes = ForwardAttributes(self.config)
+        plan = plan_forward(given, attributes)
+        initial = initial_variables(self.config, _SIZE, plan.variable_dtype)
+        variables = {name: put(array) for name, array in vars(initial).items()}
+        names = {field.name for field in fields(ForwardInputs)} & variables.keys()
+        inputs = ForwardInputs(**vars(given), **{name: variables[name] for name in names})
+        outputs = computation.forward(inputs, attributes, plan)
+        names = {field.name for field in fields(BackwardInputs)}
+        found = {name: array for name, array in (vars(inputs) | vars(outputs)).items() if name in names}
+        backward = BackwardInputs(outputs_gradient=x, **found)
+        backward_attributes = BackwardAttributes(self.config, True, plan.implementation)
+        computation.backward(backward, backward_attributes, plan_backward(backward, backward_attributes))
+        averages: Any = {field.name: variables[field.name] for field in fields(UpdateOutputs)}
+        update = UpdateInputs(**averages, batch_mean=outputs.batch_mean, batch_variance=outputs.batch_variance)
+        computation.update(update, UpdateAttributes(self.config))
+
+
+def small_calls() -> Iterator[SmallCall]:
+    """Yields the calls, the more usual ones first."""
+    regularizers = {"beta": _REGULARIZER, "gamma": _REGULARIZER}
+    plain = BatchNormConfig(scale=True, fused=False, param_regularizers=regularizers)
+    zero_debias = BatchNormConfig(scale=True, fused=False, zero_debias_moving_mean=True)
+    renorm = BatchNormConfig(scale=True, renorm=True, renorm_clipping=_CLIPPING)
+    old_renorm = BatchNormConfig(scale=True, renorm=True, renorm_clipping=_CLIPPING, renorm_zero_debias=True)
+    # Weights and adjustments are the parts where it matters which axis the channels are.
+    adjusted = [BatchNormConfig(scale=True, data_format=data_format) for data_format in ("NHWC", "NCHW")]
+    shapes = ((_SIZE,), (_SIZE, 1, 1, 1), (_SIZE,) * 4)
+    for dtype in sorted(FLOATING, key=lambda dtype: dtype != np.float32):
+        calls = [SmallCall(config, dtype) for config in (plain, zero_debias, renorm, old_renorm)]
+        calls += [SmallCall(config, dtype, has_weights=True) for config in adjusted]
+        calls += [SmallCall(config, dtype, adjustment=shape) for config in adjusted for shape in shapes]
+        yield from (call for call in calls if call.exists)
