@@ -264,11 +264,13 @@ def test_an_initial_value_may_be_a_result(client: gradserve.Client, layer: grads
 def test_memory_is_given_back(client: gradserve.Client) -> None:
     layer = client.batch_norm(scale=True, activation_fn="gelu", scope="layer")
     forward = layer.forward(X, keep=True)
-    # Inputs, what the activation is a function of, mean and variance; beta and gamma are shared with the layer.
-    kept = 2 * X.nbytes + 2 * CHANNEL_BYTES + 2 * CHANNEL_BYTES
+    # Inputs, what the activation is a function of, mean and variance, beta and gamma, and the variance of the update.
+    kept = 2 * X.nbytes + 2 * CHANNEL_BYTES + 2 * CHANNEL_BYTES + CHANNEL_BYTES
     assert layer.describe().num_bytes == VARIABLE_BYTES + kept
     assert used_bytes(client) == VARIABLE_BYTES + kept + X.nbytes
     layer.backward(DY, forward)
+    assert used_bytes(client) == VARIABLE_BYTES + 2 * CHANNEL_BYTES + X.nbytes
+    layer.run_updates()
     assert used_bytes(client) == VARIABLE_BYTES + X.nbytes
     client.delete(forward.outputs)
     layer.delete()

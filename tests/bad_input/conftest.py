@@ -6,6 +6,7 @@ import pytest
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_server.testing import LocalServer
+from tests.bad_input.layer_tables import LAYER_CALLS
 from tests.bad_input.requests import BEGIN, OK, SPECS, USED, Apply, Create, Take, dense, ref, state
 from tests.raw_calls import RawCalls, eventually
 
@@ -33,6 +34,8 @@ def raw(server_address: str) -> Iterator[RawCalls]:
         calls.call("TakeGradient", Take(accumulator=ref("stepped"), num_required=1))
         calls.call("SetGlobalStep", messages_pb2.SetGlobalStepRequest(accumulator=ref("stepped"), global_step=5))
         calls.call("ApplyGradient", USED)
+        for method, request in LAYER_CALLS:
+            calls.call(method, request)
         yield calls
 
 

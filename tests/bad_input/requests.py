@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, server_messages_pb2, tensor_messages_pb2, tensor_pb2
+from gradserve.v1 import batch_norm_layer_messages_pb2 as layer_messages_pb2
 from gradserve.wire.dtypes import to_data_type
 from tests.raw_calls import METHODS, Failure, RawCalls
 
@@ -114,9 +115,11 @@ def state(raw: RawCalls) -> tuple[Any, ...]:
     """Returns all that requests could change, as far as it can be seen."""
     accumulators = raw.call("ListAccumulators", messages_pb2.ListAccumulatorsRequest())
     assert not accumulators.next_page_token
+    layers = raw.call("ListLayers", layer_messages_pb2.ListLayersRequest())
+    assert not layers.next_page_token
     tensors = raw.call("ListTensors", tensor_messages_pb2.ListTensorsRequest())
     usage = raw.call("GetServerInfo", server_messages_pb2.GetServerInfoRequest()).usage
-    return accumulators, [each.handle for each in tensors.tensors], usage
+    return accumulators, [each.handle for each in tensors.tensors], usage, layers
 
 
 def check_field(path: str | None, method: str, request: Any) -> None:
@@ -125,16 +128,22 @@ def check_field(path: str | None, method: str, request: Any) -> None:
         return
     at: Descriptor | None = METHODS[method].input_type
     for segment in path.split("."):
-        match = re.fullmatch(r"(\w+)(?:\[(\d+)\])?", segment)
+        match = re.fullmatch(r"(\w+)(?:\[(\w+)\])?", segment)
         assert match, f"{segment!r} of {path!r} is neither a field nor an element"
         assert at is not None, f"{path!r} goes on beyond {match[1]!r}'s parent"
         assert match[1] in at.fields_by_name, f"{at.name} has no {match[1]!r}, as {path!r} says"
         field = at.fields_by_name[match[1]]
-        value = getattr(request, match[1], None)
+        value, at = getattr(request, match[1], None), field.message_type
         if match[2] is not None:
             assert field.is_repeated, f"{match[1]!r} of {path!r} has no elements"
-            value = value[int(match[2])] if value is not None else None
-        request, at = value, field.message_type
+            is_map = at is not None and at.GetOptions().map_entry
+            key = match[2] if is_map else int(match[2])
+            if value is not None:
+                assert not is_map or key in value, f"{match[1]!r} has no {key!r}, as {path!r} says"
+                value = value[key]
+            if is_map and at is not None:
+                at = at.fields_by_name["value"].message_type
+        request = value
 
 
 @dataclass(frozen=True)

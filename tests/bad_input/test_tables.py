@@ -11,6 +11,7 @@ from tests.bad_input.gradient_tables import (
     USED_IDS,
 )
 from tests.bad_input.gru_tables import BAD_GRU_CALLS
+from tests.bad_input.layer_tables import BAD_LAYERS
 from tests.bad_input.op_tables import BAD_OPS
 from tests.bad_input.requests import INVALID, Bad
 from tests.bad_input.rnn_tables import BAD_RNNS
@@ -30,6 +31,7 @@ TABLES = {
     "op": BAD_OPS,
     "gru": BAD_GRU_CALLS,
     "rnn": BAD_RNNS,
+    "layer": BAD_LAYERS,
     "page": BAD_PAGES,
     "read": BAD_READS,
 }

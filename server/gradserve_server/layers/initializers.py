@@ -36,6 +36,7 @@ class NamedInitializer:
         Raises:
             InvalidArgumentError: One of them is unknown, or cannot be.
         """
+        field = f"{field}.named"
         known = INITIALIZERS.get(self.name)
         if known is None:
             raise InvalidArgumentError(

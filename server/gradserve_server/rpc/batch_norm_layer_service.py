@@ -105,12 +105,14 @@ class BatchNormLayerServicer:
         contents = Contents()
         with open_inputs(self._store, request, CallInputs) as opened:
             keep = self._placer.keeps(opened.inputs.inputs.nbytes, request.placement)
+            # What is kept of the forward refers to its inputs too. Said before: calls that release them hide them.
+            self._store.share(opened.handles.values())
             with self._delivery(request.placement, contents, keep=keep, shared=True) as delivery:
                 result = await layer.forward(opened.inputs, call, on_host=not keep, deliver=delivery.add)
             self._store.relocate(
                 {opened.handles[name]: array for name, array in result.moved.items() if name in opened.handles}
             )
-            # What is kept of the forward refers to its inputs too.
+            # And to copies that took their places.
             self._store.share(opened.handles.values())
         (outputs,) = delivery.tensors
         drawn_scale, drawn_bias = (None, None) if result.drawn is None else map(contents.tensor, result.drawn)
@@ -162,7 +164,9 @@ class BatchNormLayerServicer:
         if request.WhichOneof("target") == "collection":
             collection = request.collection
             if not collection.name:
-                raise InvalidArgumentError("expected the name of a collection, got an empty one", field="collection")
+                raise InvalidArgumentError(
+                    "expected the name of a collection, got an empty one", field="collection.name"
+                )
             container = collection.container or DEFAULT_CONTAINER
             count = await self._registry.run_updates(container, collection.name, request.forward_ids)
         else:
@@ -173,7 +177,7 @@ class BatchNormLayerServicer:
         layer = self._find(request.layer)
         self._placer.check(request.placement)
         check_count(request.names, MAX_VARIABLES, "names", "names")
-        variables = layer.get_variables(list(dict.fromkeys(request.names)))
+        variables = layer.get_variables(request.names)
         arrays = list(variables.values())
         keep = self._placer.keeps(sum(array.nbytes for array in arrays), request.placement)
         if not keep:
@@ -192,8 +196,9 @@ class BatchNormLayerServicer:
     ) -> messages_pb2.SetVariablesResponse:
         layer = self._find(request.layer)
         with open_variables(self._store, request.variables) as (values, handles):
-            await layer.set_variables(values)
+            # Said before: calls that release them hide them.
             self._store.share(handles)
+            await layer.set_variables(values)
         return messages_pb2.SetVariablesResponse()
 
     @contextmanager

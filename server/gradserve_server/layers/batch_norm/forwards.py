@@ -33,31 +33,6 @@ class Saved:
     arrays: Mapping[str, Array]
     attributes: BackwardAttributes
 
-    @property
-    def num_bytes(self) -> int:
-        """The memory, each array counted once."""
-        distinct = {id(array): array for array in self.arrays.values()}
-        return sum(array.nbytes for array in distinct.values())
-
-
-@dataclass(eq=False)
-class Forward:
-    """What is left of a forward.
-
-    Attributes:
-        saved: For its backward, while that is to come.
-        pending: For its updates, while they wait to be run.
-        lease: Seconds without use until it is forgotten.
-    """
-
-    forward_id: str
-    saved: Saved | None
-    pending: Moments | None
-    lease: float
-    account: Account
-    expires: float = 0.0
-    users: int = 0
-
 
 @dataclass
 class Fate:
@@ -72,6 +47,44 @@ class Fate:
     was_counted: bool = False
     is_spent: bool = False
     draw: int | None = None
+
+
+@dataclass(eq=False)
+class Forward:
+    """What is left of a forward. The same object as long as anything is, however often the call is repeated.
+
+    Attributes:
+        fate: What is remembered of it.
+        saved: For its backward, while that is to come.
+        claimed: Of `saved`, what the last backward is being computed with: no other can begin.
+        pending: For its updates, while they wait to be run.
+        lease: Seconds without use until it is forgotten.
+    """
+
+    forward_id: str
+    fate: Fate
+    account: Account
+    saved: Saved | None = None
+    claimed: Saved | None = None
+    pending: Moments | None = None
+    lease: float = 0.0
+    expires: float = 0.0
+    users: int = 0
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether a backward can begin."""
+        return self.saved is not None and self.saved is not self.claimed
+
+
+@dataclass(eq=False)
+class Room:
+    """Memory and a handle for what a forward leaves; given back at the end, or when it is kept."""
+
+    saved: Saved | None
+    pending: Moments | None
+    account: Account
+    num_handles: int
 
 
 class Forwards:
@@ -99,33 +112,46 @@ class Forwards:
 
     def fate(self, forward_id: str) -> Fate:
         """Returns what became of a forward, to be kept up to date; of a new one, nothing yet."""
-        fate = self._fates.setdefault(forward_id, Fate())
-        self._fates.move_to_end(forward_id)
-        while len(self._fates) > _REMEMBERED:
-            self._fates.popitem(last=False)
+        kept = self._forwards.get(forward_id)
+        fate = self._fates.get(forward_id, Fate()) if kept is None else kept.fate
+        self._remember(forward_id, fate)
         return fate
 
-    def add(self, forward_id: str, saved: Saved | None, pending: Moments | None, lease: float) -> None:
-        """Keeps a forward, in the place of what an earlier call with this id left.
+    @contextmanager
+    def room(self, saved: Saved | None, pending: Moments | None) -> Iterator[Room]:
+        """Takes the room for what a forward leaves, until the block ends: `add` in it cannot fail.
 
         Raises:
-            ResourceExhaustedError: It does not fit; what was there is still there.
+            ResourceExhaustedError: It does not fit.
         """
-        if self._closed or (saved is None and pending is None):
+        room = Room(saved, pending, Account(self._memory), int(saved is not None or pending is not None))
+        room.account.grow(_num_bytes(saved, pending))
+        try:
+            self._handles.acquire(room.num_handles)
+        except BaseException:
+            room.account.settle(0)
+            raise
+        try:
+            yield room
+        finally:
+            self._give_back(room)
+
+    def add(self, forward_id: str, room: Room, lease: float) -> None:
+        """Keeps what a forward left, in the place of what an earlier call with this id saved. Updates stay its own."""
+        self._give_back(room)
+        if self._closed or (room.saved is None and room.pending is None):
             return
-        account = Account(self._memory)
-        account.grow(0 if saved is None else saved.num_bytes)
-        earlier = self._forwards.get(forward_id)
-        if earlier is None:
-            try:
-                self._handles.acquire()
-            except BaseException:
-                account.settle(0)
-                raise
-        else:
-            earlier.account.settle(0)
-        forward = Forward(forward_id, saved, pending, lease, account, self._clock() + lease)
-        self._forwards[forward_id] = forward
+        forward = self._forwards.get(forward_id)
+        if forward is None:
+            self._handles.acquire()
+            forward = Forward(forward_id, self.fate(forward_id), Account(self._memory))
+            self._forwards[forward_id] = forward
+        if room.saved is not None:
+            forward.saved, forward.fate.is_spent = room.saved, False
+        if room.pending is not None:
+            forward.pending = room.pending
+        forward.account.settle(_num_bytes(forward.saved, forward.pending))
+        forward.lease, forward.expires = lease, self._clock() + lease
 
     def find(self, forward_id: str) -> Forward | None:
         """Returns a forward that has something left to do."""
@@ -136,12 +162,13 @@ class Forwards:
 
         Raises:
             NotFoundError: It is unknown, or its lease has ended.
-            AbortedError: Its backward was computed, or it was released.
+            AbortedError: Its backward was computed, or is being, or it was released.
         """
         forward = self._forwards.get(forward_id)
-        if forward is not None and forward.saved is not None:
+        if forward is not None and forward.can_begin:
             return forward
-        if forward_id in self._fates and self._fates[forward_id].is_spent:
+        fate = self._fates.get(forward_id) if forward is None else forward.fate
+        if (forward is not None and forward.claimed is not None) or (fate is not None and fate.is_spent):
             raise AbortedError(
                 f"the gradients of forward {forward_id!r} were computed already, or it was released",
                 field="forward_id",
@@ -164,22 +191,20 @@ class Forwards:
 
         Unless it is to be retained, nobody else can begin its backward meanwhile, nor later unless this one fails.
         """
-        saved, fate = forward.saved, self.fate(forward.forward_id)
+        saved = forward.saved
         forward.users += 1
         if not retain:
-            forward.saved, fate.is_spent = None, True
+            forward.claimed = saved
         try:
             yield
-        except BaseException:
-            if not retain and self._forwards.get(forward.forward_id) is forward:
-                forward.saved, fate.is_spent = saved, False
-            raise
-        else:
-            if not retain:
-                self.spend(forward)
         finally:
             forward.users -= 1
             forward.expires = self._clock() + forward.lease
+            if not retain and forward.claimed is saved:
+                forward.claimed = None
+        # A repeated forward may have saved anew meanwhile: that is for another backward.
+        if not retain and forward.saved is saved:
+            self.spend(forward)
 
     @contextmanager
     def hold(self, forward: Forward) -> Iterator[None]:
@@ -192,15 +217,13 @@ class Forwards:
 
     def spend(self, forward: Forward) -> None:
         """Lets go of what the backward of a forward needs."""
-        forward.saved = None
-        forward.account.settle(0)
-        self.fate(forward.forward_id).is_spent = True
-        self._drop_if_done(forward)
+        forward.saved, forward.fate.is_spent = None, True
+        self._shrink(forward)
 
     def settle(self, forward: Forward) -> None:
         """Lets go of the updates of a forward: they were run."""
         forward.pending = None
-        self._drop_if_done(forward)
+        self._shrink(forward)
 
     def release(self, forward_ids: Iterable[str], *, with_updates: bool) -> int:
         """Lets go of what nobody needs; returns how many of the forwards there were."""
@@ -213,12 +236,6 @@ class Forwards:
                     forward.pending = None
                 self.spend(forward)
         return count
-
-    def discard(self, forward_id: str) -> None:
-        """Forgets a forward, if it is there: the call that kept it failed."""
-        forward = self._forwards.get(forward_id)
-        if forward is not None:
-            self._drop(forward)
 
     def expire(self) -> int:
         """Forgets those whose lease has run out and that nobody uses; returns how many."""
@@ -234,12 +251,34 @@ class Forwards:
         for forward in list(self._forwards.values()):
             self._drop(forward)
 
-    def _drop_if_done(self, forward: Forward) -> None:
+    def _shrink(self, forward: Forward) -> None:
+        """Gives back the memory of what was let go of, and the forward itself when nothing is left."""
         if forward.saved is None and forward.pending is None:
             self._drop(forward)
+        elif self._forwards.get(forward.forward_id) is forward:
+            forward.account.settle(_num_bytes(forward.saved, forward.pending))
 
     def _drop(self, forward: Forward) -> None:
         if self._forwards.get(forward.forward_id) is forward:
             del self._forwards[forward.forward_id]
             self._handles.release()
+            self._remember(forward.forward_id, forward.fate)
         forward.account.settle(0)
+
+    def _give_back(self, room: Room) -> None:
+        room.account.settle(0)
+        self._handles.release(room.num_handles)
+        room.num_handles = 0
+
+    def _remember(self, forward_id: str, fate: Fate) -> None:
+        self._fates[forward_id] = fate
+        self._fates.move_to_end(forward_id)
+        while len(self._fates) > _REMEMBERED:
+            self._fates.popitem(last=False)
+
+
+def _num_bytes(saved: Saved | None, pending: Moments | None) -> int:
+    """Returns the memory of what a forward left, each array counted once."""
+    arrays = [] if saved is None else list(saved.arrays.values())
+    arrays += [] if pending is None else [pending.mean, pending.variance]
+    return sum({id(array): int(array.nbytes) for array in arrays}.values())

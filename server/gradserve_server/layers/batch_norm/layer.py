@@ -103,6 +103,10 @@ class BatchNormLayer:
         """
         check_dtype(dtype, "input_dtype")
         check_rank(shape, "input_shape")
+        if any(size < -1 for size in shape):
+            raise InvalidArgumentError(
+                f"expected sizes of at least 0, or -1 for any, got {list(shape)}", field="input_shape"
+            )
         axis = channel_axis(len(shape), self.config.data_format)
         if shape[axis] < 0:
             raise InvalidArgumentError(
@@ -136,7 +140,16 @@ class BatchNormLayer:
         attributes = ForwardAttributes(self.config, call.is_training, saves)
         forward_id = call.forward_id or self._new_id()
         plan = plan_forward(given, attributes)
-        variables = await self._ready(plan.geometry.channels, plan.variable_dtype)
+        if self.config.adjustment is not None and given.adjustment_scale is not None:
+            raise InvalidArgumentError(
+                "expected no adjustment, as the layer draws one itself; got one", field="adjustment_scale"
+            )
+        try:
+            variables = await self._ready(plan.geometry.channels, plan.variable_dtype)
+        except InvalidArgumentError as error:
+            # Whatever they do not agree with: the call has nothing else to be wrong.
+            error.field = "inputs"
+            raise
         drawn = self._drawn(given, call, forward_id)
         if drawn is not None:
             given = replace(given, adjustment_scale=drawn[0], adjustment_bias=drawn[1])
@@ -303,13 +316,7 @@ class BatchNormLayer:
     def _drawn(self, given: CallInputs, call: ForwardCall, forward_id: str) -> tuple[NDArray[Any], NDArray[Any]] | None:
         """Returns the adjustment of a forward where the layer draws it: the same one for a retry."""
         adjustment = self.config.adjustment
-        if adjustment is None:
-            return None
-        if given.adjustment_scale is not None:
-            raise InvalidArgumentError(
-                "expected no adjustment, as the layer draws one itself; got one", field="adjustment_scale"
-            )
-        if not call.is_training:
+        if adjustment is None or not call.is_training:
             return None
         fate = self.forwards.fate(forward_id)
         if fate.draw is None:
@@ -328,24 +335,19 @@ class BatchNormLayer:
 
     async def _keep(self, forward_id: str, saved: Saved | None, moments: Moments | None, lease: float) -> bool:
         """Keeps a forward, and updates the averages in place; tells whether its updates wait to be run."""
-        fate, earlier = self.forwards.fate(forward_id), self.forwards.find(forward_id)
-        is_new = moments is not None and not fate.was_counted and earlier is None
-        pending = None if earlier is None else earlier.pending
-        if is_new and not self.config.in_place_updates:
-            pending = moments
-        self.forwards.add(forward_id, saved, pending, lease)
-        if pending is not None:
-            fate.was_counted = True
-        elif is_new and moments is not None:
-            try:
+        fate = self.forwards.fate(forward_id)
+        is_new = moments is not None and not fate.was_counted
+        with self.forwards.room(saved, None if self.config.in_place_updates or not is_new else moments) as room:
+            if moments is not None and self.config.in_place_updates:
                 async with self._changing:
+                    # A call with the same id may have come first.
                     if not fate.was_counted:
                         await self._update(moments)
                         fate.was_counted = True
-            except BaseException:
-                self.forwards.discard(forward_id)
-                raise
-        return pending is not None
+            fate.was_counted |= is_new
+            self.forwards.add(forward_id, room, lease)
+        kept = self.forwards.find(forward_id)
+        return room.pending is not None or (kept is not None and kept.pending is not None)
 
     async def _update(self, moments: Moments) -> None:
         """Moves the averages; nobody else changes the variables meanwhile."""

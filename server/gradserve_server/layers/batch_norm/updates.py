@@ -52,7 +52,8 @@ class UpdatePlan:
 
 def plan_update(inputs: UpdateInputs, attributes: UpdateAttributes) -> UpdatePlan:
     """Says what comes out."""
-    arrays = [array for array in vars(inputs).values() if array is not None]
+    averages = [getattr(inputs, name) for name in UpdateOutputs.__dataclass_fields__]
+    arrays = [array for array in averages if array is not None]
     return UpdatePlan(tuple(TensorSpec(array.dtype, tuple(array.shape)) for array in arrays))
 
 
