@@ -206,34 +206,38 @@ def test_large_initial_values_are_uploaded_and_deleted(client: Any, server: Fake
 
 
 def test_a_description_has_initial_values(server: FakeLayerServer, bn: Any) -> None:
-    stored = tensor_pb2.Tensor(handle="mine", dtype=tensor_pb2.DATA_TYPE_FLOAT32, shape=[2, 3])
-    initializers = {"beta": {"tensor": inline(np.arange(3.0))}, "gamma": {"tensor": stored}}
+    listed = tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_FLOAT32, shape=[3])
+    initializers = {"beta": {"tensor": inline(np.arange(3.0))}, "gamma": {"tensor": listed}}
     given = layer_pb2.BatchNormConfig()
     for name, each in initializers.items():
         given.param_initializers[name].CopyFrom(layer_pb2.Initializer(**each))
     server.replies["DescribeLayer"] = {"info": {"config": given}}
     read = result_of(bn.describe()).arguments["param_initializers"]
     assert read["beta"].tolist() == [0, 1, 2]
-    assert read["gamma"] == HANDLE
+    assert read["gamma"] == gradserve.DenseSpec(np.float32, (3,))
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "reuse without a scope": ({"reuse": True}, "reuse", "reuse=True cannot be used without a name_or_scope"),
     "reuse": ({"reuse": "maybe"}, "reuse", "expected reuse None, True or False, got 'maybe'"),
-    "decay": ({"decay": None}, "decay", "expected a decay that can be sent, got None"),
-    "a function": ({"activation_fn": np.tanh}, "activation_fn", "expected a activation_fn that can be sent"),
+    "decay": ({"decay": None}, "decay", "expected a value of decay that can be sent, got None"),
+    "a function": ({"activation_fn": np.tanh}, "activation_fn", "expected a value of activation_fn that can be sent"),
     "no collection": ({"updates_collections": []}, "updates_collections", "or None to update in place, got none"),
     "collections": ({"updates_collections": [1]}, "updates_collections", "expected names of collections, got [1]"),
     "tags": ({"outputs_collections": [b"a"]}, "outputs_collections", "expected names of collections"),
     "tags by variable": ({"variables_collections": {"beta": [1]}}, "variables_collections", "expected names"),
     "clipping": ({"renorm_clipping": {"rmax": "big"}}, "renorm_clipping", "expected a number as rmax, got 'big'"),
     "adjustment": ({"adjustment": (X, X)}, "adjustment", "tensors go to the call"),
-    "seed": ({"adjustment": RandomAdjustment((0, 1), (0, 1), -1)}, "adjustment", "expected a seed that can be sent"),
+    "seed": (
+        {"adjustment": RandomAdjustment((0, 1), (0, 1), -1)},
+        "adjustment",
+        "expected a value of seed that can be sent",
+    ),
     "regularizer": ({"param_regularizers": {"beta": 0.1}}, "param_regularizers", "expected a Regularizer or None"),
     "initializer": (
         {"param_initializers": {"beta": Initializer("normal", mean="high")}},  # type: ignore[arg-type]
         "param_initializers",
-        "expected a mean that can be sent, got 'high'",
+        "expected a value of mean that can be sent, got 'high'",
     ),
     "initial value": ({"param_initializers": {"beta": ["a"]}}, "param_initializers", "expected an array or numbers"),
     "shape alone": ({"input_shape": (None, 3)}, "dtype", "expected dtype and input_shape together"),

@@ -9,11 +9,12 @@ from numpy.typing import ArrayLike
 
 from gradserve.batch_norm_arguments import Initializer, RandomAdjustment, Regularizer
 from gradserve.calls.op_wire import as_op_input
-from gradserve.calls.tensors import handle_of, inline_array
+from gradserve.calls.tensors import inline_array
 from gradserve.errors import InvalidArgumentError
-from gradserve.results import TensorHandle
+from gradserve.results import DenseSpec, TensorHandle
 from gradserve.v1 import batch_norm_layer_pb2 as layer_pb2
 from gradserve.v1 import tensor_pb2
+from gradserve.wire.dtypes import to_dtype
 from gradserve.wire.payload import Array
 
 InitialValue: TypeAlias = ArrayLike | TensorHandle | Initializer | str
@@ -139,7 +140,7 @@ def _set(message: Any, field: str, value: Any, argument: str) -> None:
         setattr(message, field, value)
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(
-            f"expected a {field} that can be sent, got {value!r}: {error}", field=argument
+            f"expected a value of {field} that can be sent, got {value!r}: {error}", field=argument
         ) from None
 
 
@@ -164,10 +165,12 @@ def _named_initializer(initializer: Initializer) -> layer_pb2.NamedInitializer:
     return named
 
 
-def _initial_value(message: layer_pb2.Initializer) -> InitialValue:
+def _initial_value(message: layer_pb2.Initializer) -> InitialValue | DenseSpec:
     if message.WhichOneof("kind") == "tensor":
-        stored = message.tensor.WhichOneof("data") == "handle"
-        return handle_of(message.tensor) if stored else inline_array(message.tensor)
+        tensor = message.tensor
+        if tensor.WhichOneof("data") is None:
+            return DenseSpec(to_dtype(tensor.dtype), tuple(tensor.shape))
+        return inline_array(tensor)
     parameters = {name: _optional(message.named, name) for name in _INITIALIZER_PARAMETERS}
     return Initializer(message.named.name, **parameters)
 

@@ -169,7 +169,8 @@ class BatchNormLayerServiceServicer(object):
         number of channels than the layer takes; batch_weights of another shape;
         an adjustment that does not broadcast.
         RESOURCE_EXHAUSTED: the results, or what is kept, do not fit into the
-        server's tensor memory. The variables are as they were.
+        server's tensor memory. The variables are as they were; or created, with
+        their first values.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -202,7 +203,10 @@ class BatchNormLayerServiceServicer(object):
     def RunUpdates(self, request, context):
         """Updates moving averages by forwards in training: what TensorFlow's update
         ops do. Each forward counts once. Safe to retry.
+
         INVALID_ARGUMENT: neither a layer nor a collection.
+        RESOURCE_EXHAUSTED: there is no memory for the new averages; updates that
+        were not run still wait.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -30,6 +30,8 @@ class NamedInitializer:
     parameters: Mapping[str, float]
     seed: int | None = None
 
+    num_bytes = 0
+
     def check(self, field: str) -> None:
         """Checks name and parameters.
 
@@ -94,6 +96,11 @@ class TensorInitializer:
             and self.tensor.shape == other.tensor.shape
             and np.array_equal(self.tensor, other.tensor, equal_nan=True)
         )
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the value."""
+        return self.tensor.nbytes
 
     def __hash__(self) -> int:
         return hash(self.tensor.tobytes())

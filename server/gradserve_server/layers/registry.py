@@ -2,6 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
+from typing import Any
+
+import numpy as np
 
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import Compute
@@ -61,6 +64,59 @@ class LayerRegistry:
             NotFoundError: There is none where one is required.
             ResourceExhaustedError: There are too many.
         """
+        found = self._existing(key, config, reuse, creation_id)
+        if found is not None:
+            return found, False
+        layer = self._new(key, config, creation_id)
+        self._layers.add(key, layer)
+        return layer, True
+
+    async def create_built(
+        self,
+        key: ResourceKey,
+        config: BatchNormConfig,
+        reuse: Reuse,
+        creation_id: str,
+        dtype: np.dtype[Any],
+        shape: Sequence[int],
+    ) -> tuple[BatchNormLayer, bool]:
+        """Returns the layer of this name with its variables, and whether it is new; nobody finds it without them.
+
+        Args:
+            key: Its name.
+            config: Its configuration.
+            reuse: Whether it may exist.
+            creation_id: Of the call.
+            dtype: Of its inputs.
+            shape: Of its inputs, -1 where a size is not known.
+
+        Raises:
+            InvalidArgumentError: As for `create`; or the layer does not take such inputs.
+            AlreadyExistsError: As for `create`.
+            NotFoundError: As for `create`.
+            ResourceExhaustedError: There are too many, or there is no memory for the variables.
+        """
+        found = self._existing(key, config, reuse, creation_id)
+        if found is None:
+            layer = self._new(key, config, creation_id)
+            try:
+                await layer.build(dtype, shape)
+                # Somebody else may have been faster.
+                found = self._existing(key, config, reuse, creation_id)
+                if found is None:
+                    self._layers.add(key, layer)
+                    return layer, True
+            except BaseException:
+                self._end(layer)
+                raise
+            self._end(layer)
+        await found.build(dtype, shape)
+        return found, False
+
+    def _existing(
+        self, key: ResourceKey, config: BatchNormConfig, reuse: Reuse, creation_id: str
+    ) -> BatchNormLayer | None:
+        """Returns the layer of this name, nothing if one is to be created; raises what `create` does."""
         found = self._layers.find(key)
         config.check()
         if found is None:
@@ -70,7 +126,7 @@ class LayerRegistry:
                     "Expected the name of one, or reuse=None",
                     field="layer.name",
                 )
-            return self._add(key, config, creation_id), True
+            return None
         is_retry = bool(creation_id) and creation_id == found.creation_id
         if reuse is Reuse.FORBIDDEN and not is_retry:
             raise AlreadyExistsError(
@@ -83,7 +139,7 @@ class LayerRegistry:
             raise AlreadyExistsError(
                 f"layer {str(key)!r} exists with another configuration: {'; '.join(differences)}", field="config"
             )
-        return found, False
+        return found
 
     def get(self, key: ResourceKey, incarnation: str = "") -> BatchNormLayer:
         """Returns the layer of this name, and of this incarnation if one is given.
@@ -103,8 +159,7 @@ class LayerRegistry:
         layer = self._layers.remove(key, incarnation)
         if layer is None:
             return False
-        self.count.release()
-        layer.close()
+        self._end(layer)
         return True
 
     def page(
@@ -138,19 +193,25 @@ class LayerRegistry:
         """Forgets forwards whose lease has run out; returns how many."""
         return sum(layer.forwards.expire() for _, layer in self._layers)
 
-    def _add(self, key: ResourceKey, config: BatchNormConfig, creation_id: str) -> BatchNormLayer:
+    def _new(self, key: ResourceKey, config: BatchNormConfig, creation_id: str) -> BatchNormLayer:
         self.count.acquire()
-        layer = BatchNormLayer(
-            key.name,
-            config.with_seeds(self._new_seed),
-            incarnation=self._new_id(),
-            creation_id=creation_id,
-            runner=self._runner,
-            compute=self._compute,
-            memory=self._memory,
-            handles=self._handles,
-            clock=self._clock,
-            new_id=self._new_id,
-        )
-        self._layers.add(key, layer)
-        return layer
+        try:
+            return BatchNormLayer(
+                key.name,
+                config.with_seeds(self._new_seed),
+                incarnation=self._new_id(),
+                creation_id=creation_id,
+                runner=self._runner,
+                compute=self._compute,
+                memory=self._memory,
+                handles=self._handles,
+                clock=self._clock,
+                new_id=self._new_id,
+            )
+        except BaseException:
+            self.count.release()
+            raise
+
+    def _end(self, layer: BatchNormLayer) -> None:
+        self.count.release()
+        layer.close()

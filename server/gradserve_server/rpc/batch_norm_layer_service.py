@@ -4,6 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as layer_pb2
@@ -50,15 +53,12 @@ class BatchNormLayerServicer:
     ) -> messages_pb2.CreateLayerResponse:
         key, reuse = decode_key(request.layer), decode_reuse(request.reuse)
         config = await decode_config(request.config, self._store, self._residence)
-        with request_fields({"activation_fn": "config.activation_fn"}):
-            layer, created = self._registry.create(key, config, reuse, request.creation_id)
-        if request.input_dtype or request.input_shape:
-            try:
-                await _build(layer, request)
-            except BaseException:
-                if created:
-                    self._registry.delete(key, layer.incarnation)
-                raise
+        with request_fields({"activation_fn": "config.activation_fn", "inputs": "input_shape"}):
+            if request.input_dtype or request.input_shape:
+                build = (_decode_dtype(request.input_dtype), request.input_shape)
+                layer, created = await self._registry.create_built(key, config, reuse, request.creation_id, *build)
+            else:
+                layer, created = self._registry.create(key, config, reuse, request.creation_id)
         return messages_pb2.CreateLayerResponse(info=encode_info(key, layer), created=created)
 
     async def DescribeLayer(
@@ -81,7 +81,7 @@ class BatchNormLayerServicer:
             collection=request.collection,
         )
         return messages_pb2.ListLayersResponse(
-            layers=[encode_info(key, layer) for key, layer in found[: page.size]],
+            layers=[encode_info(key, layer, with_tensors=False) for key, layer in found[: page.size]],
             next_page_token=page.next_token([key.name for key, _ in found]),
         )
 
@@ -238,10 +238,8 @@ class _OutputsGradient:
     outputs_gradient: Array
 
 
-async def _build(layer: BatchNormLayer, request: messages_pb2.CreateLayerRequest) -> None:
+def _decode_dtype(data_type: tensor_pb2.DataType) -> np.dtype[Any]:
     try:
-        dtype = to_dtype(request.input_dtype)
+        return to_dtype(data_type)
     except ValueError as error:
         raise InvalidArgumentError(str(error), field="input_dtype") from None
-    with request_fields({"inputs": "input_shape"}):
-        await layer.build(dtype, request.input_shape)

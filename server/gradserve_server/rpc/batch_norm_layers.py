@@ -93,8 +93,8 @@ async def decode_config(config: layer_pb2.BatchNormConfig, store: TensorStore, r
     )
 
 
-def encode_config(config: BatchNormConfig) -> layer_pb2.BatchNormConfig:
-    """Returns the message of a configuration, every field set."""
+def encode_config(config: BatchNormConfig, *, with_tensors: bool) -> layer_pb2.BatchNormConfig:
+    """Returns the message of a configuration, every field set; without tensors, of those only dtype and shape."""
     adjustment = None
     if config.adjustment is not None:
         (scale_min, scale_max), (bias_min, bias_max) = config.adjustment.scale, config.adjustment.bias
@@ -109,7 +109,8 @@ def encode_config(config: BatchNormConfig) -> layer_pb2.BatchNormConfig:
         **{name: getattr(config, name) for name in (*_SCALARS, *_FLAGS)},
         activation_fn=config.activation_fn,
         param_initializers={
-            name: _encode_initializer(initializer) for name, initializer in config.param_initializers.items()
+            name: _encode_initializer(initializer, with_tensors=with_tensors)
+            for name, initializer in config.param_initializers.items()
         },
         param_regularizers={
             name: layer_pb2.Regularizer(name=regularizer.name, **regularizer.scales)
@@ -126,12 +127,21 @@ def encode_config(config: BatchNormConfig) -> layer_pb2.BatchNormConfig:
     )
 
 
-def encode_info(key: ResourceKey, layer: BatchNormLayer, collection: str = "") -> layer_pb2.BatchNormLayerInfo:
-    """Describes a layer as it is now, and of its variables those that have a tag, or all."""
+def encode_info(
+    key: ResourceKey, layer: BatchNormLayer, collection: str = "", *, with_tensors: bool = True
+) -> layer_pb2.BatchNormLayerInfo:
+    """Describes a layer as it is now.
+
+    Args:
+        key: Its name.
+        layer: The layer.
+        collection: Which of its variables: those that have this tag, or all.
+        with_tensors: Whether initializers are described with their values.
+    """
     variables = {} if layer.variables is None else layer.variables.by_name()
     return layer_pb2.BatchNormLayerInfo(
         layer=layer_pb2.BatchNormLayerRef(container=key.container, name=key.name, incarnation=layer.incarnation),
-        config=encode_config(layer.config),
+        config=encode_config(layer.config, with_tensors=with_tensors),
         variables=[
             layer_pb2.VariableInfo(
                 name=name,
@@ -202,9 +212,12 @@ async def _decode_initializer(
     raise InvalidArgumentError("expected a tensor or a named initializer, got neither", field=field)
 
 
-def _encode_initializer(initializer: Initializer) -> layer_pb2.Initializer:
+def _encode_initializer(initializer: Initializer, *, with_tensors: bool) -> layer_pb2.Initializer:
     if isinstance(initializer, TensorInitializer):
-        return layer_pb2.Initializer(tensor=encode_inline(initializer.tensor))
+        tensor = encode_inline(initializer.tensor)
+        if not with_tensors:
+            tensor.ClearField("content")
+        return layer_pb2.Initializer(tensor=tensor)
     named = layer_pb2.NamedInitializer(name=initializer.name, seed=initializer.seed, **initializer.parameters)
     return layer_pb2.Initializer(named=named)
 

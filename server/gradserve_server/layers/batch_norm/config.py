@@ -80,6 +80,11 @@ class BatchNormConfig:
         return not self.in_place_updates and self.updates_collections == (UPDATE_OPS,)
 
     @property
+    def num_bytes(self) -> int:
+        """Memory of the tensors among the initializers."""
+        return sum(initializer.num_bytes for initializer in self.param_initializers.values())
+
+    @property
     def collections(self) -> frozenset[str]:
         """All tags."""
         tags = {tag for tags in self.variables_collections.values() for tag in tags}

@@ -73,7 +73,11 @@ class BatchNormLayer:
         clock: Callable[[], float],
         new_id: Callable[[], str],
     ) -> None:
-        """Takes a configuration that was checked, with all its seeds."""
+        """Takes a configuration that was checked, with all its seeds.
+
+        Raises:
+            ResourceExhaustedError: There is no memory for the values in it.
+        """
         self.name = name
         self.config = config
         self.incarnation = incarnation
@@ -84,6 +88,7 @@ class BatchNormLayer:
         self._runner = runner
         self._compute = compute
         self._account = Account(memory)
+        self._account.grow(config.num_bytes)
         self._new_id = new_id
         self._num_draws = 0
         self._closed = False
@@ -91,7 +96,7 @@ class BatchNormLayer:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the variables and of what forwards keep."""
+        """Memory of the configuration, of the variables and of what forwards keep."""
         return self._account.used + self.forwards.num_bytes
 
     async def build(self, dtype: np.dtype[Any], shape: Sequence[int]) -> None:
@@ -295,7 +300,7 @@ class BatchNormLayer:
                             num_bytes, initial_variables, self.config, channels, dtype
                         )
                     except BaseException:
-                        self._account.settle(0)
+                        self._account.settle(self.config.num_bytes)
                         raise
         variables = self.variables
         shared = f"Trying to share variable {self.name}/{next(iter(variables.by_name()))}, but specified"
