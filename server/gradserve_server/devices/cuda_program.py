@@ -112,8 +112,7 @@ class KernelDevice(Protocol):
         ...
 
 
-def float_sources() -> tuple[str, str]:
-    """Returns what every program begins with: what takes PTX for float16, and the other types of elements."""
+def element_sources() -> tuple[str, ...]:
+    """Returns what every program begins with: what takes PTX for float16, then all else that is about elements."""
     folder = resources.files(__package__)
-    half, floats = ((folder / f"{name}.cu").read_text(encoding="utf-8") for name in ("half", "floats"))
-    return half, floats
+    return tuple((folder / f"{name}.cu").read_text(encoding="utf-8") for name in ("half", "floats", "elements"))

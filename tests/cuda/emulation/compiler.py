@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gradserve_server.devices.cuda_program import Program, float_sources
+from gradserve_server.devices.cuda_program import Program, element_sources
 
 HERE = Path(__file__).parent
 _COMMAND = (
@@ -36,7 +36,7 @@ def compile_for_cpu(program: Program, folder: Path) -> ctypes.CDLL:
 
 def _source(program: Program) -> str:
     """The program with the one file that has PTX replaced, and a function for each kernel that launches it."""
-    half = float_sources()[0]
+    half = element_sources()[0]
     assert half in program.source
     body = program.source.replace(half, '#include "half.h"\n')
     assert "asm(" not in body

@@ -194,55 +194,6 @@ struct Swish {
     }
 };
 
-template <int BYTES>
-struct WordOf;
-
-template <>
-struct WordOf<2> {
-    using Type = unsigned short;
-};
-
-template <>
-struct WordOf<4> {
-    using Type = unsigned int;
-};
-
-template <>
-struct WordOf<8> {
-    using Type = uint2;
-};
-
-template <>
-struct WordOf<16> {
-    using Type = uint4;
-};
-
-// WIDTH elements side by side, which one instruction loads.
-template <typename T, int WIDTH>
-struct alignas(sizeof(T) * WIDTH) Vector {
-    using Word = typename WordOf<sizeof(T) * WIDTH>::Type;
-
-    T elements[WIDTH];
-
-    __device__ __forceinline__ explicit Vector(const T* address) {
-        *reinterpret_cast<Word*>(elements) = *reinterpret_cast<const Word*>(address);
-    }
-
-    __device__ __forceinline__ void store(T* address) const {
-        *reinterpret_cast<Word*>(address) = *reinterpret_cast<const Word*>(elements);
-    }
-};
-
-// The vectors of a thread: every so many-th of all. The last elements, fewer than a vector has, are visited one by one.
-struct Walk {
-    long long index;
-    long long step;
-
-    __device__ __forceinline__ Walk()
-        : index(static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x),
-          step(static_cast<long long>(gridDim.x) * blockDim.x) {}
-};
-
 template <typename T>
 struct ForwardArguments {
     const T* x;
@@ -252,22 +203,23 @@ struct ForwardArguments {
 
 template <typename Function, int WIDTH, typename T>
 __device__ __forceinline__ void compute_forward(const T* x, T* out, long long first) {
-    Vector<T, WIDTH> vector(x + first);
+    Vector<T, WIDTH> vector;
+    vector.load(x + first);
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) {
         narrow(Function::forward(widen(vector.elements[i])), vector.elements[i]);
     }
-    vector.store(out + first);
+    vector.store_cached(out + first);
 }
 
 template <typename Function, int WIDTH, typename T>
 __device__ __forceinline__ void forward(const ForwardArguments<T>& arguments) {
     const long long vectors = arguments.count / WIDTH;
     const long long left = WIDTH * vectors;
-    for (Walk walk; walk.index < vectors; walk.index += walk.step) {
+    for (GridStride walk; walk.index < vectors; walk.index += walk.step) {
         compute_forward<Function, WIDTH>(arguments.x, arguments.out, walk.index * WIDTH);
     }
-    for (Walk walk; walk.index < arguments.count - left; walk.index += walk.step) {
+    for (GridStride walk; walk.index < arguments.count - left; walk.index += walk.step) {
         compute_forward<Function, 1>(arguments.x, arguments.out, left + walk.index);
     }
 }
@@ -282,24 +234,26 @@ struct GradientArguments {
 
 template <typename Function, int WIDTH, typename T>
 __device__ __forceinline__ void compute_gradient(const T* dy, const T* saved, T* out, long long first) {
-    Vector<T, WIDTH> vector(dy + first);
-    const Vector<T, WIDTH> saved_vector(saved + first);
+    Vector<T, WIDTH> vector;
+    vector.load(dy + first);
+    Vector<T, WIDTH> saved_vector;
+    saved_vector.load(saved + first);
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) {
         const auto gradient = Function::gradient(widen(vector.elements[i]), widen(saved_vector.elements[i]));
         narrow(gradient, vector.elements[i]);
     }
-    vector.store(out + first);
+    vector.store_cached(out + first);
 }
 
 template <typename Function, int WIDTH, typename T>
 __device__ __forceinline__ void gradient(const GradientArguments<T>& arguments) {
     const long long vectors = arguments.count / WIDTH;
     const long long left = WIDTH * vectors;
-    for (Walk walk; walk.index < vectors; walk.index += walk.step) {
+    for (GridStride walk; walk.index < vectors; walk.index += walk.step) {
         compute_gradient<Function, WIDTH>(arguments.dy, arguments.saved, arguments.out, walk.index * WIDTH);
     }
-    for (Walk walk; walk.index < arguments.count - left; walk.index += walk.step) {
+    for (GridStride walk; walk.index < arguments.count - left; walk.index += walk.step) {
         compute_gradient<Function, 1>(arguments.dy, arguments.saved, arguments.out, left + walk.index);
     }
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gradserve_server.devices.cuda_program import Launch, Limits, Program, float_sources
+from gradserve_server.devices.cuda_program import Launch, Limits, Program, element_sources
 from gradserve_server.ops.activation.spec import LEAKY_RELU_SLOPE, NAMES, SELU_SCALE, SELU_SCALE_ALPHA
 from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
@@ -44,7 +44,7 @@ def program(dtype: np.dtype[Any]) -> Program:
     widths = (1, _VECTOR_BYTES // dtype.itemsize)
     variants = [(kernel, name, dtype, width) for kernel in ARRAYS for name in NAMES for width in widths]
     instances = {kernel_name(*variant): _instance(*variant) for variant in variants}
-    parts = [*float_sources(), _constants(), (resources.files(__package__) / "activation.cu").read_text("utf-8")]
+    parts = [*element_sources(), _constants(), (resources.files(__package__) / "activation.cu").read_text("utf-8")]
     return Program(f"activation {dtype.name}", "\n".join([*parts, *instances.values()]), tuple(instances))
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.devices.cuda_program import Launch, Limits, Program, float_sources
+from gradserve_server.devices.cuda_program import Launch, Limits, Program, element_sources
 from gradserve_server.ops.batch_norm.cuda_tiling import (
     MAX_THREADS,
     Tiling,
@@ -125,7 +125,7 @@ def source_parts(operation: Operation) -> tuple[str, ...]:
     """The files of a program: what it shares with those of other ops, and the templates of the kernels."""
     folder = resources.files(__package__)
     own = [(folder / f"{name}.cu").read_text(encoding="utf-8") for name in ("tile", operation)]
-    return (*float_sources(), *own)
+    return (*element_sources(), *own)
 
 
 def instances(operation: Operation, dtype: np.dtype[Any]) -> dict[str, str]:

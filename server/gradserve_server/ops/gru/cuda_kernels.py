@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gradserve_server.devices.cuda_program import Launch, Limits, Program, float_sources
+from gradserve_server.devices.cuda_program import Launch, Limits, Program, element_sources
 from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 _TYPES = {FLOAT16: "Half", BFLOAT16: "BFloat16", FLOAT32: "float", FLOAT64: "double"}
@@ -54,7 +54,7 @@ def program(dtype: np.dtype[Any]) -> Program:
     """The kernels that compute with a dtype, or for one of 16 bits those that convert it."""
     kernels = [kernel for kernel in ARGUMENTS if (kernel in CONVERSIONS) == (dtype in CONVERTED)]
     instances = {kernel_name(kernel, dtype): _instance(kernel, dtype) for kernel in kernels}
-    parts = [*float_sources(), (resources.files(__package__) / "gru.cu").read_text(encoding="utf-8")]
+    parts = [*element_sources(), (resources.files(__package__) / "gru.cu").read_text(encoding="utf-8")]
     return Program(f"GRU {dtype.name}", "\n".join([*parts, *instances.values()]), tuple(instances))
 
 

@@ -14,16 +14,6 @@ __device__ __forceinline__ U sigmoid(U x) {
     return 1 / (1 + exponential(-x));
 }
 
-// The elements of a thread: every so many-th of all.
-struct Walk {
-    long long index;
-    long long step;
-
-    __device__ __forceinline__ Walk()
-        : index(static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x),
-          step(static_cast<long long>(gridDim.x) * blockDim.x) {}
-};
-
 template <typename U>
 struct GatesArguments {
     const U* ru_of_x;
@@ -40,7 +30,7 @@ struct GatesArguments {
 template <typename U>
 __device__ __forceinline__ void gates(const GatesArguments<U>& arguments) {
     const long long cells = arguments.cells;
-    for (Walk walk; walk.index < arguments.rows * cells; walk.index += walk.step) {
+    for (GridStride walk; walk.index < arguments.rows * cells; walk.index += walk.step) {
         const long long row = walk.index / cells;
         const long long cell = walk.index - row * cells;
         const long long reset = 2 * row * cells + cell;
@@ -68,7 +58,7 @@ struct StateArguments {
 
 template <typename U>
 __device__ __forceinline__ void state(const StateArguments<U>& arguments) {
-    for (Walk walk; walk.index < arguments.rows * arguments.cells; walk.index += walk.step) {
+    for (GridStride walk; walk.index < arguments.rows * arguments.cells; walk.index += walk.step) {
         const long long i = walk.index;
         const U c = hyperbolic_tangent(arguments.c_of_x[i] + arguments.c_of_h[i] + arguments.b_c[i % arguments.cells]);
         arguments.c[i] = c;
@@ -94,7 +84,7 @@ struct GradientOfStateArguments {
 template <typename U>
 __device__ __forceinline__ void gradient_of_state(const GradientOfStateArguments<U>& arguments) {
     const long long cells = arguments.cells;
-    for (Walk walk; walk.index < arguments.rows * cells; walk.index += walk.step) {
+    for (GridStride walk; walk.index < arguments.rows * cells; walk.index += walk.step) {
         const long long i = walk.index;
         const long long update = i + (i / cells + 1) * cells;
         const U u = arguments.u[i];
@@ -121,7 +111,7 @@ struct GradientOfResetArguments {
 template <typename U>
 __device__ __forceinline__ void gradient_of_reset(const GradientOfResetArguments<U>& arguments) {
     const long long cells = arguments.cells;
-    for (Walk walk; walk.index < arguments.rows * cells; walk.index += walk.step) {
+    for (GridStride walk; walk.index < arguments.rows * cells; walk.index += walk.step) {
         const long long i = walk.index;
         const long long row = i / cells;
         const U r = arguments.r[i];
@@ -147,7 +137,7 @@ struct GradientOfInputsArguments {
 template <typename U>
 __device__ __forceinline__ void gradient_of_inputs(const GradientOfInputsArguments<U>& arguments) {
     const long long columns = arguments.inputs + arguments.cells;
-    for (Walk walk; walk.index < arguments.rows * columns; walk.index += walk.step) {
+    for (GridStride walk; walk.index < arguments.rows * columns; walk.index += walk.step) {
         const long long row = walk.index / columns;
         const long long column = walk.index - row * columns;
         const U d_plain = arguments.d_x_h_prev[walk.index];
@@ -170,7 +160,7 @@ struct ConvertArguments {
 
 template <typename Source, typename Target>
 __device__ __forceinline__ void convert(const ConvertArguments<Source, Target>& arguments) {
-    for (Walk walk; walk.index < arguments.count; walk.index += walk.step) {
+    for (GridStride walk; walk.index < arguments.count; walk.index += walk.step) {
         narrow(widen(arguments.source[walk.index]), arguments.target[walk.index]);
     }
 }
