@@ -6,6 +6,7 @@ import sys
 import threading
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,26 @@ def check_forward(
     check(batch_norm.forward(inputs, attributes, geometry), expected, inputs.x.dtype.type, rounding)
 
 
+def check_relu(batch_norm: CpuBatchNorm, inputs: ForwardInputs, name: str, is_training: bool) -> None:
+    """The relu is that of y, and its gradient that of a y_backprop that is 0 where the relu is."""
+    attributes = ForwardAttributes(1e-3, 1.0, name, is_training)
+    geometry = plan_forward(inputs, attributes).geometry
+    plain, found = (compute(inputs, attributes, geometry) for compute in (batch_norm.forward, batch_norm.forward_relu))
+    for output, value in vars(replace(plain, y=np.where(plain.y <= 0, plain.y.dtype.type(0), plain.y))).items():
+        assert getattr(found, output).tobytes() == value.tobytes(), output
+    mean, variance = inputs.mean, inputs.variance
+    if is_training:
+        mean, variance = found.reserve_space_1, found.reserve_space_2
+    dy = np.random.default_rng(3).normal(0.1, 1, inputs.x.shape).astype(inputs.x.dtype)
+    given, grad_attributes = (
+        GradInputs(dy, inputs.x, inputs.scale, mean, variance),
+        GradAttributes(1e-3, name, is_training),
+    )
+    masked = replace(given, y_backprop=np.where(found.y > 0, dy, dy.dtype.type(0)))
+    expected = fused_batch_norm_grad(np, in_float64(masked), grad_attributes, geometry)
+    check(batch_norm.gradient_relu(given, inputs.offset, grad_attributes, geometry), expected, dy.dtype.type)
+
+
 def check_gradient(batch_norm: CpuBatchNorm, inputs: GradInputs, attributes: GradAttributes) -> None:
     geometry = plan_gradient(inputs, attributes).geometry
     with np.errstate(all="ignore"):
@@ -157,6 +178,64 @@ def test_like_the_reference(
     x, name = make_x(shape, channels_first, dtype), data_format(shape, channels_first)
     check_forward(batch_norm, forward_inputs(x, shape[-1]), ForwardAttributes(1e-3, 1.0, name, is_training))
     check_gradient(batch_norm, grad_inputs(x, shape[-1]), GradAttributes(1e-3, name, is_training))
+    check_relu(batch_norm, forward_inputs(x, shape[-1]), name, is_training)
+
+
+@by_dtype
+@by_format
+def test_the_gradient_of_a_relu_knows_every_sign_of_the_forward(
+    batch_norm: CpuBatchNorm, dtype: Any, channels_first: bool
+) -> None:
+    # Half of xhat is about 1, half about -1, so that y is 2 scale or a rounding error, and not 0 even for float16.
+    shape, channels, rng = (9, 16, 16, 50), 50, np.random.default_rng(4)
+    signs = np.where(np.arange(9 * 256) % 2, 1, -1).reshape(9, 16, 16, 1)
+    x = rng.uniform(0.5, 2, channels) * signs + rng.normal(0, np.finfo(np.float32).eps, shape)
+    x = x.astype(dtype)
+    x = np.ascontiguousarray(np.moveaxis(x, -1, 1)) if channels_first else x
+    name, inputs = data_format(shape, channels_first), forward_inputs(x, channels)
+    inputs = replace(inputs, scale=1024 * inputs.scale, offset=1024 * inputs.scale)
+    attributes = ForwardAttributes(0.0, data_format=name)
+    geometry = plan_forward(inputs, attributes).geometry
+    outputs = batch_norm.forward_relu(inputs, attributes, geometry)
+    given = GradInputs(np.ones_like(x), x, inputs.scale, outputs.reserve_space_1, outputs.reserve_space_2)
+    gradients = batch_norm.gradient_relu(given, inputs.offset, GradAttributes(0.0, name), geometry)
+    axes = (0, 2, 3) if channels_first else (0, 1, 2)
+    positive = (outputs.y > 0).sum(axes)
+    assert 9 * 128 <= positive.min() < positive.max()
+    assert np.array_equal(gradients.offset_backprop, positive)
+    frozen = batch_norm.gradient_relu(given, inputs.offset, GradAttributes(0.0, name, is_training=False), geometry)
+    assert np.array_equal(frozen.x_backprop > 0, outputs.y > 0)
+
+
+@by_dtype
+@by_format
+@pytest.mark.parametrize("is_prepared", [True, False], ids=["kernels", "NumPy"])
+def test_a_relu_at_the_corner_and_of_what_is_not_finite(
+    batch_norm: CpuBatchNorm, parallel: ForkJoin, dtype: Any, channels_first: bool, is_prepared: bool
+) -> None:
+    x = np.array([-1, -0.0, 0, 1, np.inf, -np.inf, np.nan])
+    y = np.array([0, 0, 0, 1, np.inf, 0, np.nan])
+    dy = np.array([np.nan, 3, np.inf, 3, 3, 3, 3])
+    x_backprop = np.array([0, 0, 0, 3, 3, 0, 0])
+    shape = (2, 40, 20, 7) if channels_first else (2, 20, 7, 40)
+
+    def spread(values: NDArray[Any]) -> NDArray[Any]:
+        along = values if channels_first else values[:, None]
+        return np.broadcast_to(along, shape).astype(dtype)
+
+    computing, name = batch_norm if is_prepared else unprepared(parallel), data_format(shape, channels_first)
+    inputs = forward_inputs(spread(x), 40)
+    ones, zeros = np.ones_like(inputs.scale), np.zeros_like(inputs.scale)
+    inputs = ForwardInputs(inputs.x, ones, zeros, zeros, ones)
+    attributes = ForwardAttributes(0.0, data_format=name, is_training=False)
+    geometry = plan_forward(inputs, attributes).geometry
+    outputs = computing.forward_relu(inputs, attributes, geometry)
+    assert np.array_equal(outputs.y.astype(np.float64), spread(y).astype(np.float64), equal_nan=True)
+    gradients = computing.gradient_relu(
+        GradInputs(spread(dy), inputs.x, ones, zeros, ones), zeros, GradAttributes(0.0, name, False), geometry
+    )
+    assert np.array_equal(gradients.x_backprop, spread(x_backprop))
+    assert np.array_equal(gradients.offset_backprop, np.full_like(zeros, 6 * 40))
 
 
 @by_dtype
@@ -187,6 +266,7 @@ def test_empty(
     x, name = make_x(shape, channels_first, dtype), data_format(shape, channels_first)
     check_forward(batch_norm, forward_inputs(x, shape[-1]), ForwardAttributes(1e-3, 1.0, name, is_training))
     check_gradient(batch_norm, grad_inputs(x, shape[-1]), GradAttributes(1e-3, name, is_training))
+    check_relu(batch_norm, forward_inputs(x, shape[-1]), name, is_training)
 
 
 @by_format
@@ -284,9 +364,14 @@ def test_every_number_of_half_the_precision_is_read_and_rounded_to_nearest(
 
 
 def results(batch_norm: CpuBatchNorm, x: NDArray[Any], channels: int, name: str) -> list[bytes]:
+    images, attributes = forward_inputs(x, channels), ForwardAttributes(data_format=name)
+    grads, grad_attributes = grad_inputs(x, channels), GradAttributes(data_format=name)
+    geometry = plan_forward(images, attributes).geometry
     outputs = (
-        forward(batch_norm, forward_inputs(x, channels), ForwardAttributes(data_format=name)),
-        gradient(batch_norm, grad_inputs(x, channels), GradAttributes(data_format=name)),
+        batch_norm.forward(images, attributes, geometry),
+        batch_norm.forward_relu(images, attributes, geometry),
+        batch_norm.gradient(grads, grad_attributes, geometry),
+        batch_norm.gradient_relu(grads, images.offset, grad_attributes, geometry),
     )
     return [value.tobytes() for output in outputs for value in vars(output).values()]
 
@@ -336,9 +421,14 @@ def test_no_temporary_of_the_size_of_x(
 ) -> None:
     x, name = make_x(shape, channels_first, dtype), data_format(shape, channels_first)
     inputs, grads = forward_inputs(x, shape[-1]), grad_inputs(x, shape[-1])
+    attributes = ForwardAttributes(data_format=name, is_training=is_training)
+    grad_attributes = GradAttributes(data_format=name, is_training=is_training)
+    geometry = plan_forward(inputs, attributes).geometry
     tracemalloc.start()
-    forward(batch_norm, inputs, ForwardAttributes(data_format=name, is_training=is_training))
-    gradient(batch_norm, grads, GradAttributes(data_format=name, is_training=is_training))
+    for forward in (batch_norm.forward, batch_norm.forward_relu):
+        forward(inputs, attributes, geometry)
+    batch_norm.gradient(grads, grad_attributes, geometry)
+    batch_norm.gradient_relu(grads, inputs.offset, grad_attributes, geometry)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < x.nbytes / 4
@@ -363,6 +453,7 @@ def test_inputs_may_be_read_only_and_not_aligned(batch_norm: CpuBatchNorm, dtype
     for is_training in (True, False):
         check_forward(batch_norm, received, ForwardAttributes(data_format=name, is_training=is_training))
         check_gradient(batch_norm, received_grads, GradAttributes(data_format=name, is_training=is_training))
+        check_relu(batch_norm, received, name, is_training)
 
 
 @by_dtype
@@ -381,6 +472,7 @@ def test_calls_are_right_before_all_is_prepared(parallel: ForkJoin, dtype: Any, 
     x = make_x((2, 7, 5, 3), False, dtype)
     check_forward(batch_norm, forward_inputs(x, 3), ForwardAttributes())
     check_gradient(batch_norm, grad_inputs(x, 3), GradAttributes())
+    check_relu(batch_norm, forward_inputs(x, 3), "NHWC", True)
 
 
 def test_a_call_that_is_not_prepared_warns_of_nothing(parallel: ForkJoin) -> None:

@@ -6,6 +6,7 @@ With xhat = (x - mean) / s and s = sqrt(variance + epsilon), every implementatio
 
 where r and d are the correction of renorm (else 1 and 0) and a and b the adjustment (else 1 and 0). As long as all of
 these have one value for each channel, that is FusedBatchNorm with another scale and offset, and so are its gradients.
+A relu is computed along with it, where the device can; nothing is saved for its gradient then.
 """
 
 from collections.abc import Callable
@@ -67,11 +68,11 @@ class LayerComputation:
             MemoryError: There is not enough memory for the outputs.
         """
         with np.errstate(all="ignore"):
-            y, statistics = self._normalized(inputs, attributes, plan)
+            y, statistics, is_activated = self._normalized(inputs, attributes, plan)
             saved = {name: statistics[name] for name in ("mean", "variance", "r", "d") if name in statistics}
             batch = {name: statistics[name] for name in ("batch_mean", "batch_variance") if name in statistics}
             losses = self._losses(inputs, attributes.config, plan.implementation)
-            y, activation_saved = self._activated(y, attributes)
+            y, activation_saved = (y, None) if is_activated else self._activated(y, attributes)
         if not attributes.saves:
             saved, activation_saved = {}, None
         return ForwardOutputs(outputs=y, activation_saved=activation_saved, **batch, **saved, **losses)
@@ -101,22 +102,23 @@ class LayerComputation:
 
     def _normalized(
         self, inputs: ForwardInputs, attributes: ForwardAttributes, plan: ForwardPlan
-    ) -> tuple[Array, dict[str, Array]]:
-        """Returns what the activation is to be applied to, and the statistics of `ForwardOutputs`."""
+    ) -> tuple[Array, dict[str, Array], bool]:
+        """Returns y, the statistics of `ForwardOutputs`, and whether y is what the activation gives already."""
         config, x, xp = attributes.config, inputs.inputs, self._xp
         dtype, channels = widened(x.dtype), plan.geometry.channels
         gamma, beta = self._or(inputs.gamma, 1, channels, dtype), self._or(inputs.beta, 0, channels, dtype)
         normalization = Normalization(self._batch_norm, plan.geometry, config.epsilon)
+        has_relu = config.activation_fn == "relu" and normalization.fuses_relu
         if not attributes.is_training or plan.geometry.count == 0:
             mean = self._or(inputs.moving_mean, 0, channels, dtype)
             variance = self._or(inputs.moving_variance, 1, channels, dtype)
-            y = normalization.by_moments(x, gamma, beta, mean, variance)
-            return y, {"mean": mean, "variance": variance}
+            y = normalization.by_moments(x, gamma, beta, mean, variance, has_relu=has_relu)
+            return y, {"mean": mean, "variance": variance}, has_relu
         if not (plan.uses_weights or plan.uses_adjustment or config.renorm):
-            whole = normalization.by_batch(x, gamma, beta)
+            whole = normalization.by_batch(x, gamma, beta, has_relu=has_relu)
             mean, variance = whole.reserve_space_1, whole.reserve_space_2
             fed = whole.batch_variance if plan.implementation.is_fused else variance
-            return whole.y, {"mean": mean, "variance": variance, "batch_mean": mean, "batch_variance": fed}
+            return whole.y, {"mean": mean, "variance": variance, "batch_mean": mean, "batch_variance": fed}, has_relu
         if plan.uses_weights:
             batch = WeightedBatch.of(x.astype(dtype, copy=False), inputs.batch_weights, plan.geometry)
             mean, variance = batch.moments(xp)
@@ -132,7 +134,8 @@ class LayerComputation:
         transform = self._channel_transform(x, config, statistics, scale, bias)
         if transform is not None:
             scale, offset = transform.scale(gamma), transform.offset(gamma, beta)
-            return normalization.by_moments(x, scale, offset, mean, variance), statistics
+            y = normalization.by_moments(x, scale, offset, mean, variance, has_relu=has_relu)
+            return y, statistics, has_relu
         assert scale is not None
         assert bias is not None
         y = self._corrected(normalization, x, statistics)
@@ -141,7 +144,7 @@ class LayerComputation:
         y += bias.astype(dtype)
         y *= gamma.reshape(shape)
         y += beta.reshape(shape)
-        return y.astype(x.dtype, copy=False), statistics
+        return y.astype(x.dtype, copy=False), statistics, False
 
     def _gradients(
         self, dy: Array, inputs: BackwardInputs, attributes: BackwardAttributes, geometry: Geometry
@@ -154,8 +157,18 @@ class LayerComputation:
         transform = self._channel_transform(x, config, statistics, scale, bias)
         if transform is None:
             return self._elementwise_gradients(dy, inputs, config, gamma, normalization)
-        through_moments = attributes.is_training and geometry.count > 0
-        whole = normalization.gradient(dy, x, transform.scale(gamma), mean, variance, through_moments=through_moments)
+        relu_offset = None
+        if _has_fused_relu(inputs, config):
+            relu_offset = transform.offset(gamma, self._or(inputs.beta, 0, geometry.channels, mean.dtype))
+        whole = normalization.gradient(
+            dy,
+            x,
+            transform.scale(gamma),
+            mean,
+            variance,
+            through_moments=attributes.is_training and geometry.count > 0,
+            relu_offset=relu_offset,
+        )
         dots, totals = whole.scale_backprop, whole.offset_backprop
         found = _for_variables(inputs, totals, transform.gamma_gradient(dots, totals))
         if scale is not None:
@@ -200,7 +213,13 @@ class LayerComputation:
         gamma = self._or(inputs.gamma, 1, geometry.channels, dtype)
         normalization = Normalization(self._batch_norm, geometry, config.epsilon)
         whole = normalization.gradient(
-            dy.astype(dtype, copy=False), wide, gamma, inputs.mean, inputs.variance, through_moments=False
+            dy.astype(dtype, copy=False),
+            wide,
+            gamma,
+            inputs.mean,
+            inputs.variance,
+            through_moments=False,
+            relu_offset=self._or(inputs.beta, 0, geometry.channels, dtype) if _has_fused_relu(inputs, config) else None,
         )
         found = _for_variables(inputs, whole.offset_backprop, whole.scale_backprop)
         batch = WeightedBatch.of(wide, weights, geometry)
@@ -280,6 +299,11 @@ class LayerComputation:
         if array is None:
             return self._xp.full(channels, neutral, dtype)
         return array.astype(dtype, copy=False)
+
+
+def _has_fused_relu(inputs: BackwardInputs, config: BatchNormConfig) -> bool:
+    """Tells whether the forward left it to the kernels."""
+    return config.activation_fn == "relu" and inputs.activation_saved is None
 
 
 def _averages(inputs: ForwardInputs, dtype: np.dtype[Any]) -> RenormAverages:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gradserve_server.devices.device import Array
-from gradserve_server.ops.batch_norm.batch_norm import BatchNorm
+from gradserve_server.ops.batch_norm.batch_norm import BatchNorm, BatchNormRelu
 from gradserve_server.ops.batch_norm.spec import (
     ForwardAttributes,
     ForwardInputs,
@@ -23,20 +23,55 @@ class Normalization:
     geometry: Geometry
     epsilon: float
 
-    def by_batch(self, x: Array, scale: Array, offset: Array) -> ForwardOutputs:
+    @property
+    def fuses_relu(self) -> bool:
+        """Whether the kernels can compute a relu, too."""
+        return isinstance(self.batch_norm, BatchNormRelu)
+
+    def by_batch(self, x: Array, scale: Array, offset: Array, *, has_relu: bool = False) -> ForwardOutputs:
         """Normalises by the moments of x."""
         attributes = ForwardAttributes(epsilon=self.epsilon, is_training=True)
         # Mean and variance are not read: any arrays will do.
-        return self.batch_norm.forward(ForwardInputs(x, scale, offset, scale, scale), attributes, self.geometry)
+        return self._forward(ForwardInputs(x, scale, offset, scale, scale), attributes, has_relu)
 
-    def by_moments(self, x: Array, scale: Array, offset: Array, mean: Array, variance: Array) -> Array:
+    def by_moments(
+        self, x: Array, scale: Array, offset: Array, mean: Array, variance: Array, *, has_relu: bool = False
+    ) -> Array:
         """Normalises by moments that are given."""
         attributes = ForwardAttributes(epsilon=self.epsilon, is_training=False)
-        return self.batch_norm.forward(ForwardInputs(x, scale, offset, mean, variance), attributes, self.geometry).y
+        return self._forward(ForwardInputs(x, scale, offset, mean, variance), attributes, has_relu).y
 
     def gradient(
-        self, dy: Array, x: Array, scale: Array, mean: Array, variance: Array, *, through_moments: bool
+        self,
+        dy: Array,
+        x: Array,
+        scale: Array,
+        mean: Array,
+        variance: Array,
+        *,
+        through_moments: bool,
+        relu_offset: Array | None = None,
     ) -> GradOutputs:
-        """Returns the gradients of either; `through_moments` where x decided the moments."""
+        """Returns the gradients of either.
+
+        Args:
+            dy: T, the gradient with respect to the result.
+            x: As in the forward, and so the rest.
+            scale: See `x`.
+            mean: See `x`.
+            variance: See `x`.
+            through_moments: Whether x decided the moments.
+            relu_offset: The offset, where the forward had a relu.
+        """
         attributes = GradAttributes(epsilon=self.epsilon, is_training=through_moments)
-        return self.batch_norm.gradient(GradInputs(dy, x, scale, mean, variance), attributes, self.geometry)
+        inputs = GradInputs(dy, x, scale, mean, variance)
+        if relu_offset is None:
+            return self.batch_norm.gradient(inputs, attributes, self.geometry)
+        assert isinstance(self.batch_norm, BatchNormRelu)
+        return self.batch_norm.gradient_relu(inputs, relu_offset, attributes, self.geometry)
+
+    def _forward(self, inputs: ForwardInputs, attributes: ForwardAttributes, has_relu: bool) -> ForwardOutputs:
+        if not has_relu:
+            return self.batch_norm.forward(inputs, attributes, self.geometry)
+        assert isinstance(self.batch_norm, BatchNormRelu)
+        return self.batch_norm.forward_relu(inputs, attributes, self.geometry)

@@ -89,7 +89,8 @@ class ForwardOutputs:
         variance: As `mean`; the population variance in training.
         r: U, shape [C]: the correction of renorm.
         d: As `r`.
-        activation_saved: T, the shape of the inputs: what the gradient of the activation is a function of.
+        activation_saved: T, the shape of the inputs: what the gradient of the activation is a function of. None where
+            that is computed along with the rest.
         beta_regularization_loss: float64, a scalar.
         gamma_regularization_loss: float64, a scalar.
     """

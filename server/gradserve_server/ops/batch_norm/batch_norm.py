@@ -1,7 +1,8 @@
 """FusedBatchNorm and FusedBatchNormGrad as ops, and what computes them on a device."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from gradserve_server.devices.device import Array
 from gradserve_server.ops.batch_norm.spec import (
     ForwardAttributes,
     ForwardInputs,
@@ -26,6 +27,30 @@ class BatchNorm(Family, Protocol):
 
     def gradient(self, inputs: GradInputs, attributes: GradAttributes, geometry: Geometry) -> GradOutputs:
         """Computes FusedBatchNormGrad."""
+        ...
+
+
+@runtime_checkable
+class BatchNormRelu(BatchNorm, Protocol):
+    """Computes a relu behind FusedBatchNorm in the same pass over memory, and its gradient. Not every device does."""
+
+    def forward_relu(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
+        """Computes FusedBatchNorm with max(y, 0) for y."""
+        ...
+
+    def gradient_relu(
+        self, inputs: GradInputs, offset: Array, attributes: GradAttributes, geometry: Geometry
+    ) -> GradOutputs:
+        """Computes the gradients of `forward_relu`.
+
+        Where y was above 0 is found out from x, by the arithmetic of the forward.
+
+        Args:
+            inputs: `y_backprop` is the gradient with respect to max(y, 0).
+            offset: U, shape [C]: that of the forward.
+            attributes: As for `gradient`.
+            geometry: As for `gradient`.
+        """
         ...
 
 

@@ -66,22 +66,47 @@ class CpuBatchNorm:
 
     def forward(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
         """Computes FusedBatchNorm."""
-        kernels = self._kernels.get(inputs.x.dtype)
-        with np.errstate(all="ignore"):
-            if kernels is None or inputs.x.size == 0:
-                return fused_batch_norm(np, inputs, attributes, geometry)
-            return self._forward(kernels, inputs, attributes, geometry)
+        return self._forward(inputs, attributes, geometry, has_relu=False)
+
+    def forward_relu(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
+        """Computes FusedBatchNorm and the relu of its y."""
+        return self._forward(inputs, attributes, geometry, has_relu=True)
 
     def gradient(self, inputs: GradInputs, attributes: GradAttributes, geometry: Geometry) -> GradOutputs:
         """Computes FusedBatchNormGrad."""
+        return self._gradient(inputs, attributes, geometry, None)
+
+    def gradient_relu(
+        self, inputs: GradInputs, offset: NDArray[Any], attributes: GradAttributes, geometry: Geometry
+    ) -> GradOutputs:
+        """Computes the gradients of FusedBatchNorm and a relu behind it."""
+        return self._gradient(inputs, attributes, geometry, offset)
+
+    def _forward(
+        self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry, *, has_relu: bool
+    ) -> ForwardOutputs:
         kernels = self._kernels.get(inputs.x.dtype)
         with np.errstate(all="ignore"):
             if kernels is None or inputs.x.size == 0:
-                return fused_batch_norm_grad(np, inputs, attributes, geometry)
-            return self._gradient(kernels, inputs, attributes, geometry)
+                return fused_batch_norm(np, inputs, attributes, geometry, has_relu=has_relu)
+            return self._run_forward(kernels, inputs, attributes, geometry, has_relu)
 
-    def _forward(
-        self, kernels: Kernels, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry
+    def _gradient(
+        self, inputs: GradInputs, attributes: GradAttributes, geometry: Geometry, relu_offset: NDArray[Any] | None
+    ) -> GradOutputs:
+        kernels = self._kernels.get(inputs.x.dtype)
+        with np.errstate(all="ignore"):
+            if kernels is None or inputs.x.size == 0:
+                return fused_batch_norm_grad(np, inputs, attributes, geometry, relu_offset)
+            return self._run_gradient(kernels, inputs, attributes, geometry, relu_offset)
+
+    def _run_forward(
+        self,
+        kernels: Kernels,
+        inputs: ForwardInputs,
+        attributes: ForwardAttributes,
+        geometry: Geometry,
+        has_relu: bool,
     ) -> ForwardOutputs:
         y = self._device.empty(inputs.x.shape, inputs.x.dtype)
         if attributes.is_training:
@@ -89,7 +114,7 @@ class CpuBatchNorm:
         else:
             mean, variance = inputs.mean.astype(np.float64), inputs.variance.astype(np.float64)
         x, scale, offset = kernels.flat(inputs.x), _aligned(inputs.scale), _aligned(inputs.offset)
-        arguments = (x, scale, offset, attributes.epsilon, attributes.is_training)
+        arguments = (x, scale, offset, attributes.epsilon, attributes.is_training, has_relu)
         outputs = (mean, variance, kernels.flat(y))
         rows = _Rows.of(geometry)
         if rows:
@@ -99,8 +124,13 @@ class CpuBatchNorm:
             self._run(kernels, kernels.planes_forward, arguments + planes.arguments() + outputs, planes.num_chunks)
         return _forward_outputs(inputs, attributes, geometry, y, mean, variance)
 
-    def _gradient(
-        self, kernels: Kernels, inputs: GradInputs, attributes: GradAttributes, geometry: Geometry
+    def _run_gradient(
+        self,
+        kernels: Kernels,
+        inputs: GradInputs,
+        attributes: GradAttributes,
+        geometry: Geometry,
+        relu_offset: NDArray[Any] | None,
     ) -> GradOutputs:
         x_backprop = self._device.empty(inputs.x.shape, inputs.x.dtype)
         x, dy, scale = kernels.flat(inputs.x), kernels.flat(inputs.y_backprop), _aligned(inputs.scale)
@@ -111,11 +141,17 @@ class CpuBatchNorm:
         outputs = (totals, dots, scale_backprop, offset_backprop, kernels.flat(x_backprop))
         rows = _Rows.of(geometry)
         if rows:
-            arguments = (dy, x, scale, rows.expand(mean), *options, *rows.arguments(scale.dtype))
+            affine = (np.empty(0, scale.dtype),) * 2
+            if relu_offset is not None:
+                # As the kernel of the forward computes it, to the last bit.
+                multiplier = scale / np.sqrt(variance.astype(np.float64) + attributes.epsilon)
+                affine = (rows.expand(multiplier.astype(scale.dtype)), rows.expand(relu_offset))
+            arguments = (dy, x, scale, rows.expand(mean), *affine, *options, *rows.arguments(scale.dtype))
             self._run(kernels, kernels.rows_gradient, arguments + outputs, rows.num_chunks)
         else:
             planes = _Planes.of(geometry, x.nbytes + dy.nbytes)
-            arguments = (dy, x, scale, mean, *options, *planes.arguments())
+            offset = np.empty(0, scale.dtype) if relu_offset is None else _aligned(relu_offset)
+            arguments = (dy, x, scale, mean, offset, *options, *planes.arguments())
             self._run(kernels, kernels.planes_gradient, arguments + outputs, planes.num_chunks)
         nothing = np.empty(0, scale.dtype)
         return GradOutputs(x_backprop, scale_backprop, offset_backprop, nothing, nothing.copy())

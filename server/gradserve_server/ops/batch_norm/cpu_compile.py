@@ -26,15 +26,15 @@ def compile_kernels(dtype: np.dtype[Any], stop: Callable[[], bool]) -> Kernels |
     element, param = _TYPES[dtype]
     x, u, y = _read_only(element), _read_only(param), element[::1]
     counters, sums = types.int64[::1], types.float64[::1]
-    forward = (x, u, u, types.float64, types.boolean)
-    gradient = (x, x, u, u, u, types.float64, types.boolean)
+    forward = (x, u, u, types.float64, types.boolean, types.boolean)
+    gradient, frozen = (x, x, u, u), (u, types.float64, types.boolean)
     rows = (types.int64, types.int64, types.int64, types.float64[:, :, ::1], param[:, :, ::1], param[::1])
     planes = (types.int64, types.int64)
     signatures: dict[Any, tuple[Any, ...]] = {
         wait_until_done: (counters, types.int64),
-        cpu_rows.rows_gradient: (*gradient, *rows, sums, sums, param[::1], param[::1], y, counters),
+        cpu_rows.rows_gradient: (*gradient, u, u, *frozen, *rows, sums, sums, param[::1], param[::1], y, counters),
         cpu_rows.rows_forward: (*forward, *rows, sums, sums, y, counters),
-        cpu_planes.planes_gradient: (*gradient, *planes, sums, sums, param[::1], param[::1], y, counters),
+        cpu_planes.planes_gradient: (*gradient, u, *frozen, *planes, sums, sums, param[::1], param[::1], y, counters),
         cpu_planes.planes_forward: (*forward, *planes, sums, sums, y, counters),
     }
     compiled: dict[str, Kernel] = {}

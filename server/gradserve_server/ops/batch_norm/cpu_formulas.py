@@ -1,9 +1,32 @@
-"""What the kernels on the host compute once for each channel. See `cpu_kernels`."""
+"""Formulas of the kernels on the host, for one channel or one element. See `cpu_kernels`."""
 
 from typing import Any
 
 import numpy as np
 from numba.extending import register_jitable
+
+from gradserve_server.devices.activations import INLINED, number_like
+
+
+@register_jitable(**INLINED)
+def normalized(difference: Any, multiplier: Any, offset: Any) -> Any:
+    """Returns y of the forward; `difference` is x - mean.
+
+    The gradient computes it again where there is a relu: the same arithmetic gives the same bits.
+    """
+    return difference * multiplier + offset
+
+
+@register_jitable(**INLINED)
+def relu(y: Any) -> Any:
+    """Returns the larger of y and 0, NaN for NaN."""
+    return number_like(y, 0) if y <= 0 else y
+
+
+@register_jitable(**INLINED)
+def relu_gradient(dy: Any, y: Any) -> Any:
+    """Returns the gradient with respect to y, given that with respect to relu(y)."""
+    return dy if y > 0 else number_like(dy, 0)
 
 
 @register_jitable

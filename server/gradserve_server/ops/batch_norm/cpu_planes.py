@@ -5,7 +5,14 @@ from typing import Any
 from numba.extending import register_jitable
 
 from gradserve_server.devices.intrinsics import DONE, count_up, load, store, widen
-from gradserve_server.ops.batch_norm.cpu_formulas import forward_multiplier, gradient_factors, scale_gradient
+from gradserve_server.ops.batch_norm.cpu_formulas import (
+    forward_multiplier,
+    gradient_factors,
+    normalized,
+    relu,
+    relu_gradient,
+    scale_gradient,
+)
 
 _BLOCK_ELEMENTS = 2048
 _NUM_FIRST = 16
@@ -19,6 +26,7 @@ def planes_forward(
     offset: Any,
     epsilon: Any,
     is_training: Any,
+    has_relu: Any,
     inner: Any,
     chunk_channels: Any,
     mean: Any,
@@ -34,6 +42,7 @@ def planes_forward(
         offset: U [channels].
         epsilon: float64.
         is_training: Whether the moments are those of x.
+        has_relu: Whether a relu follows.
         inner: The size of a plane.
         chunk_channels: The channels of a chunk.
         mean: float64 [channels]: a result in training, else an input.
@@ -65,11 +74,14 @@ def planes_forward(
         for image in range(outer - 1, -1, -1):
             for channel in range(channel_first, channel_end):
                 m = widen(x, mean[channel])
-                multiplier = widen(x, forward_multiplier(variance[channel], scale[channel], epsilon))
+                # Of the variance that the gradient gets.
+                rounded = widen(x, variance[channel])
+                multiplier = widen(x, forward_multiplier(rounded, scale[channel], epsilon))
                 summand = offset[channel]
                 plane = (image * channels + channel) * inner
                 for index in range(plane, plane + inner):
-                    store(y, index, (load(x, index) - m) * multiplier + summand)
+                    value = normalized(load(x, index) - m, multiplier, summand)
+                    store(y, index, relu(value) if has_relu else value)
         count_up(counters, DONE)
         chunk = count_up(counters, _TAKEN)
 
@@ -103,6 +115,7 @@ def planes_gradient(
     x: Any,
     scale: Any,
     mean: Any,
+    offset: Any,
     variance: Any,
     epsilon: Any,
     is_training: Any,
@@ -122,6 +135,7 @@ def planes_gradient(
         x: T, flat.
         scale: U [channels].
         mean: U [channels].
+        offset: U [channels], that of the forward, if a relu followed. Else empty.
         variance: U [channels].
         epsilon: float64.
         is_training: Whether mean and variance depend on x.
@@ -134,7 +148,7 @@ def planes_gradient(
         dx: T, flat: the result.
         counters: int64 [2], zeros.
     """
-    channels = len(scale)
+    channels, has_relu = len(scale), len(offset) > 0
     outer = x.size // (channels * inner)
     num_chunks = -(-channels // chunk_channels)
     chunk = count_up(counters, _TAKEN)
@@ -144,9 +158,11 @@ def planes_gradient(
         for image in range(outer):
             for channel in range(channel_first, channel_end):
                 plane = (image * channels + channel) * inner
+                b = widen(x, forward_multiplier(variance[channel], scale[channel], epsilon))
+                c = offset[channel] if has_relu else widen(x, 0)
                 for first in range(0, inner, _BLOCK_ELEMENTS):
                     size = min(_BLOCK_ELEMENTS, inner - first)
-                    total, dot = _products_of_block(dy, x, mean[channel], plane + first, size)
+                    total, dot = _products_of_block(dy, x, mean[channel], b, c, has_relu, plane + first, size)
                     totals[channel] += total
                     dots[channel] += dot
         for channel in range(channel_first, channel_end):
@@ -161,23 +177,34 @@ def planes_gradient(
                 )
                 f, s = widen(x, factor), widen(x, slope)
                 m, mean_dy = mean[channel], widen(x, totals[channel] / (outer * inner))
+                b = widen(x, forward_multiplier(variance[channel], scale[channel], epsilon))
+                c = offset[channel] if has_relu else widen(x, 0)
                 plane = (image * channels + channel) * inner
                 if is_training:
                     for index in range(plane, plane + inner):
-                        store(dx, index, (load(dy, index) - mean_dy) * f - (load(x, index) - m) * s)
+                        g, difference = load(dy, index), load(x, index) - m
+                        if has_relu:
+                            g = relu_gradient(g, normalized(difference, b, c))
+                        store(dx, index, (g - mean_dy) * f - difference * s)
                 else:
                     for index in range(plane, plane + inner):
-                        store(dx, index, load(dy, index) * f)
+                        g = load(dy, index)
+                        if has_relu:
+                            g = relu_gradient(g, normalized(load(x, index) - m, b, c))
+                        store(dx, index, g * f)
         count_up(counters, DONE)
         chunk = count_up(counters, _TAKEN)
 
 
 @register_jitable(fastmath={"contract", "reassoc"})
-def _products_of_block(dy: Any, x: Any, mean: Any, first: Any, size: Any) -> Any:
-    """Returns the sums of dy and of dy (x - mean) over `size` elements."""
-    total = load(dy, first)
-    dot = load(dy, first) * (load(x, first) - mean)
-    for index in range(first + 1, first + size):
-        total += load(dy, index)
-        dot += load(dy, index) * (load(x, index) - mean)
+def _products_of_block(dy: Any, x: Any, mean: Any, b: Any, c: Any, has_relu: Any, first: Any, size: Any) -> Any:
+    """Returns the sums of dy and of dy (x - mean) over `size` elements, dy being led through the relu first."""
+    total = widen(x, 0)
+    dot = widen(x, 0)
+    for index in range(first, first + size):
+        g, difference = load(dy, index), load(x, index) - mean
+        if has_relu:
+            g = relu_gradient(g, normalized(difference, b, c))
+        total += g
+        dot += g * difference
     return total, dot

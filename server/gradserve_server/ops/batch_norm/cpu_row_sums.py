@@ -8,6 +8,7 @@ from typing import Any
 from numba.extending import register_jitable
 
 from gradserve_server.devices.intrinsics import load, store
+from gradserve_server.ops.batch_norm.cpu_formulas import normalized, relu_gradient
 
 _BLOCK_ROWS = 128
 
@@ -112,13 +113,25 @@ def combine_moments(x: Any, repeats: Any, inner: Any, chunk_rows: Any, partial: 
 
 
 @register_jitable
-def products_of_chunk(dy: Any, x: Any, mean: Any, chunk_first: Any, chunk_end: Any, scratch: Any, partial: Any) -> None:
+def products_of_chunk(
+    dy: Any,
+    x: Any,
+    mean: Any,
+    multiplier: Any,
+    offset: Any,
+    chunk_first: Any,
+    chunk_end: Any,
+    scratch: Any,
+    partial: Any,
+) -> None:
     """Computes for each column the sums of dy and of dy (x - mean) over some rows.
 
     Args:
         dy: T, flat.
         x: T, flat.
         mean: U [columns].
+        multiplier: U [columns] if y went through a relu, that dy is first to be led through; else empty.
+        offset: As `multiplier`.
         chunk_first: The first row.
         chunk_end: The row after the last.
         scratch: U [2, columns].
@@ -129,16 +142,18 @@ def products_of_chunk(dy: Any, x: Any, mean: Any, chunk_first: Any, chunk_end: A
     totals[:], dots[:] = 0, 0
     for first in range(chunk_first, chunk_end, _BLOCK_ROWS):
         end = min(first + _BLOCK_ROWS, chunk_end)
-        _sum_products_of_block(dy, x, mean, first, end, block_totals, block_dots)
+        _sum_products_of_block(dy, x, mean, multiplier, offset, first, end, block_totals, block_dots)
         for column in range(len(mean)):
             store(totals, column, totals[column] + block_totals[column])
             store(dots, column, dots[column] + block_dots[column])
 
 
 @register_jitable(fastmath={"contract"})
-def _sum_products_of_block(dy: Any, x: Any, mean: Any, first: Any, end: Any, totals: Any, dots: Any) -> None:
+def _sum_products_of_block(
+    dy: Any, x: Any, mean: Any, multiplier: Any, offset: Any, first: Any, end: Any, totals: Any, dots: Any
+) -> None:
     totals[:], dots[:] = 0, 0
-    columns = len(mean)
+    columns, has_relu = len(mean), len(offset) > 0
     num_quads = (end - first) // 4
     for quad in range(num_quads):
         row = (first + 4 * quad) * columns
@@ -148,19 +163,37 @@ def _sum_products_of_block(dy: Any, x: Any, mean: Any, first: Any, end: Any, tot
             second_dy, second_x = load(dy, row + columns + column), load(x, row + columns + column) - m
             third_dy, third_x = load(dy, row + 2 * columns + column), load(x, row + 2 * columns + column) - m
             fourth_dy, fourth_x = load(dy, row + 3 * columns + column), load(x, row + 3 * columns + column) - m
+            if has_relu:
+                b, c = load(multiplier, column), load(offset, column)
+                first_dy = relu_gradient(first_dy, normalized(first_x, b, c))
+                second_dy = relu_gradient(second_dy, normalized(second_x, b, c))
+                third_dy = relu_gradient(third_dy, normalized(third_x, b, c))
+                fourth_dy = relu_gradient(fourth_dy, normalized(fourth_x, b, c))
             store(totals, column, totals[column] + ((first_dy + second_dy) + (third_dy + fourth_dy)))
             products = (first_dy * first_x + second_dy * second_x) + (third_dy * third_x + fourth_dy * fourth_x)
             store(dots, column, dots[column] + products)
     for index in range(first + 4 * num_quads, end):
         row = index * columns
         for column in range(columns):
-            store(totals, column, totals[column] + load(dy, row + column))
-            store(dots, column, dots[column] + load(dy, row + column) * (load(x, row + column) - load(mean, column)))
+            g, difference = load(dy, row + column), load(x, row + column) - load(mean, column)
+            if has_relu:
+                g = relu_gradient(g, normalized(difference, load(multiplier, column), load(offset, column)))
+            store(totals, column, totals[column] + g)
+            store(dots, column, dots[column] + g * difference)
 
 
-@register_jitable
+@register_jitable(fastmath={"contract"})
 def combine_products(
-    dy: Any, x: Any, mean: Any, repeats: Any, inner: Any, partial: Any, totals: Any, dots: Any
+    dy: Any,
+    x: Any,
+    mean: Any,
+    multiplier: Any,
+    offset: Any,
+    repeats: Any,
+    inner: Any,
+    partial: Any,
+    totals: Any,
+    dots: Any,
 ) -> None:
     """Computes the sums of the channels.
 
@@ -168,6 +201,8 @@ def combine_products(
         dy: T, flat.
         x: T, flat.
         mean: U [columns].
+        multiplier: As for `products_of_chunk`.
+        offset: As for `products_of_chunk`.
         repeats: A row is `repeats` times [channels, inner] elements.
         inner: See `repeats`.
         partial: float64 [chunks, 2, columns], from `products_of_chunk`; changed.
@@ -182,8 +217,11 @@ def combine_products(
             store(column_dots, column, column_dots[column] + partial[chunk, 1, column])
     for column in range(columns - x.size % columns, columns):
         index = x.size - columns + column
-        column_totals[column] += load(dy, index)
-        column_dots[column] += load(dy, index) * (load(x, index) - load(mean, column))
+        g, difference = load(dy, index), load(x, index) - load(mean, column)
+        if len(offset) > 0:
+            g = relu_gradient(g, normalized(difference, load(multiplier, column), load(offset, column)))
+        column_totals[column] += g
+        column_dots[column] += g * difference
     channels = len(totals)
     totals[:], dots[:] = 0, 0
     for repeat in range(repeats):

@@ -4,8 +4,15 @@ from typing import Any
 
 from numba.extending import register_jitable
 
-from gradserve_server.devices.intrinsics import DONE, count_up, load, store, wait_for
-from gradserve_server.ops.batch_norm.cpu_formulas import forward_multiplier, gradient_factors, scale_gradient
+from gradserve_server.devices.intrinsics import DONE, count_up, load, store, wait_for, widen
+from gradserve_server.ops.batch_norm.cpu_formulas import (
+    forward_multiplier,
+    gradient_factors,
+    normalized,
+    relu,
+    relu_gradient,
+    scale_gradient,
+)
 from gradserve_server.ops.batch_norm.cpu_row_sums import (
     combine_moments,
     combine_products,
@@ -23,6 +30,7 @@ def rows_forward(
     offset: Any,
     epsilon: Any,
     is_training: Any,
+    has_relu: Any,
     repeats: Any,
     inner: Any,
     chunk_rows: Any,
@@ -42,6 +50,7 @@ def rows_forward(
         offset: U [channels].
         epsilon: float64.
         is_training: Whether the moments are those of x.
+        has_relu: Whether a relu follows.
         repeats: A row is `repeats` times [channels, inner] elements.
         inner: See `repeats`.
         chunk_rows: The rows of a chunk.
@@ -68,12 +77,14 @@ def rows_forward(
             for column in range(columns):
                 channel = column // inner % channels
                 coefficients[column] = mean[channel]
-                coefficients[columns + column] = forward_multiplier(variance[channel], scale[channel], epsilon)
+                # Of the variance that the gradient gets.
+                rounded = widen(x, variance[channel])
+                coefficients[columns + column] = forward_multiplier(rounded, scale[channel], epsilon)
                 coefficients[2 * columns + column] = offset[channel]
             count_up(counters, _READY)
         chunk = count_up(counters, _FIRST_TAKEN)
     wait_for(counters, _READY, 1)
-    _write_affine(x, coefficients, columns, chunk_rows, len(partial), counters, y)
+    _write_affine(x, coefficients, columns, chunk_rows, len(partial), counters, has_relu, y)
 
 
 def rows_gradient(
@@ -81,6 +92,8 @@ def rows_gradient(
     x: Any,
     scale: Any,
     mean: Any,
+    multiplier: Any,
+    offset: Any,
     variance: Any,
     epsilon: Any,
     is_training: Any,
@@ -104,6 +117,8 @@ def rows_gradient(
         x: T, flat.
         scale: U [channels].
         mean: U [columns], repeated as in a row.
+        multiplier: As `mean`, if a relu followed: the factor of x - mean in y. Else empty.
+        offset: As `multiplier`, of the forward.
         variance: U [channels].
         epsilon: float64.
         is_training: Whether mean and variance depend on x.
@@ -127,9 +142,9 @@ def rows_gradient(
     chunk = count_up(counters, _FIRST_TAKEN)
     while chunk < num_chunks:
         end = min((chunk + 1) * chunk_rows, rows)
-        products_of_chunk(dy, x, mean, chunk * chunk_rows, end, scratch[chunk], partial[chunk])
+        products_of_chunk(dy, x, mean, multiplier, offset, chunk * chunk_rows, end, scratch[chunk], partial[chunk])
         if count_up(counters, _FIRST_DONE) == num_chunks - 1:
-            combine_products(dy, x, mean, repeats, inner, partial, totals, dots)
+            combine_products(dy, x, mean, multiplier, offset, repeats, inner, partial, totals, dots)
             count = x.size // channels
             for channel in range(channels):
                 dscale[channel], doffset[channel] = (
@@ -145,17 +160,19 @@ def rows_gradient(
             count_up(counters, _READY)
         chunk = count_up(counters, _FIRST_TAKEN)
     wait_for(counters, _READY, 1)
-    if is_training:
-        _write_gradient(dy, x, mean, coefficients, columns, chunk_rows, num_chunks, counters, dx)
+    if is_training or len(offset) > 0:
+        _write_gradient(
+            dy, x, mean, multiplier, offset, is_training, coefficients, columns, chunk_rows, num_chunks, counters, dx
+        )
     else:
-        _write_affine(dy, coefficients, columns, chunk_rows, num_chunks, counters, dx)
+        _write_affine(dy, coefficients, columns, chunk_rows, num_chunks, counters, False, dx)
 
 
 @register_jitable(fastmath={"contract"})
 def _write_affine(
-    x: Any, coefficients: Any, columns: Any, chunk_rows: Any, num_chunks: Any, counters: Any, y: Any
+    x: Any, coefficients: Any, columns: Any, chunk_rows: Any, num_chunks: Any, counters: Any, has_relu: Any, y: Any
 ) -> None:
-    """Writes y = (x - a) b + c, with a, b and c the coefficients."""
+    """Writes y = (x - a) b + c, with a, b and c the coefficients, or the relu of that."""
     rows = -(-x.size // columns)
     # Backwards: what was read last is still in the cache.
     chunk = num_chunks - 1 - count_up(counters, _SECOND_TAKEN)
@@ -166,8 +183,9 @@ def _write_affine(
             row = min(index * columns, x.size - columns)
             for column in range(columns):
                 difference = load(x, row + column) - load(coefficients, column)
-                value = difference * load(coefficients, columns + column) + load(coefficients, 2 * columns + column)
-                store(y, row + column, value)
+                factor, summand = load(coefficients, columns + column), load(coefficients, 2 * columns + column)
+                value = normalized(difference, factor, summand)
+                store(y, row + column, relu(value) if has_relu else value)
         count_up(counters, DONE)
         chunk = num_chunks - 1 - count_up(counters, _SECOND_TAKEN)
 
@@ -177,6 +195,9 @@ def _write_gradient(
     dy: Any,
     x: Any,
     mean: Any,
+    multiplier: Any,
+    offset: Any,
+    is_training: Any,
     coefficients: Any,
     columns: Any,
     chunk_rows: Any,
@@ -184,7 +205,8 @@ def _write_gradient(
     counters: Any,
     dx: Any,
 ) -> None:
-    """Writes dx = (dy - a) b - (x - mean) c, with a, b and c the coefficients."""
+    """Writes dx = (dy - a) b - (x - mean) c, with a, b and c the coefficients; dy b unless in training."""
+    has_relu = len(offset) > 0
     rows = -(-x.size // columns)
     chunk = num_chunks - 1 - count_up(counters, _SECOND_TAKEN)
     while chunk >= 0:
@@ -192,8 +214,12 @@ def _write_gradient(
         for index in range(chunk * chunk_rows, end):
             row = min(index * columns, x.size - columns)
             for column in range(columns):
-                value = (load(dy, row + column) - load(coefficients, column)) * load(coefficients, columns + column)
-                difference = load(x, row + column) - load(mean, column)
-                store(dx, row + column, value - difference * load(coefficients, 2 * columns + column))
+                g, difference = load(dy, row + column), load(x, row + column) - load(mean, column)
+                if has_relu:
+                    g = relu_gradient(g, normalized(difference, load(multiplier, column), load(offset, column)))
+                value = (g - load(coefficients, column)) * load(coefficients, columns + column)
+                if is_training:
+                    value -= difference * load(coefficients, 2 * columns + column)
+                store(dx, row + column, value)
         count_up(counters, DONE)
         chunk = num_chunks - 1 - count_up(counters, _SECOND_TAKEN)

@@ -6,6 +6,7 @@ which follow Ioffe and Szegedy, "Batch Normalization", 2015.
 
 from typing import Any
 
+from gradserve_server.devices.device import Array
 from gradserve_server.ops.batch_norm.spec import (
     ForwardAttributes,
     ForwardInputs,
@@ -18,7 +19,7 @@ from gradserve_server.ops.batch_norm.spec import (
 
 
 def fused_batch_norm(
-    xp: Any, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry
+    xp: Any, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry, *, has_relu: bool = False
 ) -> ForwardOutputs:
     """Normalises x over all its axes but the channels.
 
@@ -27,6 +28,8 @@ def fused_batch_norm(
 
     With f = exponential_avg_factor and Bessel's correction B = M / max(M - 1, 1), in training
     batch_mean = (1 - f) mean + f mu and batch_variance = (1 - f) variance + f B var; for f = 1 the inputs are not read.
+
+    With `has_relu`, y is max(y, 0).
     """
     param_dtype = inputs.scale.dtype
     x = inputs.x.reshape(geometry.shape).astype(param_dtype)
@@ -50,6 +53,8 @@ def fused_batch_norm(
         batch_mean, batch_variance = mean, variance
     multiplier = inputs.scale / xp.sqrt(variance + attributes.epsilon)
     y = (x - mean[:, None]) * multiplier[:, None] + inputs.offset[:, None]
+    if has_relu:
+        y = xp.maximum(y, 0)
     return ForwardOutputs(
         y=y.astype(inputs.x.dtype).reshape(inputs.x.shape),
         batch_mean=batch_mean.astype(param_dtype),
@@ -60,7 +65,13 @@ def fused_batch_norm(
     )
 
 
-def fused_batch_norm_grad(xp: Any, inputs: GradInputs, attributes: GradAttributes, geometry: Geometry) -> GradOutputs:
+def fused_batch_norm_grad(
+    xp: Any,
+    inputs: GradInputs,
+    attributes: GradAttributes,
+    geometry: Geometry,
+    relu_offset: Array | None = None,
+) -> GradOutputs:
     """Gradients of FusedBatchNorm with respect to x, scale and offset.
 
     With m and v the reserve spaces, both taken as they are, and c = 1 / sqrt(v + epsilon):
@@ -69,6 +80,9 @@ def fused_batch_norm_grad(xp: Any, inputs: GradInputs, attributes: GradAttribute
     scale_backprop  = c sum dy (x - m)
     x_backprop      = scale c (dy - mean(dy) - (x - m) c^2 mean(dy (x - m)))  in training
                     = scale c dy                                              otherwise
+
+    With `relu_offset`, the offset of the forward, dy is the gradient behind a relu: where (x - m) scale c + offset is
+    not above 0, it counts as 0.
     """
     param_dtype = inputs.scale.dtype
     nothing = xp.empty(0, param_dtype)
@@ -78,7 +92,11 @@ def fused_batch_norm_grad(xp: Any, inputs: GradInputs, attributes: GradAttribute
     x = inputs.x.reshape(geometry.shape).astype(param_dtype)
     dy = inputs.y_backprop.reshape(geometry.shape).astype(param_dtype)
     centered = x - inputs.reserve_space_1[:, None]
-    inverse_deviation = 1 / xp.sqrt(inputs.reserve_space_2 + attributes.epsilon)
+    deviation = xp.sqrt(inputs.reserve_space_2 + attributes.epsilon)
+    if relu_offset is not None:
+        y = centered * (inputs.scale / deviation)[:, None] + relu_offset[:, None]
+        dy = xp.where(y > 0, dy, 0)
+    inverse_deviation = 1 / deviation
     offset_backprop = dy.sum(axis=(0, 2))
     dot = (dy * centered).sum(axis=(0, 2))
     x_backprop = dy
