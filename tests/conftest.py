@@ -8,6 +8,7 @@ import pytest
 import gradserve
 from gradserve_server.testing import LocalServer
 from tests.core import Bench
+from tests.polling import eventually
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +21,14 @@ def server() -> Iterator[LocalServer]:
 @pytest.fixture(scope="session")
 def server_address(server: LocalServer) -> str:
     return server.address
+
+
+@pytest.fixture(scope="session")
+def _prepared_ops(server_address: str) -> None:
+    """The kernels of the server are loaded: NumPy and they do not take turns, and nothing in the process changes the
+    filters of warnings, as loading them does for a moment."""
+    with gradserve.connect(server_address, timeout=30) as client:
+        eventually(lambda: client.server_info().ops_prepared, within=100)
 
 
 @pytest.fixture

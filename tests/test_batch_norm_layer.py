@@ -15,6 +15,8 @@ import gradserve.aio
 from gradserve import BatchNormImplementation, Initializer, RandomAdjustment, Regularizer, TensorHandle
 from tests.faulty_proxy import Faults, FaultyProxy
 
+pytestmark = pytest.mark.usefixtures("_prepared_ops")
+
 T = TypeVar("T")
 
 X = np.random.RandomState(0).standard_normal((4, 5, 6, 3)).astype(np.float32) * 2 + 1

@@ -14,6 +14,8 @@ from gradserve.v1 import server_messages_pb2
 from tests.golden.batch_norm_layer_errors import LayerCall, Refusal, load_refusals, load_taken
 from tests.raw_calls import RawCalls
 
+pytestmark = pytest.mark.usefixtures("_prepared_ops")
+
 INVALID, NOT_FOUND, EXISTS = gradserve.InvalidArgumentError, gradserve.NotFoundError, gradserve.AlreadyExistsError
 
 WORDS = {

@@ -10,6 +10,8 @@ from gradserve import Regularizer
 from tests.golden.batch_norm_layer import LayerCase, assert_arrays, assert_call, load_layer_cases
 from tests.golden.seeded_layer_inputs import LayerInputs
 
+pytestmark = pytest.mark.usefixtures("_prepared_ops")
+
 IMPLEMENTATIONS = {"slim fused": "FUSED", "core fused": "CORE_FUSED", "core unfused": "CORE", "legacy": "LEGACY"}
 GRADIENTS = {"x": "inputs"} | {
     name: name for name in ("beta", "gamma", "batch_weights", "adjustment_scale", "adjustment_bias")

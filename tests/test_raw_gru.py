@@ -18,7 +18,8 @@ from tests.golden.gru_block_cell import (
     load_forward_cases,
     load_gradient_cases,
 )
-from tests.polling import eventually
+
+pytestmark = pytest.mark.usefixtures("_prepared_ops")
 
 GRADIENT: dict[str, Any] = dict(
     vars(next(case for case in load_gradient_cases() if case.name == "float32-odd-gradient").inputs)
@@ -39,13 +40,6 @@ def large() -> dict[str, Any]:
 
 def equal(ours: Any, theirs: Any) -> bool:
     return all(np.array_equal(one, other) for one, other in zip(ours, theirs, strict=True))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _prepared(server_address: str) -> None:
-    """What is computed twice is compared to the bit, so NumPy and the kernels must not take turns."""
-    with gradserve.connect(server_address, timeout=30) as client:
-        eventually(lambda: client.server_info().ops_prepared, within=100)
 
 
 # --- Numbers

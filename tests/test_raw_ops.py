@@ -20,7 +20,8 @@ from tests.golden.fused_batch_norm import (
     load_gradient_cases,
     load_output_names,
 )
-from tests.polling import eventually
+
+pytestmark = pytest.mark.usefixtures("_prepared_ops")
 
 X = np.random.RandomState(0).standard_normal((4, 5, 6, 3)).astype(np.float32)
 CHANNELS = np.array([1.0, 2.0, 3.0], np.float32)
@@ -46,13 +47,6 @@ def arguments(case: ForwardCase | GradientCase) -> dict[str, Any]:
 
 def equal(ours: Any, theirs: Any) -> bool:
     return all(np.array_equal(one, other) for one, other in zip(ours, theirs, strict=True))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _prepared(server_address: str) -> None:
-    """What is computed twice is compared to the bit, so NumPy and the kernels must not take turns."""
-    with gradserve.connect(server_address, timeout=30) as client:
-        eventually(lambda: client.server_info().ops_prepared, within=100)
 
 
 # --- Numbers
