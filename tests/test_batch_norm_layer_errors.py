@@ -9,7 +9,7 @@ import pytest
 
 import gradserve
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
-from gradserve.v1 import batch_norm_layer_pb2 as layer_pb2
+from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve.v1 import server_messages_pb2
 from tests.golden.batch_norm_layer_errors import LayerCall, Refusal, load_refusals, load_taken
 from tests.raw_calls import RawCalls
@@ -139,7 +139,7 @@ class Attempt:
 
     def state(self) -> Any:
         """Returns all layers as described, and what of the server is used."""
-        layers = self.raw.call("ListLayers", messages_pb2.ListLayersRequest(container=self.container))
+        layers = self.raw.call("ListBatchNormLayers", messages_pb2.ListBatchNormLayersRequest(container=self.container))
         return layers, self.raw.call("GetServerInfo", server_messages_pb2.GetServerInfoRequest()).usage
 
     def make(self, call: LayerCall) -> None:
@@ -167,8 +167,8 @@ def attempt(client: gradserve.Client, raw: RawCalls, name: str) -> Iterator[Atte
         warnings.simplefilter("ignore", gradserve.IgnoredArgumentWarning)
         yield Attempt(client, raw, name)
     for layer in client.list_batch_norm_layers(container=name):
-        ref = layer_pb2.BatchNormLayerRef(container=name, name=layer.name)
-        raw.call("DeleteLayer", messages_pb2.DeleteLayerRequest(layer=ref))
+        ref = batch_norm_pb2.BatchNormLayerRef(container=name, name=layer.name)
+        raw.call("DeleteBatchNormLayer", messages_pb2.DeleteBatchNormLayerRequest(layer=ref))
 
 
 def must_refuse(attempt: Attempt, refusal: Refusal, error: type[Exception], *texts: str) -> None:

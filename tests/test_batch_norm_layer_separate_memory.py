@@ -8,8 +8,8 @@ import pytest
 
 import gradserve
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
-from gradserve.v1 import batch_norm_layer_pb2 as layer_pb2
-from gradserve.v1 import tensor_pb2
+from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+from gradserve.v1 import layer_pb2, tensor_pb2
 from gradserve_server import app
 from gradserve_server.testing import LocalServer
 from tests.raw_calls import RawCalls
@@ -200,15 +200,17 @@ def test_variables_by_handle_do_not_travel(
     server: LocalServer, client: gradserve.Client, layer: gradserve.BatchNormLayer, device: SeparateDevice
 ) -> None:
     layer(X, keep=True)
-    request = messages_pb2.GetVariablesRequest(layer=layer_pb2.BatchNormLayerRef(name="layer"), names=["gamma"])
+    request = messages_pb2.GetBatchNormVariablesRequest(
+        layer=batch_norm_pb2.BatchNormLayerRef(name="layer"), names=["gamma"]
+    )
     request.placement.mode = tensor_pb2.Placement.MODE_KEEP
     with RawCalls(server.address) as raw:
-        (gamma,) = raw.call("GetVariables", request).variables
+        (gamma,) = raw.call("GetBatchNormVariables", request).variables
     assert device.copied_out == 0
     with RawCalls(server.address) as raw:
         raw.call(
-            "SetVariables",
-            messages_pb2.SetVariablesRequest(
+            "SetBatchNormVariables",
+            messages_pb2.SetBatchNormVariablesRequest(
                 layer=request.layer, variables=[layer_pb2.NamedTensor(name="beta", tensor=gamma.tensor)]
             ),
         )

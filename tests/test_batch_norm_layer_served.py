@@ -16,9 +16,9 @@ from pydantic import ByteSize
 
 import gradserve
 from gradserve.calls import methods
-from gradserve.v1 import accumulator_messages_pb2, accumulator_pb2, tensor_pb2
+from gradserve.v1 import accumulator_messages_pb2, accumulator_pb2, layer_pb2, tensor_pb2
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
-from gradserve.v1 import batch_norm_layer_pb2 as layer_pb2
+from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve_server.config import LimitsConfig, ServerConfig
 from gradserve_server.errors import UnavailableError
 from gradserve_server.rpc.batch_norm_layer_service import BatchNormLayerServicer
@@ -43,8 +43,8 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def ref(bn: Any) -> layer_pb2.BatchNormLayerRef:
-    return layer_pb2.BatchNormLayerRef(container=bn.container, name=bn.name)
+def ref(bn: Any) -> batch_norm_pb2.BatchNormLayerRef:
+    return batch_norm_pb2.BatchNormLayerRef(container=bn.container, name=bn.name)
 
 
 def numbered(number: int) -> np.ndarray:
@@ -162,7 +162,7 @@ def lose_replies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return answer
 
-    for method in ("CreateLayer", "Forward", "RunUpdates", "Backward"):
+    for method in ("CreateBatchNormLayer", "BatchNormForward", "RunBatchNormUpdates", "BatchNormBackward"):
         monkeypatch.setattr(BatchNormLayerServicer, method, losing(method))
     return lost
 
@@ -200,7 +200,7 @@ def test_every_forward_counts_once_though_replies_are_lost(
         bn.delete()
         usage = client.server_info().usage
         assert (usage["num_bytes"], usage["num_handles"]) == (0, 0)
-    assert {"Forward", "Backward"} <= set(lost)
+    assert {"BatchNormForward", "BatchNormBackward"} <= set(lost)
 
 
 def test_updates_of_a_collection_across_layers(client: gradserve.Client, name: str) -> None:
@@ -213,9 +213,9 @@ def test_updates_of_a_collection_across_layers(client: gradserve.Client, name: s
 
     def run(collection: str, container: str = name, *forward_ids: str) -> int:
         with RawCalls(client.address) as raw:
-            target = messages_pb2.CollectionRef(container=container, name=collection)
-            request = messages_pb2.RunUpdatesRequest(collection=target, forward_ids=forward_ids)
-            num_run: int = raw.call("RunUpdates", request).num_run
+            target = layer_pb2.LayerCollectionRef(container=container, name=collection)
+            request = messages_pb2.RunBatchNormUpdatesRequest(collection=target, forward_ids=forward_ids)
+            num_run: int = raw.call("RunBatchNormUpdates", request).num_run
             return num_run
 
     assert run("one", "elsewhere") == run("three") == 0
@@ -239,8 +239,8 @@ def test_pages_of_a_list_that_changes(client: gradserve.Client, raw: RawCalls, n
     def pages(change: Callable[[], Any] = lambda: None, **fields: Any) -> Iterator[list[str]]:
         token = ""
         while True:
-            request = messages_pb2.ListLayersRequest(container=name, page_size=7, page_token=token, **fields)
-            page = raw.call("ListLayers", request)
+            request = messages_pb2.ListBatchNormLayersRequest(container=name, page_size=7, page_token=token, **fields)
+            page = raw.call("ListBatchNormLayers", request)
             yield [each.layer.name for each in page.layers]
             token = page.next_page_token
             if not token:
@@ -297,8 +297,8 @@ def test_values_that_are_given_away_stay_what_they_were(client: gradserve.Client
     handle = client.put(values)
     bn.set_variables({"beta": handle})
     placement = tensor_pb2.Placement(mode=tensor_pb2.Placement.MODE_KEEP)
-    request = messages_pb2.GetVariablesRequest(layer=ref(bn), names=["beta"], placement=placement)
-    read = raw.call("GetVariables", request).variables[0].tensor.handle
+    request = messages_pb2.GetBatchNormVariablesRequest(layer=ref(bn), names=["beta"], placement=placement)
+    read = raw.call("GetBatchNormVariables", request).variables[0].tensor.handle
     acc = client.conditional_accumulator("float32", values.shape, name)
     for each in (handle.handle, read):
         give_away(raw, each, name)
@@ -367,11 +367,11 @@ def test_a_result_that_does_not_fit_changes_nothing(name: str) -> None:
 def test_forwards_that_are_unknown_are_passed_over(client: gradserve.Client, raw: RawCalls) -> None:
     bn = averaging_layer(client, updates_collections="mine")
     x = tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_FLOAT64, shape=(2, 2), content=numbered(2).tobytes())
-    request = messages_pb2.ForwardRequest(layer=ref(bn), inputs=x, forward_id="a", released_forward_ids=MANY)
-    assert raw.call("Forward", request).has_pending_updates
-    assert raw.call("ReleaseForwards", messages_pb2.ReleaseForwardsRequest(layer=ref(bn), forward_ids=MANY)) == (
-        messages_pb2.ReleaseForwardsResponse()
-    )
-    request = messages_pb2.RunUpdatesRequest(layer=ref(bn), forward_ids=[*MANY[1:], "a"])
-    assert raw.call("RunUpdates", request).num_run == 1
+    request = messages_pb2.BatchNormForwardRequest(layer=ref(bn), inputs=x, forward_id="a", released_forward_ids=MANY)
+    assert raw.call("BatchNormForward", request).has_pending_updates
+    assert raw.call(
+        "ReleaseBatchNormForwards", messages_pb2.ReleaseBatchNormForwardsRequest(layer=ref(bn), forward_ids=MANY)
+    ) == (messages_pb2.ReleaseBatchNormForwardsResponse())
+    request = messages_pb2.RunBatchNormUpdatesRequest(layer=ref(bn), forward_ids=[*MANY[1:], "a"])
+    assert raw.call("RunBatchNormUpdates", request).num_run == 1
     bn.delete()

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
-from gradserve.v1 import batch_norm_layer_pb2 as layer_pb2
-from gradserve.v1 import tensor_pb2
+from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+from gradserve.v1 import layer_pb2, tensor_pb2
 from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.pool import BufferPool
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
@@ -18,16 +18,23 @@ from gradserve_server.rpc.tensors import Placer
 from gradserve_server.tensors.store import TensorStore
 from tests.layers import KEY, LayerBench
 
-LAYER = layer_pb2.BatchNormLayerRef(container=KEY.container, name=KEY.name)
+LAYER = batch_norm_pb2.BatchNormLayerRef(container=KEY.container, name=KEY.name)
 STORED = tensor_pb2.Tensor(handle="stored")
 BETA = layer_pb2.NamedTensor(name="beta", tensor=STORED)
 
 Call = Callable[[BatchNormLayerServicer], Any]
 CALLS: dict[str, tuple[tuple[int, ...], Call]] = {
-    "forward": ((4, 3), lambda service: service.Forward(messages_pb2.ForwardRequest(layer=LAYER, inputs=STORED), None)),
+    "forward": (
+        (4, 3),
+        lambda service: service.BatchNormForward(
+            messages_pb2.BatchNormForwardRequest(layer=LAYER, inputs=STORED), None
+        ),
+    ),
     "set_variables": (
         (3,),
-        lambda service: service.SetVariables(messages_pb2.SetVariablesRequest(layer=LAYER, variables=[BETA]), None),
+        lambda service: service.SetBatchNormVariables(
+            messages_pb2.SetBatchNormVariablesRequest(layer=LAYER, variables=[BETA]), None
+        ),
     ),
 }
 

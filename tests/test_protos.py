@@ -85,7 +85,7 @@ def test_the_client_uses_every_method(method: str) -> None:
             *(batch_norm, cudnn_rnn, cudnn_rnn_params, gru),
         )
     )
-    sources = re.sub(r"\(\s+", "(", sources)
+    sources = re.sub(r"([(,])\s+", r"\1 ", sources).replace("( ", "(")
     # As the method of a unary exchange, with tensors in the request, as an op, or at the end of the path of a stream.
     spellings = (
         *(f'Unary("{service}", "{method}"', f'Unary(_SERVICE, "{method}"', f'call_with_inputs(_SERVICE, "{method}"'),

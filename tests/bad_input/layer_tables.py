@@ -9,8 +9,8 @@ import numpy as np
 from google.protobuf.message import Message
 
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
-from gradserve.v1 import batch_norm_layer_pb2 as layer_pb2
-from gradserve.v1 import tensor_pb2
+from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+from gradserve.v1 import layer_pb2, tensor_pb2
 from tests.bad_input.requests import (
     ABORTED,
     EXHAUSTED,
@@ -32,49 +32,51 @@ SHORT = tensor_pb2.Tensor(dtype=F32, shape=[4, 3], content=bytes(47))
 NEITHER = tensor_pb2.Tensor()
 
 
-def layer(name: str = "bn", **fields: Any) -> layer_pb2.BatchNormLayerRef:
-    return layer_pb2.BatchNormLayerRef(name=name, **fields)
+def layer(name: str = "bn", **fields: Any) -> batch_norm_pb2.BatchNormLayerRef:
+    return batch_norm_pb2.BatchNormLayerRef(name=name, **fields)
 
 
-def config(**fields: Any) -> layer_pb2.BatchNormConfig:
-    return layer_pb2.BatchNormConfig(**fields)
+def config(**fields: Any) -> batch_norm_pb2.BatchNormConfig:
+    return batch_norm_pb2.BatchNormConfig(**fields)
 
 
 def named(**fields: Any) -> layer_pb2.Initializer:
     return layer_pb2.Initializer(named=layer_pb2.NamedInitializer(**fields))
 
 
-def drawn(*bounds: float) -> layer_pb2.RandomAdjustment:
+def drawn(*bounds: float) -> batch_norm_pb2.RandomAdjustment:
     fields = ("scale_min", "scale_max", "bias_min", "bias_max")
-    return layer_pb2.RandomAdjustment(**dict(zip(fields, bounds, strict=True)))
+    return batch_norm_pb2.RandomAdjustment(**dict(zip(fields, bounds, strict=True)))
 
 
-def create_request(name: str, **fields: Any) -> messages_pb2.CreateLayerRequest:
-    return messages_pb2.CreateLayerRequest(layer=layer(name), **fields)
+def create_request(name: str, **fields: Any) -> messages_pb2.CreateBatchNormLayerRequest:
+    return messages_pb2.CreateBatchNormLayerRequest(layer=layer(name), **fields)
 
 
-def forward_request(name: str, **fields: Any) -> messages_pb2.ForwardRequest:
-    return messages_pb2.ForwardRequest(layer=layer(name), **{"inputs": X, **fields})
+def forward_request(name: str, **fields: Any) -> messages_pb2.BatchNormForwardRequest:
+    return messages_pb2.BatchNormForwardRequest(layer=layer(name), **{"inputs": X, **fields})
 
 
-def backward_request(forward_id: str, **fields: Any) -> messages_pb2.BackwardRequest:
-    return messages_pb2.BackwardRequest(layer=layer(), **{"forward_id": forward_id, "outputs_gradient": X, **fields})
+def backward_request(forward_id: str, **fields: Any) -> messages_pb2.BatchNormBackwardRequest:
+    return messages_pb2.BatchNormBackwardRequest(
+        layer=layer(), **{"forward_id": forward_id, "outputs_gradient": X, **fields}
+    )
 
 
 LAYER_CALLS: Sequence[tuple[str, Message]] = [
     # What there is when the bad calls come.
-    ("CreateLayer", create_request("bn", config=config(in_place_updates=True, scale=True))),
-    ("Forward", forward_request("bn", forward_id="kept")),
-    ("Forward", forward_request("bn", forward_id="spent")),
-    ("Backward", backward_request("spent")),
-    ("CreateLayer", create_request("new")),
-    ("CreateLayer", create_request("drawing", config=config(adjustment=drawn(1, 1, 0, 0)))),
-    ("CreateLayer", create_request("renorm", config=config(renorm=True))),
+    ("CreateBatchNormLayer", create_request("bn", config=config(in_place_updates=True, scale=True))),
+    ("BatchNormForward", forward_request("bn", forward_id="kept")),
+    ("BatchNormForward", forward_request("bn", forward_id="spent")),
+    ("BatchNormBackward", backward_request("spent")),
+    ("CreateBatchNormLayer", create_request("new")),
+    ("CreateBatchNormLayer", create_request("drawing", config=config(adjustment=drawn(1, 1, 0, 0)))),
+    ("CreateBatchNormLayer", create_request("renorm", config=config(renorm=True))),
 ]
 
 
 def create(message: str, field: str, code: grpc.StatusCode = INVALID, *, name: str = "other", **fields: Any) -> Bad:
-    return Bad("CreateLayer", create_request(name, **fields), message, field, code)
+    return Bad("CreateBatchNormLayer", create_request(name, **fields), message, field, code)
 
 
 def configured(message: str, field: str, **fields: Any) -> Bad:
@@ -93,37 +95,51 @@ def built(
 
 
 def forward(message: str, field: str, code: grpc.StatusCode = INVALID, *, name: str = "bn", **fields: Any) -> Bad:
-    return Bad("Forward", forward_request(name, **fields), message, field, code)
+    return Bad("BatchNormForward", forward_request(name, **fields), message, field, code)
 
 
 def backward(message: str, field: str, code: grpc.StatusCode = INVALID, forward_id: str = "kept", **fields: Any) -> Bad:
-    return Bad("Backward", backward_request(forward_id, **fields), message, field, code)
+    return Bad("BatchNormBackward", backward_request(forward_id, **fields), message, field, code)
 
 
 def set_variables(message: str, field: str, code: grpc.StatusCode = INVALID, **variables: tensor_pb2.Tensor) -> Bad:
     values = [layer_pb2.NamedTensor(name=name, tensor=value) for name, value in variables.items()]
-    return Bad("SetVariables", messages_pb2.SetVariablesRequest(layer=layer(), variables=values), message, field, code)
+    return Bad(
+        "SetBatchNormVariables",
+        messages_pb2.SetBatchNormVariablesRequest(layer=layer(), variables=values),
+        message,
+        field,
+        code,
+    )
 
 
 def get_variables(message: str, field: str, name: str, *names: str) -> Bad:
-    request = messages_pb2.GetVariablesRequest(layer=layer(name), names=names)
-    return Bad("GetVariables", request, message, field, NOT_FOUND if "no variable" in message else INVALID)
+    request = messages_pb2.GetBatchNormVariablesRequest(layer=layer(name), names=names)
+    return Bad("GetBatchNormVariables", request, message, field, NOT_FOUND if "no variable" in message else INVALID)
 
 
-def of_layer(method: str, ref: layer_pb2.BatchNormLayerRef) -> Message:
+def of_layer(method: str, ref: batch_norm_pb2.BatchNormLayerRef) -> Message:
     kind = getattr(messages_pb2, f"{method}Request")
     request: Message = kind(layer=ref)
     return request
 
 
-NAMING = ("DescribeLayer", "Forward", "Backward", "ReleaseForwards", "RunUpdates", "GetVariables", "SetVariables")
+NAMING = (
+    "DescribeBatchNormLayer",
+    "BatchNormForward",
+    "BatchNormBackward",
+    "ReleaseBatchNormForwards",
+    "RunBatchNormUpdates",
+    "GetBatchNormVariables",
+    "SetBatchNormVariables",
+)
 LONG, MANY = "é" * 64 + "x", ["x"] * 100_000
 
 BAD_LAYERS = [
     # Names
     *[
         Bad(method, of_layer(method, layer("")), "the name of a layer, got an empty one", "layer.name")
-        for method in (*NAMING, "CreateLayer", "DeleteLayer")
+        for method in (*NAMING, "CreateBatchNormLayer", "DeleteBatchNormLayer")
     ],
     *[
         Bad(method, of_layer(method, ref), message, field, NOT_FOUND)
@@ -136,8 +152,8 @@ BAD_LAYERS = [
     ],
     # Reuse
     create("expected a known reuse, got 9", "reuse", reuse=9),
-    create("there is no layer 'default/other'", "layer.name", NOT_FOUND, reuse=messages_pb2.REUSE_REQUIRED),
-    create("Variable bn/beta already exists", "layer.name", EXISTS, name="bn", reuse=messages_pb2.REUSE_FORBIDDEN),
+    create("there is no layer 'default/other'", "layer.name", NOT_FOUND, reuse=layer_pb2.LAYER_REUSE_REQUIRED),
+    create("Variable bn/beta already exists", "layer.name", EXISTS, name="bn", reuse=layer_pb2.LAYER_REUSE_FORBIDDEN),
     create("configuration: scale is True, not False; in_place_updates is True", "config", EXISTS, name="bn"),
     # Numbers
     *[
@@ -283,21 +299,26 @@ BAD_LAYERS = [
     backward("expected a positive lease", "placement.lease", placement={"lease": {"nanos": -1}}),
     # Forwards that are named
     Bad(
-        "ReleaseForwards",
-        messages_pb2.ReleaseForwardsRequest(layer=layer(), forward_ids=MANY),
+        "ReleaseBatchNormForwards",
+        messages_pb2.ReleaseBatchNormForwardsRequest(layer=layer(), forward_ids=MANY),
         "expected at most 65536 forwards, got 100000",
         "forward_ids",
     ),
     Bad(
-        "RunUpdates",
-        messages_pb2.RunUpdatesRequest(layer=layer(), forward_ids=MANY),
+        "RunBatchNormUpdates",
+        messages_pb2.RunBatchNormUpdatesRequest(layer=layer(), forward_ids=MANY),
         "expected at most 65536 forwards, got 100000",
         "forward_ids",
     ),
-    Bad("RunUpdates", messages_pb2.RunUpdatesRequest(), "the name of a layer, got an empty one", "layer.name"),
     Bad(
-        "RunUpdates",
-        messages_pb2.RunUpdatesRequest(collection=messages_pb2.CollectionRef()),
+        "RunBatchNormUpdates",
+        messages_pb2.RunBatchNormUpdatesRequest(),
+        "the name of a layer, got an empty one",
+        "layer.name",
+    ),
+    Bad(
+        "RunBatchNormUpdates",
+        messages_pb2.RunBatchNormUpdatesRequest(collection=layer_pb2.LayerCollectionRef()),
         "expected the name of a collection, got an empty one",
         "collection.name",
     ),
@@ -313,12 +334,12 @@ BAD_LAYERS = [
     set_variables("expected content or a handle", "variables[0].tensor", beta=NEITHER),
     set_variables("handle 'nobody'", "variables[1].tensor.handle", NOT_FOUND, gamma=zeros(3), beta=NOBODY),
     Bad(
-        "SetVariables",
-        messages_pb2.SetVariablesRequest(layer=layer(), variables=[{"name": "beta", "tensor": zeros(3)}] * 2),
+        "SetBatchNormVariables",
+        messages_pb2.SetBatchNormVariablesRequest(layer=layer(), variables=[{"name": "beta", "tensor": zeros(3)}] * 2),
         "expected each variable once, got 'beta' twice",
         "variables[1].name",
     ),
     # Pages
-    Bad("ListLayers", messages_pb2.ListLayersRequest(page_token="x"), "page_token", "page_token"),
-    Bad("ListLayers", messages_pb2.ListLayersRequest(page_size=-1), "page_size", "page_size"),
+    Bad("ListBatchNormLayers", messages_pb2.ListBatchNormLayersRequest(page_token="x"), "page_token", "page_token"),
+    Bad("ListBatchNormLayers", messages_pb2.ListBatchNormLayersRequest(page_size=-1), "page_size", "page_size"),
 ]

@@ -115,7 +115,7 @@ def state(raw: RawCalls) -> tuple[Any, ...]:
     """Returns all that requests could change, as far as it can be seen."""
     accumulators = raw.call("ListAccumulators", messages_pb2.ListAccumulatorsRequest())
     assert not accumulators.next_page_token
-    layers = raw.call("ListLayers", layer_messages_pb2.ListLayersRequest())
+    layers = raw.call("ListBatchNormLayers", layer_messages_pb2.ListBatchNormLayersRequest())
     assert not layers.next_page_token
     tensors = raw.call("ListTensors", tensor_messages_pb2.ListTensorsRequest())
     usage = raw.call("GetServerInfo", server_messages_pb2.GetServerInfoRequest()).usage

@@ -17,8 +17,8 @@ from gradserve.calls.exchange import Download, Exchange, Operation, Pause, Unary
 from gradserve.calls.identity import RequestIds
 from gradserve.face import AsyncFace, BlockingFace
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
-from gradserve.v1 import batch_norm_layer_pb2 as layer_pb2
-from gradserve.v1 import tensor_messages_pb2, tensor_pb2
+from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+from gradserve.v1 import layer_pb2, tensor_messages_pb2, tensor_pb2
 from gradserve.wire.contents import encode_message
 from gradserve.wire.dtypes import to_data_type, to_dtype
 
@@ -90,63 +90,65 @@ class FakeLayerServer:
             case Pause(_):
                 return None
 
-    def info(self, ref: Any, config: Any = None) -> layer_pb2.BatchNormLayerInfo:
+    def info(self, ref: Any, config: Any = None) -> batch_norm_pb2.BatchNormLayerInfo:
         variables = [
             layer_pb2.VariableInfo(name=name, spec={"dtype": to_data_type(dtype), "shape": [CHANNELS]})
             for name, dtype in self.variables.items()
         ]
-        full = layer_pb2.BatchNormLayerRef(container=ref.container or "default", name=ref.name, incarnation="first")
-        return layer_pb2.BatchNormLayerInfo(layer=full, config=config, variables=variables)
+        full = batch_norm_pb2.BatchNormLayerRef(
+            container=ref.container or "default", name=ref.name, incarnation="first"
+        )
+        return batch_norm_pb2.BatchNormLayerInfo(layer=full, config=config, variables=variables)
 
-    def _CreateLayer(self, request: Any) -> Message:  # noqa: N802
-        return messages_pb2.CreateLayerResponse(info=self.info(request.layer, request.config), created=True)
+    def _CreateBatchNormLayer(self, request: Any) -> Message:  # noqa: N802
+        return messages_pb2.CreateBatchNormLayerResponse(info=self.info(request.layer, request.config), created=True)
 
-    def _DescribeLayer(self, request: Any) -> Message:  # noqa: N802
-        return messages_pb2.DescribeLayerResponse(info=self.info(request.layer))
+    def _DescribeBatchNormLayer(self, request: Any) -> Message:  # noqa: N802
+        return messages_pb2.DescribeBatchNormLayerResponse(info=self.info(request.layer))
 
-    def _ListLayers(self, request: Any) -> Message:  # noqa: N802
+    def _ListBatchNormLayers(self, request: Any) -> Message:  # noqa: N802
         name = request.page_token or "a"
         following = {"a": "b", "b": ""}[name]
-        layers = [self.info(layer_pb2.BatchNormLayerRef(name=name))]
-        return messages_pb2.ListLayersResponse(layers=layers, next_page_token=following)
+        layers = [self.info(batch_norm_pb2.BatchNormLayerRef(name=name))]
+        return messages_pb2.ListBatchNormLayersResponse(layers=layers, next_page_token=following)
 
-    def _DeleteLayer(self, request: Any) -> Message:  # noqa: N802
-        return messages_pb2.DeleteLayerResponse(deleted=True)
+    def _DeleteBatchNormLayer(self, request: Any) -> Message:  # noqa: N802
+        return messages_pb2.DeleteBatchNormLayerResponse(deleted=True)
 
-    def _Forward(self, request: Any) -> Message:  # noqa: N802
+    def _BatchNormForward(self, request: Any) -> Message:  # noqa: N802
         outputs = _outputs_for(request.inputs)
         if request.placement.mode == tensor_pb2.Placement.MODE_KEEP:
             outputs = tensor_pb2.Tensor(dtype=outputs.dtype, shape=outputs.shape, handle="kept-outputs")
-        return messages_pb2.ForwardResponse(
+        return messages_pb2.BatchNormForwardResponse(
             outputs=outputs,
             forward_id=request.forward_id if request.is_training else "",
             has_pending_updates=request.is_training,
-            implementation=layer_pb2.IMPLEMENTATION_CORE,
+            implementation=batch_norm_pb2.BATCH_NORM_IMPLEMENTATION_CORE,
         )
 
-    def _Backward(self, request: Any) -> Message:  # noqa: N802
+    def _BatchNormBackward(self, request: Any) -> Message:  # noqa: N802
         if request.placement.mode == tensor_pb2.Placement.MODE_KEEP:
-            return messages_pb2.BackwardResponse(
+            return messages_pb2.BatchNormBackwardResponse(
                 inputs_gradient=tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_FLOAT32, shape=[2, 3], handle="kept")
             )
-        return messages_pb2.BackwardResponse(inputs_gradient=_outputs_for(request.outputs_gradient))
+        return messages_pb2.BatchNormBackwardResponse(inputs_gradient=_outputs_for(request.outputs_gradient))
 
-    def _ReleaseForwards(self, request: Any) -> Message:  # noqa: N802
-        return messages_pb2.ReleaseForwardsResponse(num_released=len(request.forward_ids))
+    def _ReleaseBatchNormForwards(self, request: Any) -> Message:  # noqa: N802
+        return messages_pb2.ReleaseBatchNormForwardsResponse(num_released=len(request.forward_ids))
 
-    def _RunUpdates(self, request: Any) -> Message:  # noqa: N802
-        return messages_pb2.RunUpdatesResponse(num_run=len(request.forward_ids))
+    def _RunBatchNormUpdates(self, request: Any) -> Message:  # noqa: N802
+        return messages_pb2.RunBatchNormUpdatesResponse(num_run=len(request.forward_ids))
 
-    def _GetVariables(self, request: Any) -> Message:  # noqa: N802
-        return messages_pb2.GetVariablesResponse(
+    def _GetBatchNormVariables(self, request: Any) -> Message:  # noqa: N802
+        return messages_pb2.GetBatchNormVariablesResponse(
             variables=[
                 layer_pb2.NamedTensor(name=name, tensor=inline(np.full(CHANNELS, index, np.float32)))
                 for index, name in enumerate(request.names or ["beta", "moving_mean"])
             ]
         )
 
-    def _SetVariables(self, request: Any) -> Message:  # noqa: N802
-        return messages_pb2.SetVariablesResponse()
+    def _SetBatchNormVariables(self, request: Any) -> Message:  # noqa: N802
+        return messages_pb2.SetBatchNormVariablesResponse()
 
     def _DeleteTensors(self, request: Any) -> Message:  # noqa: N802
         for handle in request.handles:

@@ -9,9 +9,8 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve import Initializer, RandomAdjustment, Regularizer
-from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
-from gradserve.v1 import batch_norm_layer_pb2 as layer_pb2
-from gradserve.v1 import tensor_pb2
+from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+from gradserve.v1 import layer_pb2, tensor_pb2
 from tests.layer_client.fake_server import (
     DY,
     FACES,
@@ -153,10 +152,10 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def config(**different: Any) -> layer_pb2.BatchNormConfig:
+def config(**different: Any) -> batch_norm_pb2.BatchNormConfig:
     values = DEFAULTS | different
     tags = values.pop("variables_collections", {})
-    message = layer_pb2.BatchNormConfig(**values)
+    message = batch_norm_pb2.BatchNormConfig(**values)
     for name, names in tags.items():
         message.variables_collections[name].CopyFrom(names)
     return message
@@ -165,14 +164,14 @@ def config(**different: Any) -> layer_pb2.BatchNormConfig:
 @pytest.mark.parametrize(("given", "different"), ARGUMENTS.values(), ids=list(ARGUMENTS))
 def test_arguments(client: Any, server: FakeLayerServer, given: dict[str, Any], different: dict[str, Any]) -> None:
     result_of(client.batch_norm(**given))
-    assert server.last("CreateLayer").config == config(**different)
+    assert server.last("CreateBatchNormLayer").config == config(**different)
 
 
 @pytest.mark.parametrize(("given", "different"), ARGUMENTS.values(), ids=list(ARGUMENTS))
 def test_a_description_has_the_arguments(
     client: Any, server: FakeLayerServer, bn: Any, given: dict[str, Any], different: dict[str, Any]
 ) -> None:
-    server.replies["DescribeLayer"] = {"info": {"config": config(**different)}}
+    server.replies["DescribeBatchNormLayer"] = {"info": {"config": config(**different)}}
     parameters = inspect.signature(gradserve.Client.batch_norm).parameters
     elsewhere = {"self", "reuse", "scope", "container", "input_shape", "dtype"}
     defaults = {name: each.default for name, each in parameters.items() if name not in elsewhere}
@@ -190,7 +189,7 @@ def test_a_description_has_the_arguments(
 )
 def test_initial_values(client: Any, server: FakeLayerServer, value: Any, dtype: str) -> None:
     result_of(client.batch_norm(param_initializers={"beta": value, "gamma": "ones", "moving_mean": None}))
-    sent = server.last("CreateLayer").config.param_initializers
+    sent = server.last("CreateBatchNormLayer").config.param_initializers
     assert sorted(sent) == ["beta", "gamma"]
     assert array_of(sent["beta"].tensor).dtype == dtype
     assert (array_of(sent["beta"].tensor) == 1).all()
@@ -199,7 +198,7 @@ def test_initial_values(client: Any, server: FakeLayerServer, value: Any, dtype:
 
 def test_large_initial_values_are_uploaded_and_deleted(client: Any, server: FakeLayerServer) -> None:
     result_of(client.batch_norm(param_initializers={"beta": LARGE.reshape(-1), "gamma": HANDLE}))
-    sent = server.last("CreateLayer").config.param_initializers
+    sent = server.last("CreateBatchNormLayer").config.param_initializers
     assert sent["beta"].tensor.handle.startswith("uploaded")
     assert sent["gamma"].tensor.handle == "mine"
     assert not server.stored
@@ -208,10 +207,10 @@ def test_large_initial_values_are_uploaded_and_deleted(client: Any, server: Fake
 def test_a_description_has_initial_values(server: FakeLayerServer, bn: Any) -> None:
     listed = tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_FLOAT32, shape=[3])
     initializers = {"beta": {"tensor": inline(np.arange(3.0))}, "gamma": {"tensor": listed}}
-    given = layer_pb2.BatchNormConfig()
+    given = batch_norm_pb2.BatchNormConfig()
     for name, each in initializers.items():
         given.param_initializers[name].CopyFrom(layer_pb2.Initializer(**each))
-    server.replies["DescribeLayer"] = {"info": {"config": given}}
+    server.replies["DescribeBatchNormLayer"] = {"info": {"config": given}}
     read = result_of(bn.describe()).arguments["param_initializers"]
     assert read["beta"].tolist() == [0, 1, 2]
     assert read["gamma"] == gradserve.DenseSpec(np.float32, (3,))
@@ -269,30 +268,30 @@ def test_a_layer_without_a_scope_is_the_clients_own(client: Any, server: FakeLay
     shared = result_of(client.batch_norm(scope="bn", container="c"))
     assert (shared.name, shared.container) == ("bn", "c")
     result_of(client.close())
-    assert {request.layer.name for request in server.of("DeleteLayer")} == {layer.name for layer in made}
+    assert {request.layer.name for request in server.of("DeleteBatchNormLayer")} == {layer.name for layer in made}
 
 
 @pytest.mark.parametrize(
     ("reuse", "sent"),
     [
-        (None, messages_pb2.REUSE_UNSPECIFIED),
-        (True, messages_pb2.REUSE_REQUIRED),
-        (False, messages_pb2.REUSE_FORBIDDEN),
+        (None, layer_pb2.LAYER_REUSE_UNSPECIFIED),
+        (True, layer_pb2.LAYER_REUSE_REQUIRED),
+        (False, layer_pb2.LAYER_REUSE_FORBIDDEN),
     ],
 )
 def test_reuse(client: Any, server: FakeLayerServer, reuse: bool | None, sent: int) -> None:
     for _ in range(2):
         result_of(client.batch_norm(scope="bn", reuse=reuse))
-    first, second = server.of("CreateLayer")
+    first, second = server.of("CreateBatchNormLayer")
     assert first.reuse == second.reuse == sent
-    assert first.layer == layer_pb2.BatchNormLayerRef(name="bn")
+    assert first.layer == batch_norm_pb2.BatchNormLayerRef(name="bn")
     assert first.creation_id != second.creation_id
 
 
 @pytest.mark.parametrize("unknown", [None, -1])
 def test_variables_created_at_once(client: Any, server: FakeLayerServer, unknown: int | None) -> None:
     result_of(client.batch_norm(input_shape=(unknown, 4, 3), dtype="bfloat16"))
-    request = server.last("CreateLayer")
+    request = server.last("CreateBatchNormLayer")
     assert (request.input_dtype, list(request.input_shape)) == (tensor_pb2.DATA_TYPE_BFLOAT16, [-1, 4, 3])
 
 
@@ -301,20 +300,20 @@ def test_calls_are_for_the_very_layer(server: FakeLayerServer, bn: Any) -> None:
     result_of(bn.backward(DY))
     for call in (bn.run_updates, bn.describe, bn.get_variables, bn.delete):
         result_of(call())
-    layers = {request.layer.incarnation for name, request in server.requests if name != "CreateLayer"}
+    layers = {request.layer.incarnation for name, request in server.requests if name != "CreateBatchNormLayer"}
     assert layers == {"first"}
 
 
 def test_lists_are_read_to_their_end(client: Any, server: FakeLayerServer) -> None:
     infos = result_of(client.list_batch_norm_layers("c", scope="net/", collection="tag"))
     assert [info.name for info in infos] == ["a", "b"]
-    for request in server.of("ListLayers"):
+    for request in server.of("ListBatchNormLayers"):
         assert (request.container, request.scope, request.collection) == ("c", "net/", "tag")
 
 
 def test_updates_of_a_collection(client: Any, server: FakeLayerServer) -> None:
-    server.replies["RunUpdates"] = {"num_run": 5}
+    server.replies["RunBatchNormUpdates"] = {"num_run": 5}
     assert result_of(client.run_updates()) == 5
-    assert server.last("RunUpdates").collection == messages_pb2.CollectionRef(name="update_ops")
+    assert server.last("RunBatchNormUpdates").collection == layer_pb2.LayerCollectionRef(name="update_ops")
     result_of(client.run_updates("mine", "c"))
-    assert server.last("RunUpdates").collection == messages_pb2.CollectionRef(name="mine", container="c")
+    assert server.last("RunBatchNormUpdates").collection == layer_pb2.LayerCollectionRef(name="mine", container="c")

@@ -9,22 +9,22 @@ import pytest
 
 import gradserve
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
-from gradserve.v1 import batch_norm_layer_pb2 as layer_pb2
+from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from tests.layer_client.fake_server import DY, FACES, Context, FakeLayerServer, X, result_of
 
 # --- Which forward
 
 
 def forward_ids(server: FakeLayerServer) -> list[str]:
-    return [request.forward_id for request in server.of("Forward")]
+    return [request.forward_id for request in server.of("BatchNormForward")]
 
 
 def released(server: FakeLayerServer) -> list[list[str]]:
-    return [list(request.released_forward_ids) for request in server.of("Forward")]
+    return [list(request.released_forward_ids) for request in server.of("BatchNormForward")]
 
 
 def went_back(server: FakeLayerServer) -> list[str]:
-    return [request.forward_id for request in server.of("Backward")]
+    return [request.forward_id for request in server.of("BatchNormBackward")]
 
 
 def test_forwards_have_names_of_their_own(server: FakeLayerServer, bn: Any) -> None:
@@ -56,7 +56,7 @@ def test_a_retained_forward_is_used_again(server: FakeLayerServer, bn: Any) -> N
     result_of(bn(X))
     result_of(bn.backward(DY, retain=True))
     result_of(bn.backward(DY))
-    assert [request.retain_forward for request in server.of("Backward")] == [True, False]
+    assert [request.retain_forward for request in server.of("BatchNormBackward")] == [True, False]
     with pytest.raises(gradserve.InvalidArgumentError):
         result_of(bn.backward(DY))
 
@@ -106,7 +106,7 @@ def test_forwards_are_not_replaced(server: FakeLayerServer, bn: Any) -> None:
 
 def test_a_call_that_failed_leaves_the_one_before(server: FakeLayerServer, bn: Any) -> None:
     result_of(bn(X))
-    server.failures["Forward"] = [gradserve.UnavailableError("gone")]
+    server.failures["BatchNormForward"] = [gradserve.UnavailableError("gone")]
     with pytest.raises(gradserve.UnavailableError):
         result_of(bn(X))
     result_of(bn.backward(DY, retain=True))
@@ -119,7 +119,7 @@ def test_a_call_that_failed_leaves_the_one_before(server: FakeLayerServer, bn: A
 
 
 def test_a_call_that_was_cancelled_is_let_go_of(server: FakeLayerServer, bn: Any) -> None:
-    server.failures["Forward"] = [KeyboardInterrupt()]
+    server.failures["BatchNormForward"] = [KeyboardInterrupt()]
     with pytest.raises(KeyboardInterrupt):
         result_of(bn(X))
     result_of(bn(X, is_training=False))
@@ -139,7 +139,7 @@ def test_what_is_left_after_a_failure(
     server: FakeLayerServer, bn: Any, failure: gradserve.GradserveError, is_left: bool
 ) -> None:
     older, _ = (result_of(bn.forward(X)) for _ in range(2))
-    server.failures["Backward"] = [failure]
+    server.failures["BatchNormBackward"] = [failure]
     with pytest.raises(type(failure)):
         result_of(bn.backward(DY))
     result_of(bn.backward(DY))
@@ -158,40 +158,42 @@ def test_updates_run_in_their_order_and_once(server: FakeLayerServer, bn: Any) -
     result_of(bn(X))
     ids = forward_ids(server)
     assert result_of(bn.run_updates()) == 3
-    assert list(server.last("RunUpdates").forward_ids) == [ids[0], ids[2], ids[3]]
+    assert list(server.last("RunBatchNormUpdates").forward_ids) == [ids[0], ids[2], ids[3]]
     assert result_of(bn.run_updates()) == 0
-    assert len(server.of("RunUpdates")) == 1
+    assert len(server.of("RunBatchNormUpdates")) == 1
 
 
 def test_updates_of_forwards_that_are_named(server: FakeLayerServer, bn: Any) -> None:
     first, second, third = (result_of(bn.forward(X)) for _ in range(3))
     evaluated = result_of(bn.forward(X, is_training=False))
     assert result_of(bn.run_updates([third, evaluated, first])) == 2
-    assert list(server.last("RunUpdates").forward_ids) == [third.forward_id, first.forward_id]
+    assert list(server.last("RunBatchNormUpdates").forward_ids) == [third.forward_id, first.forward_id]
     result_of(bn.run_updates())
-    assert list(server.last("RunUpdates").forward_ids) == [second.forward_id]
+    assert list(server.last("RunBatchNormUpdates").forward_ids) == [second.forward_id]
     for nothing in ([], [evaluated]):
         assert result_of(bn.run_updates(nothing)) == 0
-    assert len(server.of("RunUpdates")) == 2
+    assert len(server.of("RunBatchNormUpdates")) == 2
 
 
 def test_updates_are_run_again_when_they_failed(server: FakeLayerServer, bn: Any) -> None:
     result_of(bn(X))
-    server.failures["RunUpdates"] = [gradserve.UnavailableError("gone")]
+    server.failures["RunBatchNormUpdates"] = [gradserve.UnavailableError("gone")]
     with pytest.raises(gradserve.UnavailableError):
         result_of(bn.run_updates())
     assert result_of(bn.run_updates()) == 1
-    first, second = server.of("RunUpdates")
+    first, second = server.of("RunBatchNormUpdates")
     assert first == second
 
 
 def test_in_place_updates_do_not_wait(client: Any, server: FakeLayerServer, bn: Any) -> None:
     def forward(request: Any) -> Any:
-        return messages_pb2.ForwardResponse(
-            outputs=request.inputs, forward_id=request.forward_id, implementation=layer_pb2.IMPLEMENTATION_FUSED
+        return messages_pb2.BatchNormForwardResponse(
+            outputs=request.inputs,
+            forward_id=request.forward_id,
+            implementation=batch_norm_pb2.BATCH_NORM_IMPLEMENTATION_FUSED,
         )
 
-    server._Forward = forward  # type: ignore[method-assign, assignment]
+    server._BatchNormForward = forward  # type: ignore[method-assign, assignment]
     result_of(bn(X))
     assert result_of(bn.run_updates()) == 0
     result_of(bn.backward(DY))
@@ -207,13 +209,13 @@ def test_release(server: FakeLayerServer, bn: Any) -> None:
     first, second = (result_of(bn.forward(X)) for _ in range(2))
     evaluated = result_of(bn.forward(X, is_training=False))
     assert result_of(bn.release(second, evaluated)) == 1
-    assert list(server.last("ReleaseForwards").forward_ids) == [second.forward_id]
+    assert list(server.last("ReleaseBatchNormForwards").forward_ids) == [second.forward_id]
     result_of(bn.backward(DY))
     assert went_back(server) == [first.forward_id]
     result_of(bn.run_updates())
-    assert list(server.last("RunUpdates").forward_ids) == [first.forward_id]
+    assert list(server.last("RunBatchNormUpdates").forward_ids) == [first.forward_id]
     assert result_of(bn.release(evaluated)) == result_of(bn.release()) == 0
-    assert len(server.of("ReleaseForwards")) == 1
+    assert len(server.of("ReleaseBatchNormForwards")) == 1
 
 
 def test_several_threads_name_their_forwards(server: FakeLayerServer) -> None:
@@ -230,7 +232,7 @@ def test_several_threads_name_their_forwards(server: FakeLayerServer) -> None:
     assert len(set(forward_ids(server))) == 320
     assert bn.run_updates() == 320
     bn(X)
-    every_release = [each for request in server.of("Forward") for each in request.released_forward_ids]
+    every_release = [each for request in server.of("BatchNormForward") for each in request.released_forward_ids]
     assert set(every_release) == {each for each in forward_ids(server)[:-1] if each not in went_back(server)}
 
 
@@ -240,7 +242,7 @@ def test_several_threads_name_their_forwards(server: FakeLayerServer) -> None:
 def test_leaving_a_layer_of_its_own_deletes_it(client: Any, server: FakeLayerServer) -> None:
     with Context(result_of(client.batch_norm())) as bn:
         result_of(bn(X))
-    assert server.last("DeleteLayer").layer.name == bn.name
+    assert server.last("DeleteBatchNormLayer").layer.name == bn.name
     assert result_of(bn.run_updates()) == 0
 
 
@@ -250,20 +252,20 @@ def test_leaving_a_shared_layer_lets_go_of_forwards(server: FakeLayerServer, bn:
         forward = result_of(bn.forward(X))
         result_of(bn.run_updates())
         result_of(bn.forward(X))  # its updates wait: another may still run them
-    assert list(server.last("ReleaseForwards").forward_ids) == [forward.forward_id]
-    assert not server.of("DeleteLayer")
+    assert list(server.last("ReleaseBatchNormForwards").forward_ids) == [forward.forward_id]
+    assert not server.of("DeleteBatchNormLayer")
 
 
 def test_leaving_sends_nothing_when_nothing_is_left(server: FakeLayerServer, bn: Any) -> None:
     with Context(bn):
         result_of(bn(X, is_training=False))
-    assert not server.of("ReleaseForwards")
+    assert not server.of("ReleaseBatchNormForwards")
 
 
 @pytest.mark.parametrize("scope", [None, "bn"])
 def test_leaving_does_not_hide_what_happened(client: Any, server: FakeLayerServer, scope: str | None) -> None:
     gone = gradserve.UnavailableError("gone")
-    server.failures = {"DeleteLayer": [gone], "ReleaseForwards": [gone]}
+    server.failures = {"DeleteBatchNormLayer": [gone], "ReleaseBatchNormForwards": [gone]}
 
     def work() -> None:
         with Context(result_of(client.batch_norm(scope=scope, updates_collections=None))) as bn:
@@ -289,8 +291,8 @@ def warned() -> Iterator[list[warnings.WarningMessage]]:
 def test_arguments_without_effect_at_creation(
     client: Any, server: FakeLayerServer, warned: list[warnings.WarningMessage]
 ) -> None:
-    server.replies["CreateLayer"] = {"info": {"warnings": IGNORED}}
-    server.replies["Forward"] = {"warnings": IGNORED}
+    server.replies["CreateBatchNormLayer"] = {"info": {"warnings": IGNORED}}
+    server.replies["BatchNormForward"] = {"warnings": IGNORED}
     bn = result_of(client.batch_norm(scope="bn"))
     (only,) = warned
     assert only.category is gradserve.IgnoredArgumentWarning
@@ -308,7 +310,7 @@ def test_arguments_without_effect_at_creation(
 def test_arguments_without_effect_in_a_forward(
     server: FakeLayerServer, bn: Any, call: Callable[[Any], Any], warned: list[warnings.WarningMessage]
 ) -> None:
-    server.replies["Forward"] = {"warnings": [*IGNORED, {"argument": "adjustment", "reason": "so it is"}]}
+    server.replies["BatchNormForward"] = {"warnings": [*IGNORED, {"argument": "adjustment", "reason": "so it is"}]}
     for _ in range(2):
         result_of(call(bn))
     assert [str(each.message).partition(" ")[0] for each in warned] == ["param_regularizers[beta]", "adjustment"]
@@ -319,22 +321,22 @@ def test_arguments_without_effect_in_a_forward(
 def test_a_warning_points_at_the_program(
     server: FakeLayerServer, bn: Any, warned: list[warnings.WarningMessage]
 ) -> None:
-    server.replies["Forward"] = {"warnings": IGNORED}
+    server.replies["BatchNormForward"] = {"warnings": IGNORED}
     result_of(bn(X))
     assert "/gradserve/" not in warned[0].filename
     assert warned[0].filename.endswith("fake_server.py")  # which runs the operations in place of a transport
 
 
 def test_a_warning_that_is_an_error_loses_no_updates(server: FakeLayerServer, bn: Any) -> None:
-    server.replies["Forward"] = {"warnings": IGNORED}
+    server.replies["BatchNormForward"] = {"warnings": IGNORED}
     with pytest.raises(gradserve.IgnoredArgumentWarning):
         result_of(bn(X))
     assert result_of(bn.run_updates()) == 1
 
 
 def test_a_layer_that_warns_with_an_error_is_deleted_with_its_client(client: Any, server: FakeLayerServer) -> None:
-    server.replies["CreateLayer"] = {"info": {"warnings": IGNORED}}
+    server.replies["CreateBatchNormLayer"] = {"info": {"warnings": IGNORED}}
     with pytest.raises(gradserve.IgnoredArgumentWarning):
         result_of(client.batch_norm())
     result_of(client.close())
-    assert server.of("DeleteLayer")
+    assert server.of("DeleteBatchNormLayer")

@@ -12,8 +12,8 @@ from gradserve.calls.op_wire import as_op_input
 from gradserve.calls.tensors import inline_array
 from gradserve.errors import InvalidArgumentError
 from gradserve.results import DenseSpec, TensorHandle
-from gradserve.v1 import batch_norm_layer_pb2 as layer_pb2
-from gradserve.v1 import tensor_pb2
+from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+from gradserve.v1 import layer_pb2, tensor_pb2
 from gradserve.wire.dtypes import to_dtype
 from gradserve.wire.payload import Array
 
@@ -62,13 +62,13 @@ class BatchNormArguments:
             if value is not None and not isinstance(value, Initializer | str)
         }
 
-    def message(self, initial_tensors: Mapping[str, tensor_pb2.Tensor]) -> layer_pb2.BatchNormConfig:
+    def message(self, initial_tensors: Mapping[str, tensor_pb2.Tensor]) -> batch_norm_pb2.BatchNormConfig:
         """Returns them as a message, given that of each of the `initial_tensors`.
 
         Raises:
             InvalidArgumentError: No message can hold one of them; `field` is its name.
         """
-        config = layer_pb2.BatchNormConfig()
+        config = batch_norm_pb2.BatchNormConfig()
         for name in _PLAIN_ARGUMENTS:
             _set(config, name, getattr(self, name), name)
         for name in ("activation_fn", "fused"):
@@ -95,7 +95,7 @@ class BatchNormArguments:
             config.adjustment.CopyFrom(_adjustment(self.adjustment))
         return config
 
-    def _set_collections(self, config: layer_pb2.BatchNormConfig) -> None:
+    def _set_collections(self, config: batch_norm_pb2.BatchNormConfig) -> None:
         config.in_place_updates = self.updates_collections is None
         if self.updates_collections is not None:
             config.updates_collections.extend(_names(self.updates_collections, "updates_collections"))
@@ -114,7 +114,7 @@ class BatchNormArguments:
             config.outputs_collections.extend(_names(self.outputs_collections, "outputs_collections"))
 
 
-def read_arguments(config: layer_pb2.BatchNormConfig) -> dict[str, Any]:
+def read_arguments(config: batch_norm_pb2.BatchNormConfig) -> dict[str, Any]:
     """Returns the arguments by the names that `Client.batch_norm` gives them."""
     arguments: dict[str, Any] = {name: getattr(config, name) for name in _PLAIN_ARGUMENTS}
     tags = {name: _joined(tagged.names) for name, tagged in config.variables_collections.items()}
@@ -187,12 +187,12 @@ def _regularizer(regularizer: Regularizer) -> layer_pb2.Regularizer:
     return message
 
 
-def _adjustment(adjustment: RandomAdjustment) -> layer_pb2.RandomAdjustment:
+def _adjustment(adjustment: RandomAdjustment) -> batch_norm_pb2.RandomAdjustment:
     if not isinstance(adjustment, RandomAdjustment):
         raise InvalidArgumentError(
             f"expected a RandomAdjustment or None, got {adjustment!r}; tensors go to the call", field="adjustment"
         )
-    message = layer_pb2.RandomAdjustment()
+    message = batch_norm_pb2.RandomAdjustment()
     for name in ("scale", "bias"):
         low, high = getattr(adjustment, name)
         _set(message, f"{name}_min", low, "adjustment")
@@ -202,7 +202,7 @@ def _adjustment(adjustment: RandomAdjustment) -> layer_pb2.RandomAdjustment:
     return message
 
 
-def _random_adjustment(message: layer_pb2.RandomAdjustment) -> RandomAdjustment:
+def _random_adjustment(message: batch_norm_pb2.RandomAdjustment) -> RandomAdjustment:
     return RandomAdjustment(
         scale=(message.scale_min, message.scale_max),
         bias=(message.bias_min, message.bias_max),

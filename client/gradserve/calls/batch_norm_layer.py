@@ -309,7 +309,9 @@ class BatchNormLayerCalls:
         self._ignored.warn(forward.warnings)
         return forward
 
-    def _remember(self, reply: messages_pb2.ForwardResponse, options: ForwardOptions, *, replaceable: bool) -> None:
+    def _remember(
+        self, reply: messages_pb2.BatchNormForwardResponse, options: ForwardOptions, *, replaceable: bool
+    ) -> None:
         kept = options.is_training if options.keep_for_backward is None else options.keep_for_backward
         if kept and reply.forward_id:
             dtype = to_dtype(reply.outputs.dtype)

@@ -18,8 +18,8 @@ from gradserve.calls.tensor_calls import call_with_inputs, placement_of, receive
 from gradserve.calls.tensors import encode_lease, receive_results
 from gradserve.results import TensorHandle
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
-from gradserve.v1 import batch_norm_layer_pb2 as layer_pb2
-from gradserve.v1 import tensor_pb2
+from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+from gradserve.v1 import layer_pb2, tensor_pb2
 from gradserve.wire.dtypes import DType, to_dtype
 from gradserve.wire.payload import Array
 
@@ -27,10 +27,10 @@ Inputs = Mapping[str, Array | TensorHandle]
 
 _SERVICE = "BatchNormLayerService"
 _IMPLEMENTATIONS = {
-    layer_pb2.IMPLEMENTATION_FUSED: BatchNormImplementation.FUSED,
-    layer_pb2.IMPLEMENTATION_CORE_FUSED: BatchNormImplementation.CORE_FUSED,
-    layer_pb2.IMPLEMENTATION_CORE: BatchNormImplementation.CORE,
-    layer_pb2.IMPLEMENTATION_LEGACY: BatchNormImplementation.LEGACY,
+    batch_norm_pb2.BATCH_NORM_IMPLEMENTATION_FUSED: BatchNormImplementation.FUSED,
+    batch_norm_pb2.BATCH_NORM_IMPLEMENTATION_CORE_FUSED: BatchNormImplementation.CORE_FUSED,
+    batch_norm_pb2.BATCH_NORM_IMPLEMENTATION_CORE: BatchNormImplementation.CORE,
+    batch_norm_pb2.BATCH_NORM_IMPLEMENTATION_LEGACY: BatchNormImplementation.LEGACY,
 }
 _GRADIENTS = {
     "inputs_gradient": "inputs",
@@ -47,7 +47,7 @@ _REGULARIZATION_GRADIENTS = {"beta_regularization_gradient": "beta", "gamma_regu
 class Creation:
     """How a layer is created; see CreateLayerRequest in the protos."""
 
-    reuse: messages_pb2.Reuse
+    reuse: layer_pb2.LayerReuse
     creation_id: str
     input_dtype: tensor_pb2.DataType
     input_shape: tuple[int, ...]
@@ -67,7 +67,7 @@ class ForwardOptions:
 class BatchNormLayerWire:
     """The exchanges on one layer."""
 
-    def __init__(self, info: layer_pb2.BatchNormLayerInfo) -> None:
+    def __init__(self, info: batch_norm_pb2.BatchNormLayerInfo) -> None:
         """Takes the layer as it was found or created."""
         self.ref = info.layer
         self._dtypes = _dtypes(info)
@@ -78,13 +78,13 @@ class BatchNormLayerWire:
 
     def delete(self) -> Operation[bool]:
         """Deletes the layer."""
-        request = messages_pb2.DeleteLayerRequest(layer=self.ref)
-        reply: messages_pb2.DeleteLayerResponse = yield Unary(_SERVICE, "DeleteLayer", request)
+        request = messages_pb2.DeleteBatchNormLayerRequest(layer=self.ref)
+        reply: messages_pb2.DeleteBatchNormLayerResponse = yield Unary(_SERVICE, "DeleteBatchNormLayer", request)
         return reply.deleted
 
     def forward(
         self, inputs: Inputs, options: ForwardOptions, *, keep: bool
-    ) -> Operation[messages_pb2.ForwardResponse]:
+    ) -> Operation[messages_pb2.BatchNormForwardResponse]:
         """Computes a forward; its tensors are still to be received."""
         lease = None if options.lease is None else encode_lease(options.lease)
         fields: dict[str, Any] = {
@@ -96,14 +96,17 @@ class BatchNormLayerWire:
             "released_forward_ids": options.released,
             "placement": placement_of(keep=keep, lease=options.lease),
         }
-        reply: messages_pb2.ForwardResponse = yield from call_with_inputs(
-            _SERVICE, "Forward", inputs, lambda tensors: messages_pb2.ForwardRequest(**tensors, **fields)
+        reply: messages_pb2.BatchNormForwardResponse = yield from call_with_inputs(
+            _SERVICE,
+            "BatchNormForward",
+            inputs,
+            lambda tensors: messages_pb2.BatchNormForwardRequest(**tensors, **fields),
         )
         return reply
 
     def backward(
         self, forward_id: str, dy: Array | TensorHandle, *, retain: bool, keep: bool, lease: float | None
-    ) -> Operation[messages_pb2.BackwardResponse]:
+    ) -> Operation[messages_pb2.BatchNormBackwardResponse]:
         """Computes gradients; they are still to be received."""
         fields: dict[str, Any] = {
             "layer": self.ref,
@@ -112,38 +115,45 @@ class BatchNormLayerWire:
             "placement": placement_of(keep=keep, lease=lease),
         }
         inputs = {"outputs_gradient": dy}
-        reply: messages_pb2.BackwardResponse = yield from call_with_inputs(
-            _SERVICE, "Backward", inputs, lambda tensors: messages_pb2.BackwardRequest(**tensors, **fields)
+        reply: messages_pb2.BatchNormBackwardResponse = yield from call_with_inputs(
+            _SERVICE,
+            "BatchNormBackward",
+            inputs,
+            lambda tensors: messages_pb2.BatchNormBackwardRequest(**tensors, **fields),
         )
         return reply
 
     def release(self, forward_ids: Sequence[str]) -> Operation[int]:
         """Lets go of forwards; returns how many there were."""
-        request = messages_pb2.ReleaseForwardsRequest(layer=self.ref, forward_ids=forward_ids)
-        reply: messages_pb2.ReleaseForwardsResponse = yield Unary(_SERVICE, "ReleaseForwards", request)
+        request = messages_pb2.ReleaseBatchNormForwardsRequest(layer=self.ref, forward_ids=forward_ids)
+        reply: messages_pb2.ReleaseBatchNormForwardsResponse = yield Unary(
+            _SERVICE, "ReleaseBatchNormForwards", request
+        )
         return reply.num_released
 
     def run_updates(self, forward_ids: Sequence[str]) -> Operation[int]:
         """Runs the updates of forwards, at least one; returns of how many they were run now."""
-        request = messages_pb2.RunUpdatesRequest(layer=self.ref, forward_ids=forward_ids)
-        reply: messages_pb2.RunUpdatesResponse = yield Unary(_SERVICE, "RunUpdates", request)
+        request = messages_pb2.RunBatchNormUpdatesRequest(layer=self.ref, forward_ids=forward_ids)
+        reply: messages_pb2.RunBatchNormUpdatesResponse = yield Unary(_SERVICE, "RunBatchNormUpdates", request)
         return reply.num_run
 
     def get_variables(self, names: Sequence[str]) -> Operation[dict[str, Array]]:
         """Reads variables."""
-        request = messages_pb2.GetVariablesRequest(layer=self.ref, names=names, placement=placement_of(keep=False))
-        reply: messages_pb2.GetVariablesResponse = yield Unary(_SERVICE, "GetVariables", request)
+        request = messages_pb2.GetBatchNormVariablesRequest(
+            layer=self.ref, names=names, placement=placement_of(keep=False)
+        )
+        reply: messages_pb2.GetBatchNormVariablesResponse = yield Unary(_SERVICE, "GetBatchNormVariables", request)
         arrays = yield from receive_results([each.tensor for each in reply.variables])
         return {each.name: array for each, array in zip(reply.variables, arrays, strict=True)}
 
     def set_variables(self, values: Inputs) -> Operation[None]:
         """Sets variables."""
 
-        def request(tensors: dict[str, tensor_pb2.Tensor]) -> messages_pb2.SetVariablesRequest:
+        def request(tensors: dict[str, tensor_pb2.Tensor]) -> messages_pb2.SetBatchNormVariablesRequest:
             named = [layer_pb2.NamedTensor(name=name, tensor=tensor) for name, tensor in tensors.items()]
-            return messages_pb2.SetVariablesRequest(layer=self.ref, variables=named)
+            return messages_pb2.SetBatchNormVariablesRequest(layer=self.ref, variables=named)
 
-        yield from call_with_inputs(_SERVICE, "SetVariables", values, request)
+        yield from call_with_inputs(_SERVICE, "SetBatchNormVariables", values, request)
 
     def dtypes(self, names: Sequence[str]) -> Operation[Mapping[str, DType]]:
         """Returns the dtypes of variables, as far as there are any of these names."""
@@ -152,23 +162,23 @@ class BatchNormLayerWire:
             self._dtypes = _dtypes((yield from self._describe()))
         return self._dtypes
 
-    def _describe(self, collection: str = "") -> Operation[layer_pb2.BatchNormLayerInfo]:
-        request = messages_pb2.DescribeLayerRequest(layer=self.ref, collection=collection)
-        reply: messages_pb2.DescribeLayerResponse = yield Unary(_SERVICE, "DescribeLayer", request)
+    def _describe(self, collection: str = "") -> Operation[batch_norm_pb2.BatchNormLayerInfo]:
+        request = messages_pb2.DescribeBatchNormLayerRequest(layer=self.ref, collection=collection)
+        reply: messages_pb2.DescribeBatchNormLayerResponse = yield Unary(_SERVICE, "DescribeBatchNormLayer", request)
         return reply.info
 
 
 def create_layer(
     container: str, name: str, arguments: BatchNormArguments, creation: Creation
-) -> Operation[layer_pb2.BatchNormLayerInfo]:
+) -> Operation[batch_norm_pb2.BatchNormLayerInfo]:
     """Creates a layer, or finds the one of this name and an equal configuration."""
-    ref = layer_pb2.BatchNormLayerRef(container=container, name=name)
+    ref = batch_norm_pb2.BatchNormLayerRef(container=container, name=name)
 
-    def request(tensors: dict[str, tensor_pb2.Tensor]) -> messages_pb2.CreateLayerRequest:
-        return messages_pb2.CreateLayerRequest(layer=ref, config=arguments.message(tensors), **vars(creation))
+    def request(tensors: dict[str, tensor_pb2.Tensor]) -> messages_pb2.CreateBatchNormLayerRequest:
+        return messages_pb2.CreateBatchNormLayerRequest(layer=ref, config=arguments.message(tensors), **vars(creation))
 
-    reply: messages_pb2.CreateLayerResponse = yield from call_with_inputs(
-        _SERVICE, "CreateLayer", arguments.initial_tensors(), request
+    reply: messages_pb2.CreateBatchNormLayerResponse = yield from call_with_inputs(
+        _SERVICE, "CreateBatchNormLayer", arguments.initial_tensors(), request
     )
     return reply.info
 
@@ -178,10 +188,10 @@ def list_layers(container: str, scope: str, collection: str) -> Operation[list[B
     found: list[BatchNormLayerInfo] = []
     page_token = ""
     while True:
-        request = messages_pb2.ListLayersRequest(
+        request = messages_pb2.ListBatchNormLayersRequest(
             container=container, scope=scope, collection=collection, page_token=page_token
         )
-        reply: messages_pb2.ListLayersResponse = yield Unary(_SERVICE, "ListLayers", request)
+        reply: messages_pb2.ListBatchNormLayersResponse = yield Unary(_SERVICE, "ListBatchNormLayers", request)
         found += [_info(info) for info in reply.layers]
         if not reply.next_page_token:
             return found
@@ -190,13 +200,13 @@ def list_layers(container: str, scope: str, collection: str) -> Operation[list[B
 
 def run_collection_updates(container: str, collection: str) -> Operation[int]:
     """Runs the updates of the layers that have a collection among their updates_collections."""
-    target = messages_pb2.CollectionRef(container=container, name=collection)
-    request = messages_pb2.RunUpdatesRequest(collection=target)
-    reply: messages_pb2.RunUpdatesResponse = yield Unary(_SERVICE, "RunUpdates", request)
+    target = layer_pb2.LayerCollectionRef(container=container, name=collection)
+    request = messages_pb2.RunBatchNormUpdatesRequest(collection=target)
+    reply: messages_pb2.RunBatchNormUpdatesResponse = yield Unary(_SERVICE, "RunBatchNormUpdates", request)
     return reply.num_run
 
 
-def receive_forward(reply: messages_pb2.ForwardResponse, *, keep: bool) -> Operation[BatchNormForward]:
+def receive_forward(reply: messages_pb2.BatchNormForwardResponse, *, keep: bool) -> Operation[BatchNormForward]:
     """Returns a forward with its tensors."""
     (outputs,) = yield from receive_outputs([reply.outputs], keep=keep)
     drawn = None
@@ -215,7 +225,7 @@ def receive_forward(reply: messages_pb2.ForwardResponse, *, keep: bool) -> Opera
     )
 
 
-def receive_gradients(reply: messages_pb2.BackwardResponse, *, keep: bool) -> Operation[BatchNormGradients]:
+def receive_gradients(reply: messages_pb2.BatchNormBackwardResponse, *, keep: bool) -> Operation[BatchNormGradients]:
     """Returns gradients with their tensors."""
     present = [part.name for part, _ in reply.ListFields()]
     received = yield from receive_outputs([getattr(reply, name) for name in present], keep=keep)
@@ -233,7 +243,7 @@ def ignored_arguments(warnings: Sequence[layer_pb2.IgnoredArgument]) -> tuple[Ig
     return tuple(IgnoredArgument(each.argument, each.reason) for each in warnings)
 
 
-def _info(info: layer_pb2.BatchNormLayerInfo) -> BatchNormLayerInfo:
+def _info(info: batch_norm_pb2.BatchNormLayerInfo) -> BatchNormLayerInfo:
     return BatchNormLayerInfo(
         container=info.layer.container,
         name=info.layer.name,
@@ -255,5 +265,5 @@ def _info(info: layer_pb2.BatchNormLayerInfo) -> BatchNormLayerInfo:
     )
 
 
-def _dtypes(info: layer_pb2.BatchNormLayerInfo) -> dict[str, DType]:
+def _dtypes(info: batch_norm_pb2.BatchNormLayerInfo) -> dict[str, DType]:
     return {each.name: to_dtype(each.spec.dtype) for each in info.variables}

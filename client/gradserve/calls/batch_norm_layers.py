@@ -16,8 +16,7 @@ from gradserve.calls.naming import private_name
 from gradserve.calls.tensors import data_type
 from gradserve.errors import InvalidArgumentError
 from gradserve.results import Shape
-from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
-from gradserve.v1 import tensor_pb2
+from gradserve.v1 import layer_pb2, tensor_pb2
 
 _PRIVATE_SCOPE = "BatchNorm"
 
@@ -58,14 +57,14 @@ def make_layer(
     return BatchNormLayerCalls(wire, ids, ignored, is_private=place.scope is None)
 
 
-def _reuse(place: LayerPlace) -> messages_pb2.Reuse:
+def _reuse(place: LayerPlace) -> layer_pb2.LayerReuse:
     if place.reuse is None:
-        return messages_pb2.REUSE_UNSPECIFIED
+        return layer_pb2.LAYER_REUSE_UNSPECIFIED
     if not isinstance(place.reuse, bool):
         raise InvalidArgumentError(f"expected reuse None, True or False, got {place.reuse!r}", field="reuse")
     if place.reuse and place.scope is None:
         raise InvalidArgumentError("reuse=True cannot be used without a name_or_scope", field="reuse")
-    return messages_pb2.REUSE_REQUIRED if place.reuse else messages_pb2.REUSE_FORBIDDEN
+    return layer_pb2.LAYER_REUSE_REQUIRED if place.reuse else layer_pb2.LAYER_REUSE_FORBIDDEN
 
 
 def _inputs(dtype: DTypeLike | None, shape: Shape | None) -> tuple[tensor_pb2.DataType, tuple[int, ...]]:

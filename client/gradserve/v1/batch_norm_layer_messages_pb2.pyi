@@ -2,9 +2,9 @@ import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as _batch_norm_layer_pb2
+from gradserve.v1 import layer_pb2 as _layer_pb2
 from gradserve.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import containers as _containers
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -12,16 +12,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class Reuse(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    REUSE_UNSPECIFIED: _ClassVar[Reuse]
-    REUSE_REQUIRED: _ClassVar[Reuse]
-    REUSE_FORBIDDEN: _ClassVar[Reuse]
-REUSE_UNSPECIFIED: Reuse
-REUSE_REQUIRED: Reuse
-REUSE_FORBIDDEN: Reuse
-
-class CreateLayerRequest(_message.Message):
+class CreateBatchNormLayerRequest(_message.Message):
     __slots__ = ("layer", "config", "reuse", "creation_id", "input_dtype", "input_shape")
     LAYER_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
@@ -31,13 +22,13 @@ class CreateLayerRequest(_message.Message):
     INPUT_SHAPE_FIELD_NUMBER: _ClassVar[int]
     layer: _batch_norm_layer_pb2.BatchNormLayerRef
     config: _batch_norm_layer_pb2.BatchNormConfig
-    reuse: Reuse
+    reuse: _layer_pb2.LayerReuse
     creation_id: str
     input_dtype: _tensor_pb2.DataType
     input_shape: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, layer: _Optional[_Union[_batch_norm_layer_pb2.BatchNormLayerRef, _Mapping]] = ..., config: _Optional[_Union[_batch_norm_layer_pb2.BatchNormConfig, _Mapping]] = ..., reuse: _Optional[_Union[Reuse, str]] = ..., creation_id: _Optional[str] = ..., input_dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., input_shape: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, layer: _Optional[_Union[_batch_norm_layer_pb2.BatchNormLayerRef, _Mapping]] = ..., config: _Optional[_Union[_batch_norm_layer_pb2.BatchNormConfig, _Mapping]] = ..., reuse: _Optional[_Union[_layer_pb2.LayerReuse, str]] = ..., creation_id: _Optional[str] = ..., input_dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., input_shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class CreateLayerResponse(_message.Message):
+class CreateBatchNormLayerResponse(_message.Message):
     __slots__ = ("info", "created")
     INFO_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
@@ -45,7 +36,7 @@ class CreateLayerResponse(_message.Message):
     created: bool
     def __init__(self, info: _Optional[_Union[_batch_norm_layer_pb2.BatchNormLayerInfo, _Mapping]] = ..., created: bool = ...) -> None: ...
 
-class DescribeLayerRequest(_message.Message):
+class DescribeBatchNormLayerRequest(_message.Message):
     __slots__ = ("layer", "collection")
     LAYER_FIELD_NUMBER: _ClassVar[int]
     COLLECTION_FIELD_NUMBER: _ClassVar[int]
@@ -53,13 +44,13 @@ class DescribeLayerRequest(_message.Message):
     collection: str
     def __init__(self, layer: _Optional[_Union[_batch_norm_layer_pb2.BatchNormLayerRef, _Mapping]] = ..., collection: _Optional[str] = ...) -> None: ...
 
-class DescribeLayerResponse(_message.Message):
+class DescribeBatchNormLayerResponse(_message.Message):
     __slots__ = ("info",)
     INFO_FIELD_NUMBER: _ClassVar[int]
     info: _batch_norm_layer_pb2.BatchNormLayerInfo
     def __init__(self, info: _Optional[_Union[_batch_norm_layer_pb2.BatchNormLayerInfo, _Mapping]] = ...) -> None: ...
 
-class ListLayersRequest(_message.Message):
+class ListBatchNormLayersRequest(_message.Message):
     __slots__ = ("container", "scope", "collection", "page_size", "page_token")
     CONTAINER_FIELD_NUMBER: _ClassVar[int]
     SCOPE_FIELD_NUMBER: _ClassVar[int]
@@ -73,7 +64,7 @@ class ListLayersRequest(_message.Message):
     page_token: str
     def __init__(self, container: _Optional[str] = ..., scope: _Optional[str] = ..., collection: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
-class ListLayersResponse(_message.Message):
+class ListBatchNormLayersResponse(_message.Message):
     __slots__ = ("layers", "next_page_token")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -81,19 +72,19 @@ class ListLayersResponse(_message.Message):
     next_page_token: str
     def __init__(self, layers: _Optional[_Iterable[_Union[_batch_norm_layer_pb2.BatchNormLayerInfo, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
-class DeleteLayerRequest(_message.Message):
+class DeleteBatchNormLayerRequest(_message.Message):
     __slots__ = ("layer",)
     LAYER_FIELD_NUMBER: _ClassVar[int]
     layer: _batch_norm_layer_pb2.BatchNormLayerRef
     def __init__(self, layer: _Optional[_Union[_batch_norm_layer_pb2.BatchNormLayerRef, _Mapping]] = ...) -> None: ...
 
-class DeleteLayerResponse(_message.Message):
+class DeleteBatchNormLayerResponse(_message.Message):
     __slots__ = ("deleted",)
     DELETED_FIELD_NUMBER: _ClassVar[int]
     deleted: bool
     def __init__(self, deleted: bool = ...) -> None: ...
 
-class ForwardRequest(_message.Message):
+class BatchNormForwardRequest(_message.Message):
     __slots__ = ("layer", "inputs", "is_training", "batch_weights", "adjustment_scale", "adjustment_bias", "forward_id", "keep_for_backward", "lease", "released_forward_ids", "placement")
     LAYER_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
@@ -119,7 +110,7 @@ class ForwardRequest(_message.Message):
     placement: _tensor_pb2.Placement
     def __init__(self, layer: _Optional[_Union[_batch_norm_layer_pb2.BatchNormLayerRef, _Mapping]] = ..., inputs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., is_training: bool = ..., batch_weights: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., adjustment_scale: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., adjustment_bias: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., forward_id: _Optional[str] = ..., keep_for_backward: bool = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., released_forward_ids: _Optional[_Iterable[str]] = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ...) -> None: ...
 
-class ForwardResponse(_message.Message):
+class BatchNormForwardResponse(_message.Message):
     __slots__ = ("outputs", "forward_id", "has_pending_updates", "implementation", "regularization_losses", "warnings", "drawn_adjustment_scale", "drawn_adjustment_bias")
     class RegularizationLossesEntry(_message.Message):
         __slots__ = ("key", "value")
@@ -139,14 +130,14 @@ class ForwardResponse(_message.Message):
     outputs: _tensor_pb2.Tensor
     forward_id: str
     has_pending_updates: bool
-    implementation: _batch_norm_layer_pb2.Implementation
+    implementation: _batch_norm_layer_pb2.BatchNormImplementation
     regularization_losses: _containers.ScalarMap[str, float]
-    warnings: _containers.RepeatedCompositeFieldContainer[_batch_norm_layer_pb2.IgnoredArgument]
+    warnings: _containers.RepeatedCompositeFieldContainer[_layer_pb2.IgnoredArgument]
     drawn_adjustment_scale: _tensor_pb2.Tensor
     drawn_adjustment_bias: _tensor_pb2.Tensor
-    def __init__(self, outputs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., forward_id: _Optional[str] = ..., has_pending_updates: bool = ..., implementation: _Optional[_Union[_batch_norm_layer_pb2.Implementation, str]] = ..., regularization_losses: _Optional[_Mapping[str, float]] = ..., warnings: _Optional[_Iterable[_Union[_batch_norm_layer_pb2.IgnoredArgument, _Mapping]]] = ..., drawn_adjustment_scale: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., drawn_adjustment_bias: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
+    def __init__(self, outputs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., forward_id: _Optional[str] = ..., has_pending_updates: bool = ..., implementation: _Optional[_Union[_batch_norm_layer_pb2.BatchNormImplementation, str]] = ..., regularization_losses: _Optional[_Mapping[str, float]] = ..., warnings: _Optional[_Iterable[_Union[_layer_pb2.IgnoredArgument, _Mapping]]] = ..., drawn_adjustment_scale: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., drawn_adjustment_bias: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
 
-class BackwardRequest(_message.Message):
+class BatchNormBackwardRequest(_message.Message):
     __slots__ = ("layer", "forward_id", "outputs_gradient", "retain_forward", "placement")
     LAYER_FIELD_NUMBER: _ClassVar[int]
     FORWARD_ID_FIELD_NUMBER: _ClassVar[int]
@@ -160,7 +151,7 @@ class BackwardRequest(_message.Message):
     placement: _tensor_pb2.Placement
     def __init__(self, layer: _Optional[_Union[_batch_norm_layer_pb2.BatchNormLayerRef, _Mapping]] = ..., forward_id: _Optional[str] = ..., outputs_gradient: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., retain_forward: bool = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ...) -> None: ...
 
-class BackwardResponse(_message.Message):
+class BatchNormBackwardResponse(_message.Message):
     __slots__ = ("inputs_gradient", "beta_gradient", "gamma_gradient", "batch_weights_gradient", "adjustment_scale_gradient", "adjustment_bias_gradient", "beta_regularization_gradient", "gamma_regularization_gradient")
     INPUTS_GRADIENT_FIELD_NUMBER: _ClassVar[int]
     BETA_GRADIENT_FIELD_NUMBER: _ClassVar[int]
@@ -180,7 +171,7 @@ class BackwardResponse(_message.Message):
     gamma_regularization_gradient: _tensor_pb2.Tensor
     def __init__(self, inputs_gradient: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., beta_gradient: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., gamma_gradient: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., batch_weights_gradient: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., adjustment_scale_gradient: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., adjustment_bias_gradient: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., beta_regularization_gradient: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., gamma_regularization_gradient: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
 
-class ReleaseForwardsRequest(_message.Message):
+class ReleaseBatchNormForwardsRequest(_message.Message):
     __slots__ = ("layer", "forward_ids")
     LAYER_FIELD_NUMBER: _ClassVar[int]
     FORWARD_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -188,37 +179,29 @@ class ReleaseForwardsRequest(_message.Message):
     forward_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, layer: _Optional[_Union[_batch_norm_layer_pb2.BatchNormLayerRef, _Mapping]] = ..., forward_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class ReleaseForwardsResponse(_message.Message):
+class ReleaseBatchNormForwardsResponse(_message.Message):
     __slots__ = ("num_released",)
     NUM_RELEASED_FIELD_NUMBER: _ClassVar[int]
     num_released: int
     def __init__(self, num_released: _Optional[int] = ...) -> None: ...
 
-class RunUpdatesRequest(_message.Message):
+class RunBatchNormUpdatesRequest(_message.Message):
     __slots__ = ("layer", "collection", "forward_ids")
     LAYER_FIELD_NUMBER: _ClassVar[int]
     COLLECTION_FIELD_NUMBER: _ClassVar[int]
     FORWARD_IDS_FIELD_NUMBER: _ClassVar[int]
     layer: _batch_norm_layer_pb2.BatchNormLayerRef
-    collection: CollectionRef
+    collection: _layer_pb2.LayerCollectionRef
     forward_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, layer: _Optional[_Union[_batch_norm_layer_pb2.BatchNormLayerRef, _Mapping]] = ..., collection: _Optional[_Union[CollectionRef, _Mapping]] = ..., forward_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, layer: _Optional[_Union[_batch_norm_layer_pb2.BatchNormLayerRef, _Mapping]] = ..., collection: _Optional[_Union[_layer_pb2.LayerCollectionRef, _Mapping]] = ..., forward_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class CollectionRef(_message.Message):
-    __slots__ = ("container", "name")
-    CONTAINER_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    container: str
-    name: str
-    def __init__(self, container: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
-
-class RunUpdatesResponse(_message.Message):
+class RunBatchNormUpdatesResponse(_message.Message):
     __slots__ = ("num_run",)
     NUM_RUN_FIELD_NUMBER: _ClassVar[int]
     num_run: int
     def __init__(self, num_run: _Optional[int] = ...) -> None: ...
 
-class GetVariablesRequest(_message.Message):
+class GetBatchNormVariablesRequest(_message.Message):
     __slots__ = ("layer", "names", "placement")
     LAYER_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
@@ -228,20 +211,20 @@ class GetVariablesRequest(_message.Message):
     placement: _tensor_pb2.Placement
     def __init__(self, layer: _Optional[_Union[_batch_norm_layer_pb2.BatchNormLayerRef, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ...) -> None: ...
 
-class GetVariablesResponse(_message.Message):
+class GetBatchNormVariablesResponse(_message.Message):
     __slots__ = ("variables",)
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
-    variables: _containers.RepeatedCompositeFieldContainer[_batch_norm_layer_pb2.NamedTensor]
-    def __init__(self, variables: _Optional[_Iterable[_Union[_batch_norm_layer_pb2.NamedTensor, _Mapping]]] = ...) -> None: ...
+    variables: _containers.RepeatedCompositeFieldContainer[_layer_pb2.NamedTensor]
+    def __init__(self, variables: _Optional[_Iterable[_Union[_layer_pb2.NamedTensor, _Mapping]]] = ...) -> None: ...
 
-class SetVariablesRequest(_message.Message):
+class SetBatchNormVariablesRequest(_message.Message):
     __slots__ = ("layer", "variables")
     LAYER_FIELD_NUMBER: _ClassVar[int]
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
     layer: _batch_norm_layer_pb2.BatchNormLayerRef
-    variables: _containers.RepeatedCompositeFieldContainer[_batch_norm_layer_pb2.NamedTensor]
-    def __init__(self, layer: _Optional[_Union[_batch_norm_layer_pb2.BatchNormLayerRef, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[_batch_norm_layer_pb2.NamedTensor, _Mapping]]] = ...) -> None: ...
+    variables: _containers.RepeatedCompositeFieldContainer[_layer_pb2.NamedTensor]
+    def __init__(self, layer: _Optional[_Union[_batch_norm_layer_pb2.BatchNormLayerRef, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[_layer_pb2.NamedTensor, _Mapping]]] = ...) -> None: ...
 
-class SetVariablesResponse(_message.Message):
+class SetBatchNormVariablesResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

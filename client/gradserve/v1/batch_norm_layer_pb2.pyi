@@ -1,4 +1,4 @@
-from gradserve.v1 import tensor_pb2 as _tensor_pb2
+from gradserve.v1 import layer_pb2 as _layer_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -8,18 +8,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class Implementation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class BatchNormImplementation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    IMPLEMENTATION_UNSPECIFIED: _ClassVar[Implementation]
-    IMPLEMENTATION_FUSED: _ClassVar[Implementation]
-    IMPLEMENTATION_CORE_FUSED: _ClassVar[Implementation]
-    IMPLEMENTATION_CORE: _ClassVar[Implementation]
-    IMPLEMENTATION_LEGACY: _ClassVar[Implementation]
-IMPLEMENTATION_UNSPECIFIED: Implementation
-IMPLEMENTATION_FUSED: Implementation
-IMPLEMENTATION_CORE_FUSED: Implementation
-IMPLEMENTATION_CORE: Implementation
-IMPLEMENTATION_LEGACY: Implementation
+    BATCH_NORM_IMPLEMENTATION_UNSPECIFIED: _ClassVar[BatchNormImplementation]
+    BATCH_NORM_IMPLEMENTATION_FUSED: _ClassVar[BatchNormImplementation]
+    BATCH_NORM_IMPLEMENTATION_CORE_FUSED: _ClassVar[BatchNormImplementation]
+    BATCH_NORM_IMPLEMENTATION_CORE: _ClassVar[BatchNormImplementation]
+    BATCH_NORM_IMPLEMENTATION_LEGACY: _ClassVar[BatchNormImplementation]
+BATCH_NORM_IMPLEMENTATION_UNSPECIFIED: BatchNormImplementation
+BATCH_NORM_IMPLEMENTATION_FUSED: BatchNormImplementation
+BATCH_NORM_IMPLEMENTATION_CORE_FUSED: BatchNormImplementation
+BATCH_NORM_IMPLEMENTATION_CORE: BatchNormImplementation
+BATCH_NORM_IMPLEMENTATION_LEGACY: BatchNormImplementation
 
 class BatchNormLayerRef(_message.Message):
     __slots__ = ("container", "name", "incarnation")
@@ -38,22 +38,22 @@ class BatchNormConfig(_message.Message):
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
-        value: Initializer
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Initializer, _Mapping]] = ...) -> None: ...
+        value: _layer_pb2.Initializer
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[_layer_pb2.Initializer, _Mapping]] = ...) -> None: ...
     class ParamRegularizersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
-        value: Regularizer
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Regularizer, _Mapping]] = ...) -> None: ...
+        value: _layer_pb2.Regularizer
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[_layer_pb2.Regularizer, _Mapping]] = ...) -> None: ...
     class VariablesCollectionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
-        value: CollectionNames
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[CollectionNames, _Mapping]] = ...) -> None: ...
+        value: _layer_pb2.CollectionNames
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[_layer_pb2.CollectionNames, _Mapping]] = ...) -> None: ...
     class RenormClippingEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -86,11 +86,11 @@ class BatchNormConfig(_message.Message):
     scale: bool
     epsilon: float
     activation_fn: str
-    param_initializers: _containers.MessageMap[str, Initializer]
-    param_regularizers: _containers.MessageMap[str, Regularizer]
+    param_initializers: _containers.MessageMap[str, _layer_pb2.Initializer]
+    param_regularizers: _containers.MessageMap[str, _layer_pb2.Regularizer]
     in_place_updates: bool
     updates_collections: _containers.RepeatedScalarFieldContainer[str]
-    variables_collections: _containers.MessageMap[str, CollectionNames]
+    variables_collections: _containers.MessageMap[str, _layer_pb2.CollectionNames]
     outputs_collections: _containers.RepeatedScalarFieldContainer[str]
     trainable: bool
     fused: bool
@@ -101,43 +101,7 @@ class BatchNormConfig(_message.Message):
     renorm_decay: float
     adjustment: RandomAdjustment
     renorm_zero_debias: bool
-    def __init__(self, decay: _Optional[float] = ..., center: bool = ..., scale: bool = ..., epsilon: _Optional[float] = ..., activation_fn: _Optional[str] = ..., param_initializers: _Optional[_Mapping[str, Initializer]] = ..., param_regularizers: _Optional[_Mapping[str, Regularizer]] = ..., in_place_updates: bool = ..., updates_collections: _Optional[_Iterable[str]] = ..., variables_collections: _Optional[_Mapping[str, CollectionNames]] = ..., outputs_collections: _Optional[_Iterable[str]] = ..., trainable: bool = ..., fused: bool = ..., data_format: _Optional[str] = ..., zero_debias_moving_mean: bool = ..., renorm: bool = ..., renorm_clipping: _Optional[_Mapping[str, float]] = ..., renorm_decay: _Optional[float] = ..., adjustment: _Optional[_Union[RandomAdjustment, _Mapping]] = ..., renorm_zero_debias: bool = ...) -> None: ...
-
-class Initializer(_message.Message):
-    __slots__ = ("tensor", "named")
-    TENSOR_FIELD_NUMBER: _ClassVar[int]
-    NAMED_FIELD_NUMBER: _ClassVar[int]
-    tensor: _tensor_pb2.Tensor
-    named: NamedInitializer
-    def __init__(self, tensor: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., named: _Optional[_Union[NamedInitializer, _Mapping]] = ...) -> None: ...
-
-class NamedInitializer(_message.Message):
-    __slots__ = ("name", "value", "minval", "maxval", "mean", "stddev", "seed")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    VALUE_FIELD_NUMBER: _ClassVar[int]
-    MINVAL_FIELD_NUMBER: _ClassVar[int]
-    MAXVAL_FIELD_NUMBER: _ClassVar[int]
-    MEAN_FIELD_NUMBER: _ClassVar[int]
-    STDDEV_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    value: float
-    minval: float
-    maxval: float
-    mean: float
-    stddev: float
-    seed: int
-    def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ..., minval: _Optional[float] = ..., maxval: _Optional[float] = ..., mean: _Optional[float] = ..., stddev: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
-
-class Regularizer(_message.Message):
-    __slots__ = ("name", "l1", "l2")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    L1_FIELD_NUMBER: _ClassVar[int]
-    L2_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    l1: float
-    l2: float
-    def __init__(self, name: _Optional[str] = ..., l1: _Optional[float] = ..., l2: _Optional[float] = ...) -> None: ...
+    def __init__(self, decay: _Optional[float] = ..., center: bool = ..., scale: bool = ..., epsilon: _Optional[float] = ..., activation_fn: _Optional[str] = ..., param_initializers: _Optional[_Mapping[str, _layer_pb2.Initializer]] = ..., param_regularizers: _Optional[_Mapping[str, _layer_pb2.Regularizer]] = ..., in_place_updates: bool = ..., updates_collections: _Optional[_Iterable[str]] = ..., variables_collections: _Optional[_Mapping[str, _layer_pb2.CollectionNames]] = ..., outputs_collections: _Optional[_Iterable[str]] = ..., trainable: bool = ..., fused: bool = ..., data_format: _Optional[str] = ..., zero_debias_moving_mean: bool = ..., renorm: bool = ..., renorm_clipping: _Optional[_Mapping[str, float]] = ..., renorm_decay: _Optional[float] = ..., adjustment: _Optional[_Union[RandomAdjustment, _Mapping]] = ..., renorm_zero_debias: bool = ...) -> None: ...
 
 class RandomAdjustment(_message.Message):
     __slots__ = ("scale_min", "scale_max", "bias_min", "bias_max", "seed")
@@ -153,32 +117,6 @@ class RandomAdjustment(_message.Message):
     seed: int
     def __init__(self, scale_min: _Optional[float] = ..., scale_max: _Optional[float] = ..., bias_min: _Optional[float] = ..., bias_max: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
 
-class CollectionNames(_message.Message):
-    __slots__ = ("names",)
-    NAMES_FIELD_NUMBER: _ClassVar[int]
-    names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
-
-class IgnoredArgument(_message.Message):
-    __slots__ = ("argument", "reason")
-    ARGUMENT_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    argument: str
-    reason: str
-    def __init__(self, argument: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
-
-class VariableInfo(_message.Message):
-    __slots__ = ("name", "spec", "trainable", "collections")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    SPEC_FIELD_NUMBER: _ClassVar[int]
-    TRAINABLE_FIELD_NUMBER: _ClassVar[int]
-    COLLECTIONS_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    spec: _tensor_pb2.TensorSpec
-    trainable: bool
-    collections: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., spec: _Optional[_Union[_tensor_pb2.TensorSpec, _Mapping]] = ..., trainable: bool = ..., collections: _Optional[_Iterable[str]] = ...) -> None: ...
-
 class BatchNormLayerInfo(_message.Message):
     __slots__ = ("layer", "config", "variables", "num_forwards", "num_updates", "num_bytes", "warnings")
     LAYER_FIELD_NUMBER: _ClassVar[int]
@@ -190,17 +128,9 @@ class BatchNormLayerInfo(_message.Message):
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
     layer: BatchNormLayerRef
     config: BatchNormConfig
-    variables: _containers.RepeatedCompositeFieldContainer[VariableInfo]
+    variables: _containers.RepeatedCompositeFieldContainer[_layer_pb2.VariableInfo]
     num_forwards: int
     num_updates: int
     num_bytes: int
-    warnings: _containers.RepeatedCompositeFieldContainer[IgnoredArgument]
-    def __init__(self, layer: _Optional[_Union[BatchNormLayerRef, _Mapping]] = ..., config: _Optional[_Union[BatchNormConfig, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[VariableInfo, _Mapping]]] = ..., num_forwards: _Optional[int] = ..., num_updates: _Optional[int] = ..., num_bytes: _Optional[int] = ..., warnings: _Optional[_Iterable[_Union[IgnoredArgument, _Mapping]]] = ...) -> None: ...
-
-class NamedTensor(_message.Message):
-    __slots__ = ("name", "tensor")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    TENSOR_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    tensor: _tensor_pb2.Tensor
-    def __init__(self, name: _Optional[str] = ..., tensor: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
+    warnings: _containers.RepeatedCompositeFieldContainer[_layer_pb2.IgnoredArgument]
+    def __init__(self, layer: _Optional[_Union[BatchNormLayerRef, _Mapping]] = ..., config: _Optional[_Union[BatchNormConfig, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[_layer_pb2.VariableInfo, _Mapping]]] = ..., num_forwards: _Optional[int] = ..., num_updates: _Optional[int] = ..., num_bytes: _Optional[int] = ..., warnings: _Optional[_Iterable[_Union[_layer_pb2.IgnoredArgument, _Mapping]]] = ...) -> None: ...

@@ -31,11 +31,11 @@ class BatchNormLayerServiceStub(object):
 
     Any number of clients may call one layer at the same time. The variables change
     in whole steps, one after the other: each update of the moving averages by
-    one forward, and each SetVariables. A Forward computes with the variables of
+    one forward, and each SetBatchNormVariables. A BatchNormForward computes with the variables of
     one moment, when it began. Updates in place are done in the order in which
-    forwards end, those of RunUpdates in the order given there; a Forward or
-    RunUpdates that was answered comes before all that is asked for later. Backward
-    uses the values that its Forward used, whatever has changed since.
+    forwards end, those of RunBatchNormUpdates in the order given there; a BatchNormForward or
+    RunBatchNormUpdates that was answered comes before all that is asked for later. BatchNormBackward
+    uses the values that its BatchNormForward used, whatever has changed since.
 
     Every RPC that names a layer: INVALID_ARGUMENT when the name is empty,
     NOT_FOUND when there is none of this name (and incarnation). See
@@ -49,55 +49,55 @@ class BatchNormLayerServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.CreateLayer = channel.unary_unary(
-                '/gradserve.v1.BatchNormLayerService/CreateLayer',
-                request_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.CreateLayerRequest.SerializeToString,
-                response_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.CreateLayerResponse.FromString,
+        self.CreateBatchNormLayer = channel.unary_unary(
+                '/gradserve.v1.BatchNormLayerService/CreateBatchNormLayer',
+                request_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.CreateBatchNormLayerRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.CreateBatchNormLayerResponse.FromString,
                 _registered_method=True)
-        self.DescribeLayer = channel.unary_unary(
-                '/gradserve.v1.BatchNormLayerService/DescribeLayer',
-                request_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.DescribeLayerRequest.SerializeToString,
-                response_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.DescribeLayerResponse.FromString,
+        self.DescribeBatchNormLayer = channel.unary_unary(
+                '/gradserve.v1.BatchNormLayerService/DescribeBatchNormLayer',
+                request_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.DescribeBatchNormLayerRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.DescribeBatchNormLayerResponse.FromString,
                 _registered_method=True)
-        self.ListLayers = channel.unary_unary(
-                '/gradserve.v1.BatchNormLayerService/ListLayers',
-                request_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ListLayersRequest.SerializeToString,
-                response_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ListLayersResponse.FromString,
+        self.ListBatchNormLayers = channel.unary_unary(
+                '/gradserve.v1.BatchNormLayerService/ListBatchNormLayers',
+                request_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ListBatchNormLayersRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ListBatchNormLayersResponse.FromString,
                 _registered_method=True)
-        self.DeleteLayer = channel.unary_unary(
-                '/gradserve.v1.BatchNormLayerService/DeleteLayer',
-                request_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.DeleteLayerRequest.SerializeToString,
-                response_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.DeleteLayerResponse.FromString,
+        self.DeleteBatchNormLayer = channel.unary_unary(
+                '/gradserve.v1.BatchNormLayerService/DeleteBatchNormLayer',
+                request_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.DeleteBatchNormLayerRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.DeleteBatchNormLayerResponse.FromString,
                 _registered_method=True)
-        self.Forward = channel.unary_unary(
-                '/gradserve.v1.BatchNormLayerService/Forward',
-                request_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ForwardRequest.SerializeToString,
-                response_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ForwardResponse.FromString,
+        self.BatchNormForward = channel.unary_unary(
+                '/gradserve.v1.BatchNormLayerService/BatchNormForward',
+                request_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.BatchNormForwardRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.BatchNormForwardResponse.FromString,
                 _registered_method=True)
-        self.Backward = channel.unary_unary(
-                '/gradserve.v1.BatchNormLayerService/Backward',
-                request_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.BackwardRequest.SerializeToString,
-                response_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.BackwardResponse.FromString,
+        self.BatchNormBackward = channel.unary_unary(
+                '/gradserve.v1.BatchNormLayerService/BatchNormBackward',
+                request_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.BatchNormBackwardRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.BatchNormBackwardResponse.FromString,
                 _registered_method=True)
-        self.ReleaseForwards = channel.unary_unary(
-                '/gradserve.v1.BatchNormLayerService/ReleaseForwards',
-                request_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ReleaseForwardsRequest.SerializeToString,
-                response_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ReleaseForwardsResponse.FromString,
+        self.ReleaseBatchNormForwards = channel.unary_unary(
+                '/gradserve.v1.BatchNormLayerService/ReleaseBatchNormForwards',
+                request_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ReleaseBatchNormForwardsRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ReleaseBatchNormForwardsResponse.FromString,
                 _registered_method=True)
-        self.RunUpdates = channel.unary_unary(
-                '/gradserve.v1.BatchNormLayerService/RunUpdates',
-                request_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.RunUpdatesRequest.SerializeToString,
-                response_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.RunUpdatesResponse.FromString,
+        self.RunBatchNormUpdates = channel.unary_unary(
+                '/gradserve.v1.BatchNormLayerService/RunBatchNormUpdates',
+                request_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.RunBatchNormUpdatesRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.RunBatchNormUpdatesResponse.FromString,
                 _registered_method=True)
-        self.GetVariables = channel.unary_unary(
-                '/gradserve.v1.BatchNormLayerService/GetVariables',
-                request_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.GetVariablesRequest.SerializeToString,
-                response_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.GetVariablesResponse.FromString,
+        self.GetBatchNormVariables = channel.unary_unary(
+                '/gradserve.v1.BatchNormLayerService/GetBatchNormVariables',
+                request_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.GetBatchNormVariablesRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.GetBatchNormVariablesResponse.FromString,
                 _registered_method=True)
-        self.SetVariables = channel.unary_unary(
-                '/gradserve.v1.BatchNormLayerService/SetVariables',
-                request_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.SetVariablesRequest.SerializeToString,
-                response_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.SetVariablesResponse.FromString,
+        self.SetBatchNormVariables = channel.unary_unary(
+                '/gradserve.v1.BatchNormLayerService/SetBatchNormVariables',
+                request_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.SetBatchNormVariablesRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.SetBatchNormVariablesResponse.FromString,
                 _registered_method=True)
 
 
@@ -107,11 +107,11 @@ class BatchNormLayerServiceServicer(object):
 
     Any number of clients may call one layer at the same time. The variables change
     in whole steps, one after the other: each update of the moving averages by
-    one forward, and each SetVariables. A Forward computes with the variables of
+    one forward, and each SetBatchNormVariables. A BatchNormForward computes with the variables of
     one moment, when it began. Updates in place are done in the order in which
-    forwards end, those of RunUpdates in the order given there; a Forward or
-    RunUpdates that was answered comes before all that is asked for later. Backward
-    uses the values that its Forward used, whatever has changed since.
+    forwards end, those of RunBatchNormUpdates in the order given there; a BatchNormForward or
+    RunBatchNormUpdates that was answered comes before all that is asked for later. BatchNormBackward
+    uses the values that its BatchNormForward used, whatever has changed since.
 
     Every RPC that names a layer: INVALID_ARGUMENT when the name is empty,
     NOT_FOUND when there is none of this name (and incarnation). See
@@ -119,30 +119,30 @@ class BatchNormLayerServiceServicer(object):
     the errors of every RPC.
     """
 
-    def CreateLayer(self, request, context):
+    def CreateBatchNormLayer(self, request, context):
         """Creates a layer, or finds the one that has the name and an equal
-        configuration. Safe to retry, see Reuse.
+        configuration. Safe to retry, see LayerReuse.
 
         INVALID_ARGUMENT: a value that cannot be, renorm together with batch_weights,
         updates_collections or zero_debias_moving_mean, an unknown activation,
         initializer or regularizer (the message lists those known).
         ALREADY_EXISTS: the name is taken by one with another configuration (the
-        message names the arguments that differ), or at all with REUSE_FORBIDDEN.
-        NOT_FOUND: there is none and REUSE_REQUIRED.
+        message names the arguments that differ), or at all with LAYER_REUSE_FORBIDDEN.
+        NOT_FOUND: there is none and LAYER_REUSE_REQUIRED.
         RESOURCE_EXHAUSTED: too many layers, or no memory for the variables.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def DescribeLayer(self, request, context):
+    def DescribeBatchNormLayer(self, request, context):
         """Describes a layer. Safe to retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListLayers(self, request, context):
+    def ListBatchNormLayers(self, request, context):
         """Lists layers of a container by name, a page at a time. Safe to retry.
         INVALID_ARGUMENT: `page_token` was not made by this RPC.
         """
@@ -150,7 +150,7 @@ class BatchNormLayerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def DeleteLayer(self, request, context):
+    def DeleteBatchNormLayer(self, request, context):
         """Deletes a layer with all it holds. Calls under way end as if it were still
         there. One that does not exist is not an error, so a retry is safe.
         """
@@ -158,7 +158,7 @@ class BatchNormLayerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Forward(self, request, context):
+    def BatchNormForward(self, request, context):
         """Normalises inputs. The first call creates the variables, for the dtype and
         the number of channels of its inputs.
 
@@ -176,8 +176,8 @@ class BatchNormLayerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Backward(self, request, context):
-        """Gradients of a Forward with respect to everything that it was computed from.
+    def BatchNormBackward(self, request, context):
+        """Gradients of a BatchNormForward with respect to everything that it was computed from.
         Without retain_forward it can be computed once.
 
         Retry: safe with retain_forward. Else a retry of a call that was carried out
@@ -192,15 +192,15 @@ class BatchNormLayerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ReleaseForwards(self, request, context):
-        """Lets go of what Backward needs of forwards, and of their updates. Safe to
+    def ReleaseBatchNormForwards(self, request, context):
+        """Lets go of what BatchNormBackward needs of forwards, and of their updates. Safe to
         retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def RunUpdates(self, request, context):
+    def RunBatchNormUpdates(self, request, context):
         """Updates moving averages by forwards in training: what TensorFlow's update
         ops do. Each forward counts once. Safe to retry.
 
@@ -212,7 +212,7 @@ class BatchNormLayerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetVariables(self, request, context):
+    def GetBatchNormVariables(self, request, context):
         """Reads variables. Safe to retry.
         NOT_FOUND: the layer has no variable of a name, or not yet.
         """
@@ -220,7 +220,7 @@ class BatchNormLayerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SetVariables(self, request, context):
+    def SetBatchNormVariables(self, request, context):
         """Sets variables. Safe to retry, as long as nobody else sets or updates them.
 
         INVALID_ARGUMENT: another dtype or shape, a name given twice, none given.
@@ -233,55 +233,55 @@ class BatchNormLayerServiceServicer(object):
 
 def add_BatchNormLayerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'CreateLayer': grpc.unary_unary_rpc_method_handler(
-                    servicer.CreateLayer,
-                    request_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.CreateLayerRequest.FromString,
-                    response_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.CreateLayerResponse.SerializeToString,
+            'CreateBatchNormLayer': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateBatchNormLayer,
+                    request_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.CreateBatchNormLayerRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.CreateBatchNormLayerResponse.SerializeToString,
             ),
-            'DescribeLayer': grpc.unary_unary_rpc_method_handler(
-                    servicer.DescribeLayer,
-                    request_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.DescribeLayerRequest.FromString,
-                    response_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.DescribeLayerResponse.SerializeToString,
+            'DescribeBatchNormLayer': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeBatchNormLayer,
+                    request_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.DescribeBatchNormLayerRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.DescribeBatchNormLayerResponse.SerializeToString,
             ),
-            'ListLayers': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListLayers,
-                    request_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ListLayersRequest.FromString,
-                    response_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ListLayersResponse.SerializeToString,
+            'ListBatchNormLayers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListBatchNormLayers,
+                    request_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ListBatchNormLayersRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ListBatchNormLayersResponse.SerializeToString,
             ),
-            'DeleteLayer': grpc.unary_unary_rpc_method_handler(
-                    servicer.DeleteLayer,
-                    request_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.DeleteLayerRequest.FromString,
-                    response_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.DeleteLayerResponse.SerializeToString,
+            'DeleteBatchNormLayer': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteBatchNormLayer,
+                    request_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.DeleteBatchNormLayerRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.DeleteBatchNormLayerResponse.SerializeToString,
             ),
-            'Forward': grpc.unary_unary_rpc_method_handler(
-                    servicer.Forward,
-                    request_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ForwardRequest.FromString,
-                    response_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ForwardResponse.SerializeToString,
+            'BatchNormForward': grpc.unary_unary_rpc_method_handler(
+                    servicer.BatchNormForward,
+                    request_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.BatchNormForwardRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.BatchNormForwardResponse.SerializeToString,
             ),
-            'Backward': grpc.unary_unary_rpc_method_handler(
-                    servicer.Backward,
-                    request_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.BackwardRequest.FromString,
-                    response_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.BackwardResponse.SerializeToString,
+            'BatchNormBackward': grpc.unary_unary_rpc_method_handler(
+                    servicer.BatchNormBackward,
+                    request_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.BatchNormBackwardRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.BatchNormBackwardResponse.SerializeToString,
             ),
-            'ReleaseForwards': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReleaseForwards,
-                    request_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ReleaseForwardsRequest.FromString,
-                    response_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ReleaseForwardsResponse.SerializeToString,
+            'ReleaseBatchNormForwards': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseBatchNormForwards,
+                    request_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ReleaseBatchNormForwardsRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ReleaseBatchNormForwardsResponse.SerializeToString,
             ),
-            'RunUpdates': grpc.unary_unary_rpc_method_handler(
-                    servicer.RunUpdates,
-                    request_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.RunUpdatesRequest.FromString,
-                    response_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.RunUpdatesResponse.SerializeToString,
+            'RunBatchNormUpdates': grpc.unary_unary_rpc_method_handler(
+                    servicer.RunBatchNormUpdates,
+                    request_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.RunBatchNormUpdatesRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.RunBatchNormUpdatesResponse.SerializeToString,
             ),
-            'GetVariables': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetVariables,
-                    request_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.GetVariablesRequest.FromString,
-                    response_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.GetVariablesResponse.SerializeToString,
+            'GetBatchNormVariables': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetBatchNormVariables,
+                    request_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.GetBatchNormVariablesRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.GetBatchNormVariablesResponse.SerializeToString,
             ),
-            'SetVariables': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetVariables,
-                    request_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.SetVariablesRequest.FromString,
-                    response_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.SetVariablesResponse.SerializeToString,
+            'SetBatchNormVariables': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetBatchNormVariables,
+                    request_deserializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.SetBatchNormVariablesRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.SetBatchNormVariablesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -297,11 +297,11 @@ class BatchNormLayerService(object):
 
     Any number of clients may call one layer at the same time. The variables change
     in whole steps, one after the other: each update of the moving averages by
-    one forward, and each SetVariables. A Forward computes with the variables of
+    one forward, and each SetBatchNormVariables. A BatchNormForward computes with the variables of
     one moment, when it began. Updates in place are done in the order in which
-    forwards end, those of RunUpdates in the order given there; a Forward or
-    RunUpdates that was answered comes before all that is asked for later. Backward
-    uses the values that its Forward used, whatever has changed since.
+    forwards end, those of RunBatchNormUpdates in the order given there; a BatchNormForward or
+    RunBatchNormUpdates that was answered comes before all that is asked for later. BatchNormBackward
+    uses the values that its BatchNormForward used, whatever has changed since.
 
     Every RPC that names a layer: INVALID_ARGUMENT when the name is empty,
     NOT_FOUND when there is none of this name (and incarnation). See
@@ -310,7 +310,7 @@ class BatchNormLayerService(object):
     """
 
     @staticmethod
-    def CreateLayer(request,
+    def CreateBatchNormLayer(request,
             target,
             options=(),
             channel_credentials=None,
@@ -323,9 +323,9 @@ class BatchNormLayerService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/gradserve.v1.BatchNormLayerService/CreateLayer',
-            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.CreateLayerRequest.SerializeToString,
-            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.CreateLayerResponse.FromString,
+            '/gradserve.v1.BatchNormLayerService/CreateBatchNormLayer',
+            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.CreateBatchNormLayerRequest.SerializeToString,
+            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.CreateBatchNormLayerResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -337,7 +337,7 @@ class BatchNormLayerService(object):
             _registered_method=True)
 
     @staticmethod
-    def DescribeLayer(request,
+    def DescribeBatchNormLayer(request,
             target,
             options=(),
             channel_credentials=None,
@@ -350,9 +350,9 @@ class BatchNormLayerService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/gradserve.v1.BatchNormLayerService/DescribeLayer',
-            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.DescribeLayerRequest.SerializeToString,
-            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.DescribeLayerResponse.FromString,
+            '/gradserve.v1.BatchNormLayerService/DescribeBatchNormLayer',
+            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.DescribeBatchNormLayerRequest.SerializeToString,
+            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.DescribeBatchNormLayerResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -364,7 +364,7 @@ class BatchNormLayerService(object):
             _registered_method=True)
 
     @staticmethod
-    def ListLayers(request,
+    def ListBatchNormLayers(request,
             target,
             options=(),
             channel_credentials=None,
@@ -377,9 +377,9 @@ class BatchNormLayerService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/gradserve.v1.BatchNormLayerService/ListLayers',
-            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ListLayersRequest.SerializeToString,
-            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ListLayersResponse.FromString,
+            '/gradserve.v1.BatchNormLayerService/ListBatchNormLayers',
+            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ListBatchNormLayersRequest.SerializeToString,
+            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ListBatchNormLayersResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -391,7 +391,7 @@ class BatchNormLayerService(object):
             _registered_method=True)
 
     @staticmethod
-    def DeleteLayer(request,
+    def DeleteBatchNormLayer(request,
             target,
             options=(),
             channel_credentials=None,
@@ -404,9 +404,9 @@ class BatchNormLayerService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/gradserve.v1.BatchNormLayerService/DeleteLayer',
-            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.DeleteLayerRequest.SerializeToString,
-            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.DeleteLayerResponse.FromString,
+            '/gradserve.v1.BatchNormLayerService/DeleteBatchNormLayer',
+            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.DeleteBatchNormLayerRequest.SerializeToString,
+            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.DeleteBatchNormLayerResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -418,7 +418,7 @@ class BatchNormLayerService(object):
             _registered_method=True)
 
     @staticmethod
-    def Forward(request,
+    def BatchNormForward(request,
             target,
             options=(),
             channel_credentials=None,
@@ -431,9 +431,9 @@ class BatchNormLayerService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/gradserve.v1.BatchNormLayerService/Forward',
-            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ForwardRequest.SerializeToString,
-            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ForwardResponse.FromString,
+            '/gradserve.v1.BatchNormLayerService/BatchNormForward',
+            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.BatchNormForwardRequest.SerializeToString,
+            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.BatchNormForwardResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -445,7 +445,7 @@ class BatchNormLayerService(object):
             _registered_method=True)
 
     @staticmethod
-    def Backward(request,
+    def BatchNormBackward(request,
             target,
             options=(),
             channel_credentials=None,
@@ -458,9 +458,9 @@ class BatchNormLayerService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/gradserve.v1.BatchNormLayerService/Backward',
-            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.BackwardRequest.SerializeToString,
-            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.BackwardResponse.FromString,
+            '/gradserve.v1.BatchNormLayerService/BatchNormBackward',
+            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.BatchNormBackwardRequest.SerializeToString,
+            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.BatchNormBackwardResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -472,7 +472,7 @@ class BatchNormLayerService(object):
             _registered_method=True)
 
     @staticmethod
-    def ReleaseForwards(request,
+    def ReleaseBatchNormForwards(request,
             target,
             options=(),
             channel_credentials=None,
@@ -485,9 +485,9 @@ class BatchNormLayerService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/gradserve.v1.BatchNormLayerService/ReleaseForwards',
-            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ReleaseForwardsRequest.SerializeToString,
-            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ReleaseForwardsResponse.FromString,
+            '/gradserve.v1.BatchNormLayerService/ReleaseBatchNormForwards',
+            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ReleaseBatchNormForwardsRequest.SerializeToString,
+            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.ReleaseBatchNormForwardsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -499,7 +499,7 @@ class BatchNormLayerService(object):
             _registered_method=True)
 
     @staticmethod
-    def RunUpdates(request,
+    def RunBatchNormUpdates(request,
             target,
             options=(),
             channel_credentials=None,
@@ -512,9 +512,9 @@ class BatchNormLayerService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/gradserve.v1.BatchNormLayerService/RunUpdates',
-            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.RunUpdatesRequest.SerializeToString,
-            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.RunUpdatesResponse.FromString,
+            '/gradserve.v1.BatchNormLayerService/RunBatchNormUpdates',
+            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.RunBatchNormUpdatesRequest.SerializeToString,
+            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.RunBatchNormUpdatesResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -526,7 +526,7 @@ class BatchNormLayerService(object):
             _registered_method=True)
 
     @staticmethod
-    def GetVariables(request,
+    def GetBatchNormVariables(request,
             target,
             options=(),
             channel_credentials=None,
@@ -539,9 +539,9 @@ class BatchNormLayerService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/gradserve.v1.BatchNormLayerService/GetVariables',
-            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.GetVariablesRequest.SerializeToString,
-            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.GetVariablesResponse.FromString,
+            '/gradserve.v1.BatchNormLayerService/GetBatchNormVariables',
+            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.GetBatchNormVariablesRequest.SerializeToString,
+            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.GetBatchNormVariablesResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -553,7 +553,7 @@ class BatchNormLayerService(object):
             _registered_method=True)
 
     @staticmethod
-    def SetVariables(request,
+    def SetBatchNormVariables(request,
             target,
             options=(),
             channel_credentials=None,
@@ -566,9 +566,9 @@ class BatchNormLayerService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/gradserve.v1.BatchNormLayerService/SetVariables',
-            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.SetVariablesRequest.SerializeToString,
-            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.SetVariablesResponse.FromString,
+            '/gradserve.v1.BatchNormLayerService/SetBatchNormVariables',
+            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.SetBatchNormVariablesRequest.SerializeToString,
+            gradserve_dot_v1_dot_batch__norm__layer__messages__pb2.SetBatchNormVariablesResponse.FromString,
             options,
             channel_credentials,
             insecure,

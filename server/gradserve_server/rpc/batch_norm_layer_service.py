@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
-from gradserve.v1 import batch_norm_layer_pb2 as layer_pb2
-from gradserve.v1 import tensor_pb2
+from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+from gradserve.v1 import layer_pb2, tensor_pb2
 from gradserve.wire.contents import Contents, WithContents
 from gradserve.wire.dtypes import to_dtype
 from gradserve_server.devices.device import Array
@@ -21,7 +21,7 @@ from gradserve_server.layers.batch_norm.spec import CallInputs
 from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.ops.runner import arrays_of
 from gradserve_server.resources import DEFAULT_CONTAINER
-from gradserve_server.rpc.batch_norm_layers import (
+from gradserve_server.rpc.batch_norm_layer_messages import (
     IMPLEMENTATION_CODES,
     MAX_VARIABLES,
     decode_config,
@@ -48,9 +48,9 @@ class BatchNormLayerServicer:
         self._residence = residence
         self._placer = placer
 
-    async def CreateLayer(
-        self, request: messages_pb2.CreateLayerRequest, context: Context
-    ) -> messages_pb2.CreateLayerResponse:
+    async def CreateBatchNormLayer(
+        self, request: messages_pb2.CreateBatchNormLayerRequest, context: Context
+    ) -> messages_pb2.CreateBatchNormLayerResponse:
         key, reuse = decode_key(request.layer), decode_reuse(request.reuse)
         config = await decode_config(request.config, self._store, self._residence)
         with request_fields({"activation_fn": "config.activation_fn", "inputs": "input_shape"}):
@@ -59,19 +59,19 @@ class BatchNormLayerServicer:
                 layer, created = await self._registry.create_built(key, config, reuse, request.creation_id, *build)
             else:
                 layer, created = self._registry.create(key, config, reuse, request.creation_id)
-        return messages_pb2.CreateLayerResponse(info=encode_info(key, layer), created=created)
+        return messages_pb2.CreateBatchNormLayerResponse(info=encode_info(key, layer), created=created)
 
-    async def DescribeLayer(
-        self, request: messages_pb2.DescribeLayerRequest, context: Context
-    ) -> messages_pb2.DescribeLayerResponse:
+    async def DescribeBatchNormLayer(
+        self, request: messages_pb2.DescribeBatchNormLayerRequest, context: Context
+    ) -> messages_pb2.DescribeBatchNormLayerResponse:
         layer = self._find(request.layer)
-        return messages_pb2.DescribeLayerResponse(
+        return messages_pb2.DescribeBatchNormLayerResponse(
             info=encode_info(decode_key(request.layer), layer, request.collection)
         )
 
-    async def ListLayers(
-        self, request: messages_pb2.ListLayersRequest, context: Context
-    ) -> messages_pb2.ListLayersResponse:
+    async def ListBatchNormLayers(
+        self, request: messages_pb2.ListBatchNormLayersRequest, context: Context
+    ) -> messages_pb2.ListBatchNormLayersResponse:
         page = page_of(request.page_size, request.page_token, default_size=100)
         found = self._registry.page(
             request.container or DEFAULT_CONTAINER,
@@ -80,18 +80,18 @@ class BatchNormLayerServicer:
             scope=request.scope,
             collection=request.collection,
         )
-        return messages_pb2.ListLayersResponse(
+        return messages_pb2.ListBatchNormLayersResponse(
             layers=[encode_info(key, layer, with_tensors=False) for key, layer in found[: page.size]],
             next_page_token=page.next_token([key.name for key, _ in found]),
         )
 
-    async def DeleteLayer(
-        self, request: messages_pb2.DeleteLayerRequest, context: Context
-    ) -> messages_pb2.DeleteLayerResponse:
+    async def DeleteBatchNormLayer(
+        self, request: messages_pb2.DeleteBatchNormLayerRequest, context: Context
+    ) -> messages_pb2.DeleteBatchNormLayerResponse:
         deleted = self._registry.delete(decode_key(request.layer), request.layer.incarnation)
-        return messages_pb2.DeleteLayerResponse(deleted=deleted)
+        return messages_pb2.DeleteBatchNormLayerResponse(deleted=deleted)
 
-    async def Forward(self, request: messages_pb2.ForwardRequest, context: Context) -> WithContents:
+    async def BatchNormForward(self, request: messages_pb2.BatchNormForwardRequest, context: Context) -> WithContents:
         layer = self._find(request.layer)
         self._placer.check(request.placement)
         check_count(request.released_forward_ids, MAX_COMPONENTS, "forwards", "released_forward_ids")
@@ -116,7 +116,7 @@ class BatchNormLayerServicer:
             self._store.share(opened.handles.values())
         (outputs,) = delivery.tensors
         drawn_scale, drawn_bias = (None, None) if result.drawn is None else map(contents.tensor, result.drawn)
-        response = messages_pb2.ForwardResponse(
+        response = messages_pb2.BatchNormForwardResponse(
             outputs=outputs,
             forward_id=result.forward_id,
             has_pending_updates=result.has_pending_updates,
@@ -128,7 +128,7 @@ class BatchNormLayerServicer:
         )
         return WithContents(response, contents)
 
-    async def Backward(self, request: messages_pb2.BackwardRequest, context: Context) -> WithContents:
+    async def BatchNormBackward(self, request: messages_pb2.BatchNormBackwardRequest, context: Context) -> WithContents:
         layer = self._find(request.layer)
         self._placer.check(request.placement)
         contents = Contents()
@@ -145,21 +145,21 @@ class BatchNormLayerServicer:
             if "outputs_gradient" in computed.moved:
                 self._store.relocate(dict.fromkeys(opened.handles.values(), computed.moved["outputs_gradient"]))
         names = arrays_of(computed.outputs)
-        response = messages_pb2.BackwardResponse(**dict(zip(names, delivery.tensors, strict=True)))
+        response = messages_pb2.BatchNormBackwardResponse(**dict(zip(names, delivery.tensors, strict=True)))
         return WithContents(response, contents)
 
-    async def ReleaseForwards(
-        self, request: messages_pb2.ReleaseForwardsRequest, context: Context
-    ) -> messages_pb2.ReleaseForwardsResponse:
+    async def ReleaseBatchNormForwards(
+        self, request: messages_pb2.ReleaseBatchNormForwardsRequest, context: Context
+    ) -> messages_pb2.ReleaseBatchNormForwardsResponse:
         layer = self._find(request.layer)
         check_count(request.forward_ids, MAX_COMPONENTS, "forwards", "forward_ids")
-        return messages_pb2.ReleaseForwardsResponse(
+        return messages_pb2.ReleaseBatchNormForwardsResponse(
             num_released=layer.forwards.release(request.forward_ids, with_updates=True)
         )
 
-    async def RunUpdates(
-        self, request: messages_pb2.RunUpdatesRequest, context: Context
-    ) -> messages_pb2.RunUpdatesResponse:
+    async def RunBatchNormUpdates(
+        self, request: messages_pb2.RunBatchNormUpdatesRequest, context: Context
+    ) -> messages_pb2.RunBatchNormUpdatesResponse:
         check_count(request.forward_ids, MAX_COMPONENTS, "forwards", "forward_ids")
         if request.WhichOneof("target") == "collection":
             collection = request.collection
@@ -171,9 +171,11 @@ class BatchNormLayerServicer:
             count = await self._registry.run_updates(container, collection.name, request.forward_ids)
         else:
             count = await self._find(request.layer).run_updates(request.forward_ids)
-        return messages_pb2.RunUpdatesResponse(num_run=count)
+        return messages_pb2.RunBatchNormUpdatesResponse(num_run=count)
 
-    async def GetVariables(self, request: messages_pb2.GetVariablesRequest, context: Context) -> WithContents:
+    async def GetBatchNormVariables(
+        self, request: messages_pb2.GetBatchNormVariablesRequest, context: Context
+    ) -> WithContents:
         layer = self._find(request.layer)
         self._placer.check(request.placement)
         check_count(request.names, MAX_VARIABLES, "names", "names")
@@ -184,22 +186,22 @@ class BatchNormLayerServicer:
             arrays = await self._residence.copy_to_host(arrays)
         contents = Contents()
         placed = self._placer.place(arrays, request.placement, contents, shared=True, keep=keep)
-        response = messages_pb2.GetVariablesResponse(
+        response = messages_pb2.GetBatchNormVariablesResponse(
             variables=[
                 layer_pb2.NamedTensor(name=name, tensor=tensor) for name, tensor in zip(variables, placed, strict=True)
             ]
         )
         return WithContents(response, contents)
 
-    async def SetVariables(
-        self, request: messages_pb2.SetVariablesRequest, context: Context
-    ) -> messages_pb2.SetVariablesResponse:
+    async def SetBatchNormVariables(
+        self, request: messages_pb2.SetBatchNormVariablesRequest, context: Context
+    ) -> messages_pb2.SetBatchNormVariablesResponse:
         layer = self._find(request.layer)
         with open_variables(self._store, request.variables) as (values, handles):
             # Said before: calls that release them hide them.
             self._store.share(handles)
             await layer.set_variables(values)
-        return messages_pb2.SetVariablesResponse()
+        return messages_pb2.SetBatchNormVariablesResponse()
 
     @contextmanager
     def _delivery(
@@ -216,7 +218,7 @@ class BatchNormLayerServicer:
                 self._store.delete([tensor.handle for tensor in delivery.tensors])
             raise
 
-    def _find(self, ref: layer_pb2.BatchNormLayerRef) -> BatchNormLayer:
+    def _find(self, ref: batch_norm_pb2.BatchNormLayerRef) -> BatchNormLayer:
         return self._registry.get(decode_key(ref), ref.incarnation)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
-from gradserve.v1 import batch_norm_layer_pb2 as layer_pb2
+from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+from gradserve.v1 import layer_pb2
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.layers.batch_norm.config import UPDATE_OPS, BatchNormConfig, IgnoredArgument, RandomAdjustment
@@ -27,24 +27,24 @@ MAX_VARIABLES = 1 << 10
 _SCALARS = ("decay", "epsilon", "renorm_decay", "center", "trainable", "fused")
 _FLAGS = ("scale", "in_place_updates", "zero_debias_moving_mean", "renorm", "renorm_zero_debias")
 _REUSES = {
-    messages_pb2.REUSE_UNSPECIFIED: Reuse.ALLOWED,
-    messages_pb2.REUSE_REQUIRED: Reuse.REQUIRED,
-    messages_pb2.REUSE_FORBIDDEN: Reuse.FORBIDDEN,
+    layer_pb2.LAYER_REUSE_UNSPECIFIED: Reuse.ALLOWED,
+    layer_pb2.LAYER_REUSE_REQUIRED: Reuse.REQUIRED,
+    layer_pb2.LAYER_REUSE_FORBIDDEN: Reuse.FORBIDDEN,
 }
 IMPLEMENTATION_CODES = {
-    Implementation.FUSED: layer_pb2.IMPLEMENTATION_FUSED,
-    Implementation.CORE_FUSED: layer_pb2.IMPLEMENTATION_CORE_FUSED,
-    Implementation.CORE: layer_pb2.IMPLEMENTATION_CORE,
-    Implementation.LEGACY: layer_pb2.IMPLEMENTATION_LEGACY,
+    Implementation.FUSED: batch_norm_pb2.BATCH_NORM_IMPLEMENTATION_FUSED,
+    Implementation.CORE_FUSED: batch_norm_pb2.BATCH_NORM_IMPLEMENTATION_CORE_FUSED,
+    Implementation.CORE: batch_norm_pb2.BATCH_NORM_IMPLEMENTATION_CORE,
+    Implementation.LEGACY: batch_norm_pb2.BATCH_NORM_IMPLEMENTATION_LEGACY,
 }
 
 
-def decode_key(ref: layer_pb2.BatchNormLayerRef) -> ResourceKey:
+def decode_key(ref: batch_norm_pb2.BatchNormLayerRef) -> ResourceKey:
     """Returns where a layer is found."""
     return ResourceKey(ref.container or DEFAULT_CONTAINER, ref.name)
 
 
-def decode_reuse(reuse: messages_pb2.Reuse) -> Reuse:
+def decode_reuse(reuse: layer_pb2.LayerReuse) -> Reuse:
     """Reads whether a layer may exist.
 
     Raises:
@@ -55,7 +55,9 @@ def decode_reuse(reuse: messages_pb2.Reuse) -> Reuse:
     return _REUSES[reuse]
 
 
-async def decode_config(config: layer_pb2.BatchNormConfig, store: TensorStore, residence: Residence) -> BatchNormConfig:
+async def decode_config(
+    config: batch_norm_pb2.BatchNormConfig, store: TensorStore, residence: Residence
+) -> BatchNormConfig:
     """Reads a configuration; fetches what is given by handle.
 
     Raises:
@@ -93,19 +95,19 @@ async def decode_config(config: layer_pb2.BatchNormConfig, store: TensorStore, r
     )
 
 
-def encode_config(config: BatchNormConfig, *, with_tensors: bool) -> layer_pb2.BatchNormConfig:
+def encode_config(config: BatchNormConfig, *, with_tensors: bool) -> batch_norm_pb2.BatchNormConfig:
     """Returns the message of a configuration, every field set; without tensors, of those only dtype and shape."""
     adjustment = None
     if config.adjustment is not None:
         (scale_min, scale_max), (bias_min, bias_max) = config.adjustment.scale, config.adjustment.bias
-        adjustment = layer_pb2.RandomAdjustment(
+        adjustment = batch_norm_pb2.RandomAdjustment(
             scale_min=scale_min,
             scale_max=scale_max,
             bias_min=bias_min,
             bias_max=bias_max,
             seed=config.adjustment.seed,
         )
-    return layer_pb2.BatchNormConfig(
+    return batch_norm_pb2.BatchNormConfig(
         **{name: getattr(config, name) for name in (*_SCALARS, *_FLAGS)},
         activation_fn=config.activation_fn,
         param_initializers={
@@ -129,7 +131,7 @@ def encode_config(config: BatchNormConfig, *, with_tensors: bool) -> layer_pb2.B
 
 def encode_info(
     key: ResourceKey, layer: BatchNormLayer, collection: str = "", *, with_tensors: bool = True
-) -> layer_pb2.BatchNormLayerInfo:
+) -> batch_norm_pb2.BatchNormLayerInfo:
     """Describes a layer as it is now.
 
     Args:
@@ -139,8 +141,8 @@ def encode_info(
         with_tensors: Whether initializers are described with their values.
     """
     variables = {} if layer.variables is None else layer.variables.by_name()
-    return layer_pb2.BatchNormLayerInfo(
-        layer=layer_pb2.BatchNormLayerRef(container=key.container, name=key.name, incarnation=layer.incarnation),
+    return batch_norm_pb2.BatchNormLayerInfo(
+        layer=batch_norm_pb2.BatchNormLayerRef(container=key.container, name=key.name, incarnation=layer.incarnation),
         config=encode_config(layer.config, with_tensors=with_tensors),
         variables=[
             layer_pb2.VariableInfo(
@@ -222,7 +224,7 @@ def _encode_initializer(initializer: Initializer, *, with_tensors: bool) -> laye
     return layer_pb2.Initializer(named=named)
 
 
-def _decode_adjustment(config: layer_pb2.BatchNormConfig) -> RandomAdjustment | None:
+def _decode_adjustment(config: batch_norm_pb2.BatchNormConfig) -> RandomAdjustment | None:
     if not config.HasField("adjustment"):
         return None
     given = config.adjustment
