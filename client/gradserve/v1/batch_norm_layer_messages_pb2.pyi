@@ -172,12 +172,14 @@ class BatchNormBackwardResponse(_message.Message):
     def __init__(self, inputs_gradient: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., beta_gradient: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., gamma_gradient: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., batch_weights_gradient: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., adjustment_scale_gradient: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., adjustment_bias_gradient: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., beta_regularization_gradient: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., gamma_regularization_gradient: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
 
 class ReleaseBatchNormForwardsRequest(_message.Message):
-    __slots__ = ("layer", "forward_ids")
+    __slots__ = ("layer", "forward_ids", "keep_updates")
     LAYER_FIELD_NUMBER: _ClassVar[int]
     FORWARD_IDS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_UPDATES_FIELD_NUMBER: _ClassVar[int]
     layer: _batch_norm_layer_pb2.BatchNormLayerRef
     forward_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, layer: _Optional[_Union[_batch_norm_layer_pb2.BatchNormLayerRef, _Mapping]] = ..., forward_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    keep_updates: bool
+    def __init__(self, layer: _Optional[_Union[_batch_norm_layer_pb2.BatchNormLayerRef, _Mapping]] = ..., forward_ids: _Optional[_Iterable[str]] = ..., keep_updates: bool = ...) -> None: ...
 
 class ReleaseBatchNormForwardsResponse(_message.Message):
     __slots__ = ("num_released",)

@@ -193,8 +193,8 @@ class BatchNormLayerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseBatchNormForwards(self, request, context):
-        """Lets go of what BatchNormBackward needs of forwards, and of their updates. Safe to
-        retry.
+        """Lets go of what BatchNormBackward needs of forwards, and of their updates
+        unless those are to be kept. Safe to retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

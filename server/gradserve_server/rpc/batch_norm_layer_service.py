@@ -154,7 +154,7 @@ class BatchNormLayerServicer:
         layer = self._find(request.layer)
         check_count(request.forward_ids, MAX_COMPONENTS, "forwards", "forward_ids")
         return messages_pb2.ReleaseBatchNormForwardsResponse(
-            num_released=layer.forwards.release(request.forward_ids, with_updates=True)
+            num_released=layer.forwards.release(request.forward_ids, with_updates=not request.keep_updates)
         )
 
     async def RunBatchNormUpdates(
