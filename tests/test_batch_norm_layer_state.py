@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradserve_server.errors import AbortedError, InvalidArgumentError, NotFoundError
+from gradserve_server.errors import AbortedError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from gradserve_server.layers.batch_norm import forwards
 from gradserve_server.layers.batch_norm.calls import ForwardResult
 from gradserve_server.layers.batch_norm.config import RandomAdjustment
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
@@ -283,3 +284,22 @@ class TestReplays:
             forward(layer, X, forward_id="é" * 64 + "x")
         assert layer.variables is None
         assert forward(layer, X, forward_id="é" * 64).forward_id == "é" * 64
+
+
+def test_a_refused_forward_releases_nothing() -> None:
+    bench = LayerBench(limit=1000)
+    layer = bench.layer()
+    first = forward(layer, X)
+    with pytest.raises(ResourceExhaustedError):
+        forward(layer, np.ones((100, 3), np.float32), released=[first.forward_id])
+    backward(layer, first.forward_id, X)
+
+
+def test_inference_does_not_use_up_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forwards, "_REMEMBERED", 8)
+    layer = LayerBench().layer(updates_collections=None)
+    forward(layer, X, forward_id="a", keep_for_backward=False)
+    for _ in range(10):
+        forward(layer, X, is_training=False, keep_for_backward=False)
+    forward(layer, X, forward_id="a", keep_for_backward=False)
+    assert layer.num_updates == 1

@@ -303,3 +303,22 @@ def test_the_mean_of_zero_debias_is_that_of_all_batches() -> None:
         weights = decay ** np.arange(len(means))[::-1]
         expected = np.average(means, weights=weights)
         np.testing.assert_allclose(layer.get_variables(["moving_mean"])["moving_mean"], [expected] * 3, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "rate"),
+    {
+        (4, 1): np.float32(1 - 0.999),
+        (4, 2, 1): np.float32(1 - 0.999),
+        (4, 2, 2, 1): np.float32(1) - np.float32(0.999),
+        (4, 2, 2, 2, 1): np.float32(1) - np.float32(0.999),
+    }.items(),
+    ids=str,
+)
+def test_the_core_fused_layer_rounds_decay(shape: tuple[int, ...], rate: np.float32) -> None:
+    """1.3e-5 of the default's 1 - decay, and so of averages that begin at zero."""
+    layer = LayerBench().layer()
+    forward(layer, np.ones(shape, np.float32))
+    run_updates(layer)
+    assert layer.variables is not None
+    assert layer.variables.moving_mean[0] == rate

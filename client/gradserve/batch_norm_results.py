@@ -117,7 +117,7 @@ class BatchNormLayerInfo:
         container: Its namespace.
         name: Its name.
         arguments: Those of `Client.batch_norm` that it was made with, by name, defaults and drawn seeds included:
-            all but reuse, scope, container, input_shape and dtype. In lists, a DenseSpec is in the place of an array.
+            all but reuse, scope, container, input_shape and dtype. A DenseSpec is in the place of an array.
         variables: Empty until the first forward, unless it was created with a dtype and input_shape.
         num_forwards: Forwards whose gradients can still be computed, or whose updates have not been run.
         num_updates: Times that the moving averages were updated.

@@ -19,7 +19,6 @@ from tests.layer_client.fake_server import (
     FakeLayerServer,
     X,
     array_of,
-    inline,
     result_of,
 )
 from tests.test_client_process import is_awaited, public_methods
@@ -206,13 +205,13 @@ def test_large_initial_values_are_uploaded_and_deleted(client: Any, server: Fake
 
 def test_a_description_has_initial_values(server: FakeLayerServer, bn: Any) -> None:
     listed = tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_FLOAT32, shape=[3])
-    initializers = {"beta": {"tensor": inline(np.arange(3.0))}, "gamma": {"tensor": listed}}
+    initializers = {"beta": {"named": {"name": "normal", "seed": 3}}, "gamma": {"tensor": listed}}
     given = batch_norm_pb2.BatchNormConfig()
     for name, each in initializers.items():
         given.param_initializers[name].CopyFrom(layer_pb2.Initializer(**each))
     server.replies["DescribeBatchNormLayer"] = {"info": {"config": given}}
     read = result_of(bn.describe()).arguments["param_initializers"]
-    assert read["beta"].tolist() == [0, 1, 2]
+    assert read["beta"] == gradserve.Initializer("normal", seed=3)
     assert read["gamma"] == gradserve.DenseSpec(np.float32, (3,))
 
 

@@ -74,7 +74,7 @@ class LayerWorker(Worker):
             batch_mean=forward.batch_mean,
             batch_variance=forward.batch_variance,
         )
-        updated = self._run(UPDATE, update, UpdateAttributes(self._config))
+        updated = self._run(UPDATE, update, UpdateAttributes(self._config, self._attributes.implementation))
         self._averages = updated.moving_mean, updated.moving_variance
         self._num_steps += 1
         self._result = StepResult(

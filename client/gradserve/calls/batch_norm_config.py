@@ -9,7 +9,6 @@ from numpy.typing import ArrayLike
 
 from gradserve.batch_norm_arguments import Initializer, RandomAdjustment, Regularizer
 from gradserve.calls.op_wire import as_op_input
-from gradserve.calls.tensors import inline_array
 from gradserve.errors import InvalidArgumentError
 from gradserve.results import DenseSpec, TensorHandle
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
@@ -165,12 +164,9 @@ def _named_initializer(initializer: Initializer) -> layer_pb2.NamedInitializer:
     return named
 
 
-def _initial_value(message: layer_pb2.Initializer) -> InitialValue | DenseSpec:
+def _initial_value(message: layer_pb2.Initializer) -> Initializer | DenseSpec:
     if message.WhichOneof("kind") == "tensor":
-        tensor = message.tensor
-        if tensor.WhichOneof("data") is None:
-            return DenseSpec(to_dtype(tensor.dtype), tuple(tensor.shape))
-        return inline_array(tensor)
+        return DenseSpec(to_dtype(message.tensor.dtype), tuple(message.tensor.shape))
     parameters = {name: _optional(message.named, name) for name in _INITIALIZER_PARAMETERS}
     return Initializer(message.named.name, **parameters)
 

@@ -123,7 +123,7 @@ class BatchNormLayerServiceServicer(object):
         """Creates a layer, or finds the one that has the name and an equal
         configuration. Safe to retry, see LayerReuse.
 
-        INVALID_ARGUMENT: a value that cannot be, renorm together with batch_weights,
+        INVALID_ARGUMENT: a value that cannot be, renorm together with other
         updates_collections or zero_debias_moving_mean, an unknown activation,
         initializer or regularizer (the message lists those known).
         ALREADY_EXISTS: the name is taken by one with another configuration (the
@@ -166,8 +166,9 @@ class BatchNormLayerServiceServicer(object):
         Retry: safe with a forward_id.
 
         INVALID_ARGUMENT, and nothing has changed: inputs of another rank, dtype or
-        number of channels than the layer takes; batch_weights of another shape;
-        an adjustment that does not broadcast.
+        number of channels than the layer takes; batch_weights of another shape, or
+        together with renorm; an adjustment that does not broadcast, or that the
+        layer draws itself.
         RESOURCE_EXHAUSTED: the results, or what is kept, do not fit into the
         server's tensor memory. The variables are as they were; or created, with
         their first values.

@@ -4,10 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
-from gradserve.v1 import layer_pb2
+from gradserve.v1 import layer_pb2, tensor_pb2
+from gradserve.wire.dtypes import to_data_type
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.layers.batch_norm.config import UPDATE_OPS, BatchNormConfig, IgnoredArgument, RandomAdjustment
@@ -18,7 +17,7 @@ from gradserve_server.layers.initializers import Initializer, NamedInitializer, 
 from gradserve_server.layers.registry import Reuse
 from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
-from gradserve_server.rpc.tensors import check_count, decode_tensor, encode_inline, encode_spec, request_fields
+from gradserve_server.rpc.tensors import check_count, decode_tensor, encode_spec, request_fields
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
 
@@ -95,8 +94,8 @@ async def decode_config(
     )
 
 
-def encode_config(config: BatchNormConfig, *, with_tensors: bool) -> batch_norm_pb2.BatchNormConfig:
-    """Returns the message of a configuration, every field set; without tensors, of those only dtype and shape."""
+def encode_config(config: BatchNormConfig) -> batch_norm_pb2.BatchNormConfig:
+    """Returns the message of a configuration, every field set; of tensors only dtype and shape."""
     adjustment = None
     if config.adjustment is not None:
         (scale_min, scale_max), (bias_min, bias_max) = config.adjustment.scale, config.adjustment.bias
@@ -111,8 +110,7 @@ def encode_config(config: BatchNormConfig, *, with_tensors: bool) -> batch_norm_
         **{name: getattr(config, name) for name in (*_SCALARS, *_FLAGS)},
         activation_fn=config.activation_fn,
         param_initializers={
-            name: _encode_initializer(initializer, with_tensors=with_tensors)
-            for name, initializer in config.param_initializers.items()
+            name: _encode_initializer(initializer) for name, initializer in config.param_initializers.items()
         },
         param_regularizers={
             name: layer_pb2.Regularizer(name=regularizer.name, **regularizer.scales)
@@ -129,21 +127,12 @@ def encode_config(config: BatchNormConfig, *, with_tensors: bool) -> batch_norm_
     )
 
 
-def encode_info(
-    key: ResourceKey, layer: BatchNormLayer, collection: str = "", *, with_tensors: bool = True
-) -> batch_norm_pb2.BatchNormLayerInfo:
-    """Describes a layer as it is now.
-
-    Args:
-        key: Its name.
-        layer: The layer.
-        collection: Which of its variables: those that have this tag, or all.
-        with_tensors: Whether initializers are described with their values.
-    """
+def encode_info(key: ResourceKey, layer: BatchNormLayer, collection: str = "") -> batch_norm_pb2.BatchNormLayerInfo:
+    """Describes a layer as it is now, and of its variables those that have a tag, or all."""
     variables = {} if layer.variables is None else layer.variables.by_name()
     return batch_norm_pb2.BatchNormLayerInfo(
         layer=batch_norm_pb2.BatchNormLayerRef(container=key.container, name=key.name, incarnation=layer.incarnation),
-        config=encode_config(layer.config, with_tensors=with_tensors),
+        config=encode_config(layer.config),
         variables=[
             layer_pb2.VariableInfo(
                 name=name,
@@ -209,17 +198,18 @@ async def _decode_initializer(
         tensor = initializer.tensor
         handles = [tensor.handle] if tensor.WhichOneof("data") == "handle" else []
         with request_fields({"handles[0]": f"{field}.tensor.handle"}), store.use(handles) as used:
-            (host,) = await residence.copy_to_host([decode_tensor(tensor, used.arrays, f"{field}.tensor")])
-            return TensorInitializer(np.array(host))
+            given = decode_tensor(tensor, used.arrays, f"{field}.tensor")
+            (host,) = await residence.copy_to_host([given])
+            # The layer refers to it from now on: nobody may write to it.
+            store.share(handles)
+            return TensorInitializer(host)
     raise InvalidArgumentError("expected a tensor or a named initializer, got neither", field=field)
 
 
-def _encode_initializer(initializer: Initializer, *, with_tensors: bool) -> layer_pb2.Initializer:
+def _encode_initializer(initializer: Initializer) -> layer_pb2.Initializer:
     if isinstance(initializer, TensorInitializer):
-        tensor = encode_inline(initializer.tensor)
-        if not with_tensors:
-            tensor.ClearField("content")
-        return layer_pb2.Initializer(tensor=tensor)
+        tensor = initializer.tensor
+        return layer_pb2.Initializer(tensor=tensor_pb2.Tensor(dtype=to_data_type(tensor.dtype), shape=tensor.shape))
     named = layer_pb2.NamedInitializer(name=initializer.name, seed=initializer.seed, **initializer.parameters)
     return layer_pb2.Initializer(named=named)
 

@@ -81,7 +81,7 @@ class BatchNormLayerServicer:
             collection=request.collection,
         )
         return messages_pb2.ListBatchNormLayersResponse(
-            layers=[encode_info(key, layer, with_tensors=False) for key, layer in found[: page.size]],
+            layers=[encode_info(key, layer) for key, layer in found[: page.size]],
             next_page_token=page.next_token([key.name for key, _ in found]),
         )
 

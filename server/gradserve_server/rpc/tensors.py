@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
-from numpy.typing import NDArray
 
 from gradserve.v1 import tensor_pb2
 from gradserve.wire.contents import Contents
@@ -181,11 +180,6 @@ class Placer:
             handles = self._store.keep(arrays, decode_duration(placement, "lease"), shared=shared)
             return [encode_handle(array, handle) for array, handle in zip(arrays, handles, strict=True)]
         return [contents.tensor(array) for array in arrays]
-
-
-def encode_inline(array: NDArray[Any]) -> tensor_pb2.Tensor:
-    """Returns the message for a small array in host memory."""
-    return tensor_pb2.Tensor(dtype=to_data_type(array.dtype), shape=array.shape, content=array.tobytes())
 
 
 def encode_handle(array: Array, handle: str) -> tensor_pb2.Tensor:

@@ -98,7 +98,7 @@ class LayerComputation:
     def update(self, inputs: UpdateInputs, attributes: UpdateAttributes) -> UpdateOutputs:
         """Computes the next values of the moving averages."""
         with np.errstate(all="ignore"):
-            return update(self._xp, inputs, attributes.config)
+            return update(self._xp, inputs, attributes)
 
     def _normalized(
         self, inputs: ForwardInputs, attributes: ForwardAttributes, plan: ForwardPlan

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import AbortedError, NotFoundError
+from gradserve_server.layers.batch_norm.implementation import Implementation
 from gradserve_server.layers.batch_norm.spec import BackwardAttributes
 from gradserve_server.tensors.quotas import Account, Quota
 
@@ -16,10 +17,11 @@ _REMEMBERED = 4096
 
 @dataclass(frozen=True)
 class Moments:
-    """What a forward feeds the moving averages with, each of shape [C]."""
+    """What a forward feeds the moving averages with, each of shape [C], and how it was computed."""
 
     mean: Array
     variance: Array
+    implementation: Implementation
 
 
 @dataclass(frozen=True)

@@ -152,13 +152,11 @@ class BatchNormLayer:
         try:
             variables = await self._ready(plan.geometry.channels, plan.variable_dtype)
         except InvalidArgumentError as error:
-            # Whatever they do not agree with: the call has nothing else to be wrong.
-            error.field = "inputs"
-            raise
+            # Whatever they do not agree with: the request has nothing else that could be wrong.
+            raise InvalidArgumentError(error.message, field="inputs") from None
         drawn = self._drawn(given, call, forward_id)
         if drawn is not None:
             given = replace(given, adjustment_scale=drawn[0], adjustment_bias=drawn[1])
-        self.forwards.release(call.released, with_updates=False)
         inputs = ForwardInputs(**vars(given), **{name: getattr(variables, name) for name in _VARIABLES})
         checked = check_call(FORWARD, inputs, attributes)
         computed = await self._runner.run(checked, on_host={"outputs", *_LOSSES} if on_host else _LOSSES)
@@ -169,8 +167,9 @@ class BatchNormLayer:
             arrays = _saved_arrays(vars(inputs) | dict(computed.moved), outputs, plan)
             saved = Saved(arrays, BackwardAttributes(self.config, call.is_training, plan.implementation))
         deliver(outputs.outputs)
-        moments = Moments(outputs.batch_mean, outputs.batch_variance) if plan.has_updates else None
+        moments = Moments(outputs.batch_mean, outputs.batch_variance, plan.implementation) if plan.has_updates else None
         has_pending = await self._keep(forward_id, saved, moments, call.lease)
+        self.forwards.release(call.released, with_updates=False)
         losses = {name: getattr(outputs, f"{name}_regularization_loss") for name in ("beta", "gamma")}
         return ForwardResult(
             outputs=outputs.outputs,
@@ -340,6 +339,12 @@ class BatchNormLayer:
 
     async def _keep(self, forward_id: str, saved: Saved | None, moments: Moments | None, lease: float) -> bool:
         """Keeps a forward, and updates the averages in place; tells whether its updates wait to be run."""
+        if saved is not None or moments is not None:
+            await self._leave(forward_id, saved, moments, lease)
+        kept = self.forwards.find(forward_id)
+        return kept is not None and kept.pending is not None
+
+    async def _leave(self, forward_id: str, saved: Saved | None, moments: Moments | None, lease: float) -> None:
         fate = self.forwards.fate(forward_id)
         is_new = moments is not None and not fate.was_counted
         with self.forwards.room(saved, None if self.config.in_place_updates or not is_new else moments) as room:
@@ -351,8 +356,6 @@ class BatchNormLayer:
                         fate.was_counted = True
             fate.was_counted |= is_new
             self.forwards.add(forward_id, room, lease)
-        kept = self.forwards.find(forward_id)
-        return room.pending is not None or (kept is not None and kept.pending is not None)
 
     async def _update(self, moments: Moments) -> None:
         """Moves the averages; nobody else changes the variables meanwhile."""
@@ -360,7 +363,9 @@ class BatchNormLayer:
         assert variables is not None
         averages = {name: getattr(variables, name) for name in UpdateOutputs.__dataclass_fields__}
         inputs = UpdateInputs(**averages, batch_mean=moments.mean, batch_variance=moments.variance)
-        computed = await self._runner.run(check_call(UPDATE, inputs, UpdateAttributes(self.config)), on_host=False)
+        computed = await self._runner.run(
+            check_call(UPDATE, inputs, UpdateAttributes(self.config, moments.implementation)), on_host=False
+        )
         changes: Any = {name: array for name, array in vars(computed.outputs).items() if array is not None}
         self.variables = replace(variables, **changes)
         self.num_updates += 1

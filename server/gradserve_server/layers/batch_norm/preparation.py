@@ -82,7 +82,7 @@ class SmallCall:
         computation.backward(backward, backward_attributes, plan_backward(backward, backward_attributes))
         averages: Any = {field.name: variables[field.name] for field in fields(UpdateOutputs)}
         update = UpdateInputs(**averages, batch_mean=outputs.batch_mean, batch_variance=outputs.batch_variance)
-        computation.update(update, UpdateAttributes(self.config))
+        computation.update(update, UpdateAttributes(self.config, plan.implementation))
 
 
 def small_calls() -> Iterator[SmallCall]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from gradserve_server.devices.device import Array
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
+from gradserve_server.layers.batch_norm.implementation import Implementation
 from gradserve_server.tensors.store import TensorSpec
 
 
@@ -38,9 +39,17 @@ class UpdateInputs(UpdateOutputs):
 
 @dataclass(frozen=True)
 class UpdateAttributes:
-    """What is not an array."""
+    """What is not an array; `implementation` is that of the forward."""
 
     config: BatchNormConfig
+    implementation: Implementation
+
+    @property
+    def rate(self) -> np.float32:
+        """1 - decay, rounded to float32 whatever the dtype of the variables. CORE_FUSED rounds decay, too."""
+        if self.implementation is Implementation.CORE_FUSED:
+            return np.float32(1) - np.float32(self.config.decay)
+        return np.float32(1 - self.config.decay)
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,7 @@ def plan_update(inputs: UpdateInputs, attributes: UpdateAttributes) -> UpdatePla
     return UpdatePlan(tuple(TensorSpec(array.dtype, tuple(array.shape)) for array in arrays))
 
 
-def update(xp: Any, inputs: UpdateInputs, config: BatchNormConfig) -> UpdateOutputs:
+def update(xp: Any, inputs: UpdateInputs, attributes: UpdateAttributes) -> UpdateOutputs:
     """Returns the next moving averages, over NumPy or CuPy.
 
     `moving_averages.py` of TensorFlow and, with renorm, the layer's own code: each average moves by 1 - decay of the
@@ -65,9 +74,9 @@ def update(xp: Any, inputs: UpdateInputs, config: BatchNormConfig) -> UpdateOutp
     """
     dtype = inputs.moving_mean.dtype
     mean, variance = inputs.batch_mean.astype(dtype), inputs.batch_variance.astype(dtype)
-    averaging = _Averaging(dtype, config.decay)
-    if config.renorm:
-        return _renorm(xp, inputs, config, mean, variance)
+    averaging = _Averaging(dtype.type(attributes.rate))
+    if attributes.config.renorm:
+        return _renorm(xp, inputs, attributes.config, averaging, mean, variance)
     moving_variance = averaging.step(inputs.moving_variance, variance)
     if inputs.biased is None:
         return UpdateOutputs(moving_mean=averaging.step(inputs.moving_mean, mean), moving_variance=moving_variance)
@@ -84,21 +93,23 @@ def update(xp: Any, inputs: UpdateInputs, config: BatchNormConfig) -> UpdateOutp
     )
 
 
+@dataclass(frozen=True)
 class _Averaging:
-    """Moves averages by 1 - decay of the way; TensorFlow rounds that to float32 whatever the dtype."""
+    """Moves averages by `rate` of the way, which is of their dtype."""
 
-    def __init__(self, dtype: np.dtype[Any], decay: float) -> None:
-        self.rate = dtype.type(np.float32(1 - decay))
+    rate: Any
 
     def step(self, average: Array, value: Array) -> Array:
         return average - (average - value) * self.rate
 
 
-def _renorm(xp: Any, inputs: UpdateInputs, config: BatchNormConfig, mean: Array, variance: Array) -> UpdateOutputs:
+def _renorm(
+    xp: Any, inputs: UpdateInputs, config: BatchNormConfig, moving: _Averaging, mean: Array, variance: Array
+) -> UpdateOutputs:
     dtype = inputs.moving_mean.dtype
     epsilon = dtype.type(config.epsilon)
     stddev = xp.sqrt(variance + epsilon)
-    moving, renorm = _Averaging(dtype, config.decay), _Averaging(dtype, config.renorm_decay)
+    renorm = _Averaging(dtype.type(np.float32(1 - config.renorm_decay)))
     renorm_mean = renorm.step(inputs.renorm_mean, mean)
     renorm_stddev = renorm.step(inputs.renorm_stddev, stddev)
     if inputs.moving_stddev is not None:
