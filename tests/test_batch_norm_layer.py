@@ -167,6 +167,14 @@ def test_a_random_adjustment(client: gradserve.Client) -> None:
     assert bn.backward(DY, first).adjustment_scale.shape == (3,)
 
 
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5), (4, 3, 5, 6), (4, 3, 5, 6, 2)])
+def test_a_random_adjustment_broadcasts_to_the_outputs(client: gradserve.Client, shape: tuple[int, ...]) -> None:
+    bn = client.batch_norm(data_format="NCHW", adjustment=RandomAdjustment(scale=(0.5, 2.0), bias=(-1.0, 1.0)))
+    forward = bn.forward(np.random.RandomState(0).standard_normal(shape).astype(np.float32))
+    assert forward.drawn_adjustment is not None
+    assert [each.shape for each in forward.drawn_adjustment] == [(3, *[1] * (len(shape) - 2))] * 2
+
+
 @pytest.mark.filterwarnings("ignore::gradserve.IgnoredArgumentWarning")
 def test_a_random_adjustment_is_for_training_only(client: gradserve.Client) -> None:
     bn = client.batch_norm(adjustment=RandomAdjustment(scale=(0.5, 2.0), bias=(-1.0, 1.0)), epsilon=0.0)
@@ -319,7 +327,28 @@ def test_leaving_a_shared_layer_keeps_it(client: gradserve.Client, name: str) ->
     assert bn.delete()
 
 
+def test_leaving_a_shared_layer_frees_memory_and_leaves_updates(client: gradserve.Client, name: str) -> None:
+    with client.batch_norm(decay=0.5, scope=name, updates_collections=name) as bn:
+        bn.forward(X)
+        bn(X)
+        assert bn.describe().num_bytes > X.nbytes
+    assert bn.describe().num_bytes < X.nbytes
+    with pytest.raises(gradserve.InvalidArgumentError):
+        bn.backward(DY)
+    assert client.run_updates(name) == 2
+    assert bn.run_updates() == 0
+    close(bn.variables["moving_mean"], 0.75 * MEAN)
+    assert bn.delete()
+
+
 # --- Forwards
+
+
+def test_very_many_forwards_are_named_in_several_requests(client: gradserve.Client) -> None:
+    bn = client.batch_norm()
+    forward = bn.forward(X)
+    assert bn.run_updates([*(str(number) for number in range(70_000)), forward]) == 1
+    assert bn.release(*[forward] * 70_000) == 1
 
 
 def test_a_call_lets_go_of_the_one_before(client: gradserve.Client) -> None:
@@ -356,6 +385,28 @@ def test_a_gradient_of_another_shape_is_refused_and_the_forward_kept(client: gra
         bn.backward(DY[:2])
     assert error.value.field == "outputs_gradient"
     bn.backward(DY)
+
+
+def test_a_gradient_that_does_not_exist_leaves_the_forward(client: gradserve.Client) -> None:
+    bn = client.batch_norm()
+    bn(X)
+    gone = client.put(DY)
+    client.delete(gone)
+    with pytest.raises(gradserve.NotFoundError) as error:
+        bn.backward(gone)
+    assert error.value.field == "outputs_gradient.handle"
+    close(bn.backward(DY).beta, DY.sum(AXES))
+
+
+def test_a_forward_that_is_gone_gives_way_to_the_one_before(client: gradserve.Client) -> None:
+    bn = client.batch_norm()
+    first, second = bn.forward(X), bn.forward(X[:2])
+    with gradserve.connect(client.address, timeout=30) as other:
+        assert other.batch_norm(scope=bn.name).release(second) == 1
+    with pytest.raises(gradserve.AbortedError) as error:
+        bn.backward(DY[:2])
+    assert error.value.field == "forward_id"
+    assert bn.backward(DY).inputs.shape == first.outputs.shape
 
 
 def test_a_forward_that_was_released(client: gradserve.Client) -> None:

@@ -54,7 +54,8 @@ class BatchNormForward:
         has_pending_updates: Its moving averages' updates wait for `run_updates`.
         implementation: What computed it.
         regularization_losses: By variable, as far as it has a regularizer; of its value in this forward.
-        drawn_adjustment: The (scale, bias) that a RandomAdjustment gave, each of shape [C]; None without one.
+        drawn_adjustment: The (scale, bias) that a RandomAdjustment gave, each of a shape that broadcasts to that of the
+            outputs: [C], with "NCHW" [C, 1, ...] with a 1 for each axis after the channels. None without one.
         warnings: Arguments that had no effect.
     """
 

@@ -16,6 +16,7 @@ from tests.layer_client.fake_server import (
     FACES,
     HANDLE,
     LARGE,
+    Context,
     FakeLayerServer,
     X,
     array_of,
@@ -177,6 +178,14 @@ def test_a_description_has_the_arguments(
     assert result_of(bn.describe()).arguments == defaults | given
 
 
+@pytest.mark.parametrize("name", [None, "", "none"])
+def test_no_activation(client: Any, server: FakeLayerServer, bn: Any, name: str | None) -> None:
+    result_of(client.batch_norm(activation_fn=name))
+    assert server.last("CreateBatchNormLayer").config == config()
+    server.replies["DescribeBatchNormLayer"] = {"info": {"config": config(activation_fn=name)}}
+    assert result_of(bn.describe()).arguments["activation_fn"] is None
+
+
 @pytest.mark.parametrize(
     ("value", "dtype"),
     [
@@ -231,6 +240,53 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "adjustment",
         "expected a value of seed that can be sent",
     ),
+    "a scale of one number": (
+        {"adjustment": RandomAdjustment(scale=1.0, bias=(0, 0))},  # type: ignore[arg-type]
+        "adjustment",
+        "expected a pair, (low, high), as scale of a RandomAdjustment, got 1.0",
+    ),
+    "a bias of three": (
+        {"adjustment": RandomAdjustment(scale=(0, 1), bias=(0, 1, 2))},  # type: ignore[arg-type]
+        "adjustment",
+        "as bias of a RandomAdjustment, got (0, 1, 2)",
+    ),
+    "words as bounds": (
+        {"adjustment": RandomAdjustment(scale="ab", bias=(0, 1))},  # type: ignore[arg-type]
+        "adjustment",
+        "expected a value of scale_min that can be sent, got 'a'",
+    ),
+    **{
+        f"{what} in place of {argument} by name": ({argument: value}, argument, "expected a dict by name")
+        for argument in ("param_initializers", "param_regularizers", "renorm_clipping")
+        for what, value in {"a list": [np.ones(3)], "a word": "ones", "an empty list": [], "a number": 0.1}.items()
+    },
+    **{
+        f"{what} among {argument}": ({argument: {key: value}}, argument, "expected names as keys")
+        for argument, value in {
+            "param_initializers": np.ones(3),
+            "param_regularizers": Regularizer("l2", l2=0.1),
+            "renorm_clipping": 3.0,
+            "variables_collections": "tag",
+        }.items()
+        for what, key in {"a number": 1, "bytes": b"beta", "no name": None}.items()
+    },
+    "a name that is no text": (
+        {"param_initializers": {"\ud800": "ones"}},
+        "param_initializers",
+        "expected names as keys",
+    ),
+    "a collection that is no text": (
+        {"updates_collections": "\ud800"},
+        "updates_collections",
+        "expected names of collections",
+    ),
+    **{
+        f"a number as {argument}": ({argument: 1}, argument, "expected names of collections, got 1")
+        for argument in ("updates_collections", "variables_collections", "outputs_collections")
+    },
+    "a scope that is no name": ({"scope": 0}, "scope", "expected a name as scope, got 0"),
+    "a scope that is no text": ({"scope": "\ud800"}, "scope", "expected a name as scope"),
+    "a container that is no name": ({"container": None}, "container", "expected a name as container, got None"),
     "regularizer": ({"param_regularizers": {"beta": 0.1}}, "param_regularizers", "expected a Regularizer or None"),
     "initializer": (
         {"param_initializers": {"beta": Initializer("normal", mean="high")}},  # type: ignore[arg-type]
@@ -268,6 +324,21 @@ def test_a_layer_without_a_scope_is_the_clients_own(client: Any, server: FakeLay
     assert (shared.name, shared.container) == ("bn", "c")
     result_of(client.close())
     assert {request.layer.name for request in server.of("DeleteBatchNormLayer")} == {layer.name for layer in made}
+
+
+def test_a_layer_of_its_own_is_deleted_once(client: Any, server: FakeLayerServer) -> None:
+    for _ in range(3):
+        with Context(result_of(client.batch_norm())):
+            pass
+    result_of(result_of(client.batch_norm()).delete())
+    left = result_of(client.batch_norm())
+    failing = result_of(client.batch_norm())
+    server.failures["DeleteBatchNormLayer"] = [gradserve.UnavailableError("gone")]
+    with Context(failing):
+        pass
+    assert len(server.of("DeleteBatchNormLayer")) == 5
+    result_of(client.close())
+    assert [request.layer.name for request in server.of("DeleteBatchNormLayer")[5:]] == [left.name, failing.name]
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,16 @@
 """What the client remembers of forwards, and what it warns of."""
 
+import gc
 import warnings
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 import gradserve
+from gradserve.calls import batch_norm_forwards
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from tests.layer_client.fake_server import DY, FACES, Context, FakeLayerServer, X, result_of
@@ -126,11 +129,54 @@ def test_a_call_that_was_cancelled_is_let_go_of(server: FakeLayerServer, bn: Any
     assert released(server)[-1] == forward_ids(server)[:1]
 
 
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "a call": lambda bn: bn(X),
+    "a forward": lambda bn: bn.forward(X),
+    "a named forward": lambda bn: bn.forward(X, forward_id="mine"),
+}
+OUTCOMES: list[tuple[BaseException, bool]] = [
+    (gradserve.UnavailableError("gone"), True),
+    (gradserve.DeadlineExceededError("too late"), True),
+    (gradserve.InternalError("a fault"), True),
+    (gradserve.CallCancelledError("closed"), True),
+    (KeyboardInterrupt(), True),
+    (gradserve.InvalidArgumentError("another rank"), False),
+    (gradserve.NotFoundError("no such tensor"), False),
+    (gradserve.ResourceExhaustedError("no memory"), False),
+    (gradserve.AbortedError("deleted"), False),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(("failure", "may_be_there"), OUTCOMES, ids=[type(each).__name__ for each, _ in OUTCOMES])
+def test_a_forward_that_nobody_can_use_is_let_go_of(
+    server: FakeLayerServer, bn: Any, call: str, failure: BaseException, may_be_there: bool
+) -> None:
+    """One that has a name of the caller's may be repeated; one that was refused left nothing."""
+    server.failures["BatchNormForward"] = [failure]
+    with pytest.raises(type(failure)):
+        result_of(CALLS[call](bn))
+    result_of(bn(X, is_training=False))
+    expected = forward_ids(server)[:1] if may_be_there and call != "a named forward" else []
+    assert released(server)[-1] == expected
+
+
+def test_a_forward_whose_outputs_did_not_arrive_is_let_go_of(server: FakeLayerServer, bn: Any) -> None:
+    server.replies["BatchNormForward"] = {"outputs": {"handle": "lost on the way"}}
+    with pytest.raises(KeyError):
+        result_of(bn.forward(X))
+    result_of(bn.forward(X, is_training=False, keep=True))
+    assert released(server)[-1] == forward_ids(server)[:1]
+    assert result_of(bn.run_updates()) == 1
+
+
 @pytest.mark.parametrize(
     ("failure", "is_left"),
     [
-        (gradserve.AbortedError("computed already"), False),
-        (gradserve.NotFoundError("its lease has ended"), False),
+        (gradserve.AbortedError("computed already", field="forward_id"), False),
+        (gradserve.NotFoundError("its lease has ended", field="forward_id"), False),
+        (gradserve.NotFoundError("no such tensor", field="outputs_gradient.handle"), True),
+        (gradserve.NotFoundError("no such layer", field="layer.name"), True),
         (gradserve.InvalidArgumentError("another shape"), True),
         (gradserve.UnavailableError("gone"), True),
     ],
@@ -185,6 +231,63 @@ def test_updates_are_run_again_when_they_failed(server: FakeLayerServer, bn: Any
     assert first == second
 
 
+@pytest.mark.parametrize(
+    ("updates", "run", "left"),
+    [
+        ("update_ops", (), 0),
+        (["mine", "update_ops"], ("mine",), 0),
+        ("mine", (), 1),
+        ("update_ops", ("update_ops", "default"), 0),
+        ("update_ops", ("update_ops", "elsewhere"), 1),
+    ],
+)
+def test_updates_run_by_collection_do_not_wait(
+    client: Any, server: FakeLayerServer, updates: Any, run: tuple[str, ...], left: int
+) -> None:
+    """However many steps a program makes, the layer object remembers none of them."""
+    layers = [result_of(client.batch_norm(scope=name, updates_collections=updates)) for name in ("a", "b")]
+    for layer in layers:
+        result_of(layer(X))
+    result_of(client.run_updates(*run))
+    assert [result_of(layer.run_updates()) for layer in layers] == [left, left]
+
+
+def test_updates_of_a_collection_that_failed_still_wait(client: Any, server: FakeLayerServer, bn: Any) -> None:
+    result_of(bn(X))
+    server.failures["RunBatchNormUpdates"] = [gradserve.UnavailableError("gone")]
+    with pytest.raises(gradserve.UnavailableError):
+        result_of(client.run_updates())
+    assert result_of(bn.run_updates()) == 1
+
+
+def test_a_forward_that_ends_after_the_updates_of_a_collection_waits(
+    server: FakeLayerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = FACES[0](server)
+    bn = client.batch_norm(scope="bn")
+    run = server._RunBatchNormUpdates
+
+    def while_a_forward_ends(request: Any) -> Any:
+        monkeypatch.undo()
+        bn(X)
+        return run(request)
+
+    bn(X)
+    monkeypatch.setattr(server, "_RunBatchNormUpdates", while_a_forward_ends)
+    client.run_updates()
+    assert bn.run_updates() == 1
+    assert list(server.last("RunBatchNormUpdates").forward_ids) == forward_ids(server)[1:]
+
+
+def test_a_client_does_not_keep_layer_objects(client: Any) -> None:
+    bn = result_of(client.batch_norm(scope="bn"))
+    seen = weakref.ref(bn._calls)
+    del bn
+    gc.collect()
+    assert seen() is None
+    result_of(client.run_updates())
+
+
 def test_in_place_updates_do_not_wait(client: Any, server: FakeLayerServer, bn: Any) -> None:
     def forward(request: Any) -> Any:
         return messages_pb2.BatchNormForwardResponse(
@@ -236,6 +339,88 @@ def test_several_threads_name_their_forwards(server: FakeLayerServer) -> None:
     assert set(every_release) == {each for each in forward_ids(server)[:-1] if each not in went_back(server)}
 
 
+# --- Very many
+
+
+MANY = 5 * batch_norm_forwards.MAX_NAMED
+"""More than one request names, and than an object remembers."""
+REMEMBERED = batch_norm_forwards.MAX_REMEMBERED
+
+
+def forward(number: int, *, replaceable: bool = False) -> batch_norm_forwards.UnusedForward:
+    return batch_norm_forwards.UnusedForward(str(number), X.dtype, replaceable)
+
+
+def numbers(names: Iterable[str]) -> list[int]:
+    return [int(name) for name in names]
+
+
+def test_the_newest_of_very_many_are_remembered() -> None:
+    forwards = batch_norm_forwards.Forwards()
+    newest = list(range(MANY - REMEMBERED, MANY))
+    for number in range(MANY):
+        forwards.add_unused(forward(number))
+        forwards.add_pending(str(number))
+    assert numbers(forwards.pending()) == numbers(forwards.outstanding()) == newest
+    for number in range(MANY, 2 * MANY):
+        forwards.add_lost(str(number))
+    assert numbers(forwards.outstanding()) == newest + [MANY + number for number in newest]
+    assert numbers(forwards.useless(replacing=True)) == [
+        MANY + each for each in newest[: batch_norm_forwards.MAX_NAMED]
+    ]
+
+
+def test_a_request_names_so_many(server: FakeLayerServer, bn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_norm_forwards, "MAX_NAMED", 3)
+    forwards = [result_of(bn.forward(X)) for _ in range(7)]
+    ids = [each.forward_id for each in forwards]
+    parts = [ids[:3], ids[3:6], ids[6:]]
+
+    def named(method: str) -> list[list[str]]:
+        return [list(request.forward_ids) for request in server.of(method)]
+
+    assert result_of(bn.run_updates()) == 7
+    assert named("RunBatchNormUpdates") == parts
+    with Context(bn):
+        pass
+    assert named("ReleaseBatchNormForwards") == parts
+    assert result_of(bn.release(*forwards)) == 7
+    assert named("ReleaseBatchNormForwards") == parts * 2
+
+
+def test_updates_that_were_run_before_a_failure_do_not_wait(
+    server: FakeLayerServer, bn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_norm_forwards, "MAX_NAMED", 3)
+    for _ in range(5):
+        result_of(bn(X))
+    run = server._RunBatchNormUpdates
+
+    def gone(request: Any) -> Any:
+        server.failures["RunBatchNormUpdates"] = [gradserve.UnavailableError("gone")]
+        return run(request)
+
+    monkeypatch.setattr(server, "_RunBatchNormUpdates", gone)
+    with pytest.raises(gradserve.UnavailableError):
+        result_of(bn.run_updates())
+    monkeypatch.undo()
+    assert result_of(bn.run_updates()) == 2
+
+
+def test_lost_forwards_are_let_go_of_a_request_at_a_time(
+    server: FakeLayerServer, bn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_norm_forwards, "MAX_NAMED", 3)
+    server.failures["BatchNormForward"] = [KeyboardInterrupt() for _ in range(5)]
+    for _ in range(5):
+        with pytest.raises(KeyboardInterrupt):
+            result_of(bn.forward(X, keep_for_backward=True))
+    for _ in range(3):
+        result_of(bn(X, is_training=False))
+    lost = forward_ids(server)[:5]
+    assert released(server)[-3:] == [lost[:3], lost[3:], []]
+
+
 # --- Leaving
 
 
@@ -246,14 +431,25 @@ def test_leaving_a_layer_of_its_own_deletes_it(client: Any, server: FakeLayerSer
     assert result_of(bn.run_updates()) == 0
 
 
-def test_leaving_a_shared_layer_lets_go_of_forwards(server: FakeLayerServer, bn: Any) -> None:
+def test_leaving_a_shared_layer_lets_go_of_forwards_but_not_of_updates(server: FakeLayerServer, bn: Any) -> None:
     with Context(bn) as entered:
         assert entered is bn
-        forward = result_of(bn.forward(X))
+        updated = result_of(bn.forward(X))
         result_of(bn.run_updates())
-        result_of(bn.forward(X))  # its updates wait: another may still run them
-    assert list(server.last("ReleaseBatchNormForwards").forward_ids) == [forward.forward_id]
+        waiting = result_of(bn.forward(X))
+        result_of(bn.forward(X))
+        result_of(bn.backward(DY))
+    request = server.last("ReleaseBatchNormForwards")
+    assert list(request.forward_ids) == [updated.forward_id, waiting.forward_id]
+    assert request.keep_updates
     assert not server.of("DeleteBatchNormLayer")
+    assert result_of(bn.run_updates()) == 2
+
+
+def test_only_leaving_keeps_updates(server: FakeLayerServer, bn: Any) -> None:
+    result_of(bn.release(result_of(bn.forward(X))))
+    assert not server.last("ReleaseBatchNormForwards").keep_updates
+    assert result_of(bn.run_updates()) == 0
 
 
 def test_leaving_sends_nothing_when_nothing_is_left(server: FakeLayerServer, bn: Any) -> None:

@@ -9,8 +9,8 @@ from gradserve.face import AsyncFace, awaiting
 class BatchNormLayer(AsyncFace[BatchNormLayerCalls]):
     """tf.contrib.layers.batch_norm, served: a layer whose variables live on the server.
 
-    Made by `Client.batch_norm`. A context manager: leaving it deletes a layer without a scope, and lets go of what this
-    object's forwards keep on the server of one with a scope.
+    Made by `Client.batch_norm`. A context manager: leaving it deletes a layer without a scope, and of one with a scope
+    lets go of what the gradients of this object's forwards need; updates that wait can still be run.
     """
 
     @property

@@ -1,13 +1,14 @@
 """The arguments of a batch normalization layer as a message, and back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from gradserve.batch_norm_arguments import Initializer, RandomAdjustment, Regularizer
+from gradserve.calls.naming import is_name
 from gradserve.calls.op_wire import as_op_input
 from gradserve.errors import InvalidArgumentError
 from gradserve.results import DenseSpec, TensorHandle
@@ -18,6 +19,7 @@ from gradserve.wire.payload import Array
 
 InitialValue: TypeAlias = ArrayLike | TensorHandle | Initializer | str
 Collections: TypeAlias = str | Sequence[str]
+ValueT = TypeVar("ValueT")
 
 # As precise as any variable; the server converts.
 _INITIAL_DTYPE = np.dtype(np.float64)
@@ -57,7 +59,7 @@ class BatchNormArguments:
         """Returns the first values that are given as such, by variable."""
         return {
             name: as_op_input(value, _INITIAL_DTYPE, "param_initializers")
-            for name, value in (self.param_initializers or {}).items()
+            for name, value in _by_name(self.param_initializers, "param_initializers").items()
             if value is not None and not isinstance(value, Initializer | str)
         }
 
@@ -70,20 +72,21 @@ class BatchNormArguments:
         config = batch_norm_pb2.BatchNormConfig()
         for name in _PLAIN_ARGUMENTS:
             _set(config, name, getattr(self, name), name)
-        for name in ("activation_fn", "fused"):
-            if getattr(self, name) is not None:
-                _set(config, name, getattr(self, name), name)
-        for name, value in (self.param_initializers or {}).items():
+        if self.activation_fn is not None and not _is_no_activation(self.activation_fn):
+            _set(config, "activation_fn", self.activation_fn, "activation_fn")
+        if self.fused is not None:
+            _set(config, "fused", self.fused, "fused")
+        for name, value in _by_name(self.param_initializers, "param_initializers").items():
             if name in initial_tensors:
                 config.param_initializers[name].tensor.CopyFrom(initial_tensors[name])
             elif value is not None:
                 named = value if isinstance(value, Initializer) else Initializer(str(value))
                 config.param_initializers[name].named.CopyFrom(_named_initializer(named))
-        for name, regularizer in (self.param_regularizers or {}).items():
+        for name, regularizer in _by_name(self.param_regularizers, "param_regularizers").items():
             if regularizer is not None:
                 config.param_regularizers[name].CopyFrom(_regularizer(regularizer))
         self._set_collections(config)
-        for name, bound in (self.renorm_clipping or {}).items():
+        for name, bound in _by_name(self.renorm_clipping, "renorm_clipping").items():
             try:
                 config.renorm_clipping[name] = bound
             except (TypeError, ValueError) as error:
@@ -104,7 +107,7 @@ class BatchNormArguments:
                     field="updates_collections",
                 )
         if isinstance(self.variables_collections, Mapping):
-            for name, names in self.variables_collections.items():
+            for name, names in _by_name(self.variables_collections, "variables_collections").items():
                 config.variables_collections[name].names.extend(_names(names, "variables_collections"))
         elif self.variables_collections is not None:
             tags = _names(self.variables_collections, "variables_collections")
@@ -118,7 +121,7 @@ def read_arguments(config: batch_norm_pb2.BatchNormConfig) -> dict[str, Any]:
     arguments: dict[str, Any] = {name: getattr(config, name) for name in _PLAIN_ARGUMENTS}
     tags = {name: _joined(tagged.names) for name, tagged in config.variables_collections.items()}
     return arguments | {
-        "activation_fn": config.activation_fn or None,
+        "activation_fn": None if _is_no_activation(config.activation_fn) else config.activation_fn,
         "param_initializers": {name: _initial_value(each) for name, each in config.param_initializers.items()} or None,
         "param_regularizers": {
             name: Regularizer(each.name, l1=_optional(each, "l1"), l2=_optional(each, "l2"))
@@ -143,9 +146,28 @@ def _set(message: Any, field: str, value: Any, argument: str) -> None:
         ) from None
 
 
+def _is_no_activation(name: str) -> bool:
+    return isinstance(name, str) and name in ("", "none")
+
+
+def _by_name(values: Mapping[str, ValueT] | None, argument: str) -> Mapping[str, ValueT]:
+    """Returns values by name that can be sent so."""
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise InvalidArgumentError(f"expected a dict by name as {argument}, got {values!r}", field=argument)
+    for name in values:
+        if not is_name(name):
+            raise InvalidArgumentError(f"expected names as keys of {argument}, got {name!r}", field=argument)
+    return values
+
+
 def _names(collections: Collections, argument: str) -> list[str]:
-    names = [collections] if isinstance(collections, str) else list(collections)
-    if not all(isinstance(name, str) for name in names):
+    if isinstance(collections, str):
+        names = [collections]
+    else:
+        names = list(collections) if isinstance(collections, Iterable) else [collections]
+    if not all(is_name(name) for name in names):
         raise InvalidArgumentError(f"expected names of collections, got {collections!r}", field=argument)
     return names
 
@@ -190,7 +212,13 @@ def _adjustment(adjustment: RandomAdjustment) -> batch_norm_pb2.RandomAdjustment
         )
     message = batch_norm_pb2.RandomAdjustment()
     for name in ("scale", "bias"):
-        low, high = getattr(adjustment, name)
+        bounds = getattr(adjustment, name)
+        try:
+            low, high = bounds
+        except (TypeError, ValueError):
+            raise InvalidArgumentError(
+                f"expected a pair, (low, high), as {name} of a RandomAdjustment, got {bounds!r}", field="adjustment"
+            ) from None
         _set(message, f"{name}_min", low, "adjustment")
         _set(message, f"{name}_max", high, "adjustment")
     if adjustment.seed is not None:

@@ -4,13 +4,13 @@ The signatures and docstrings here are those of the blocking and of the asyncio 
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from gradserve.batch_norm_results import BatchNormForward, BatchNormGradients, BatchNormLayerInfo
-from gradserve.calls.batch_norm_forwards import Forwards, UnusedForward
+from gradserve.calls.batch_norm_forwards import Forwards, UnusedForward, in_requests
 from gradserve.calls.batch_norm_layer_wire import (
     BatchNormLayerWire,
     ForwardOptions,
@@ -22,7 +22,16 @@ from gradserve.calls.identity import RequestIds
 from gradserve.calls.ignored_arguments import IgnoredArguments
 from gradserve.calls.op_wire import OpInput, as_op_input
 from gradserve.calls.tensors import cast
-from gradserve.errors import AbortedError, GradserveError, InvalidArgumentError, NotFoundError
+from gradserve.errors import (
+    AbortedError,
+    CallCancelledError,
+    DeadlineExceededError,
+    GradserveError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
 from gradserve.results import TensorHandle
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.wire.dtypes import DType, to_dtype
@@ -31,18 +40,28 @@ from gradserve.wire.payload import Array
 Adjustment: TypeAlias = tuple[OpInput, OpInput]
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+_UNKNOWN_OUTCOMES = (UnavailableError, DeadlineExceededError, InternalError, CallCancelledError)
+"""After these the server may have carried out the call. Other errors are its refusals: nothing has changed."""
 
 
 class BatchNormLayerCalls:
     """Calls of `BatchNormLayer`."""
 
     def __init__(
-        self, wire: BatchNormLayerWire, ids: RequestIds, ignored: IgnoredArguments, *, is_private: bool
+        self,
+        wire: BatchNormLayerWire,
+        ids: RequestIds,
+        ignored: IgnoredArguments,
+        *,
+        is_private: bool,
+        deleted: Callable[[BatchNormLayerWire], None],
     ) -> None:
+        """Takes what is to be told when the layer was deleted."""
         self._wire = wire
         self._ids = ids
         self._ignored = ignored
         self._is_private = is_private
+        self._deleted = deleted
         self._forwards = Forwards()
 
     @property
@@ -90,11 +109,7 @@ class BatchNormLayerCalls:
             lease=None,
             released=tuple(self._forwards.useless(replacing=bool(is_training))),
         )
-        try:
-            forward = yield from self._forward(tensors, options, keep=keep, replaceable=True)
-        except BaseException:  # cancelled ones too
-            self._forwards.add_lost(options.forward_id)
-            raise
+        forward = yield from self._forward(tensors, options, keep=keep, is_call=True, is_named=False)
         return forward.outputs
 
     def forward(
@@ -149,7 +164,8 @@ class BatchNormLayerCalls:
                 released=tuple(self._forwards.useless(replacing=False)),
             ),
             keep=keep,
-            replaceable=False,
+            is_call=False,
+            is_named=bool(forward_id),
         )
 
     def backward(
@@ -175,7 +191,9 @@ class BatchNormLayerCalls:
 
         Raises:
             InvalidArgumentError: There is no such forward, or `dy` has another dtype or shape; the forward is kept.
-            NotFoundError: The forward is unknown, or its lease has ended; or the layer was deleted.
+            NotFoundError: The forward is unknown, or its lease has ended. Or `dy` is the handle of a tensor that does
+                not exist (any more): the forward is kept. Or the layer was deleted. `field` says which: "forward_id",
+                "outputs_gradient.handle" or "layer.name".
             AbortedError: The forward's gradients were computed already, or it was released. Without `retain` also
                 when the reply of this call was lost and gRPC sent it again: the results are lost, the layer is
                 unharmed.
@@ -185,8 +203,9 @@ class BatchNormLayerCalls:
         gradient = as_op_input(dy, dtype, "outputs_gradient")
         try:
             reply = yield from self._wire.backward(forward_id, gradient, retain=retain, keep=keep, lease=lease)
-        except (AbortedError, NotFoundError):
-            self._forwards.let_go([forward_id])
+        except (AbortedError, NotFoundError) as error:
+            if error.field == "forward_id":  # else the handle of dy, or the layer, does not exist
+                self._forwards.let_go([forward_id])
             raise
         if not retain:
             self._forwards.let_go([forward_id])
@@ -199,7 +218,7 @@ class BatchNormLayerCalls:
 
         Args:
             forwards: Which, in this order; also those of other clients, by the forward_id that they chose. None: all
-                of this object whose updates wait, in their order.
+                of this object whose updates wait, in their order; of more than 65,536 the newest so many.
 
         Returns:
             Of how many forwards the updates were run now. Nothing is sent when there is none.
@@ -211,10 +230,10 @@ class BatchNormLayerCalls:
             forward_ids = self._forwards.pending()
         else:
             forward_ids = [forward_id for each in forwards if (forward_id := _updatable(each))]
-        if not forward_ids:
-            return 0
-        num_run = yield from self._wire.run_updates(forward_ids)
-        self._forwards.updated(forward_ids)
+        num_run = 0
+        for part in in_requests(forward_ids):
+            num_run += yield from self._wire.run_updates(part)
+            self._forwards.updated(part)
         return num_run
 
     def release(self, *forwards: BatchNormForward) -> Operation[int]:
@@ -224,10 +243,10 @@ class BatchNormLayerCalls:
             How many of them there were.
         """
         forward_ids = [each.forward_id for each in forwards if each.forward_id]
-        if not forward_ids:
-            return 0
-        num_released = yield from self._wire.release(forward_ids)
-        self._forwards.forget(forward_ids)
+        num_released = 0
+        for part in in_requests(forward_ids):
+            num_released += yield from self._wire.release(part, keep_updates=False)
+            self._forwards.forget(part)
         return num_released
 
     def get_variables(self, *names: str) -> Operation[dict[str, Array]]:
@@ -281,32 +300,66 @@ class BatchNormLayerCalls:
             False when it was gone already.
         """
         deleted = yield from self._wire.delete()
+        self._deleted(self._wire)
         self._forwards.forget_all()
         return deleted
 
     def leave(self) -> Operation[None]:
         """Ends the use of this object, as far as the server can be reached.
 
-        Deletes a layer without a scope. Of one with a scope, lets go of the forwards of which nothing but the gradients
-        is left; updates that wait can still be run, by `Client.run_updates`.
+        Deletes a layer without a scope. Of one with a scope, lets go of what the gradients of this object's forwards
+        need; updates that wait can still be run.
         """
         with contextlib.suppress(GradserveError):
             if self._is_private:
                 yield from self.delete()
                 return
-            forward_ids = self._forwards.unused_without_updates()
-            if forward_ids:
-                yield from self._wire.release(forward_ids)
-                self._forwards.forget(forward_ids)
+            for part in in_requests(self._forwards.outstanding()):
+                yield from self._wire.release(part, keep_updates=True)
+                self._forwards.let_go(part)
+
+    def pending(self, container: str, collection: str) -> list[str]:
+        """Returns the forwards whose updates wait, if a collection of a container has those of this layer."""
+        is_one_of_them = container == self.container and collection in self._wire.updates_collections
+        return self._forwards.pending() if is_one_of_them else []
+
+    def updated(self, forward_ids: Sequence[str]) -> None:
+        """Takes note that the updates of forwards were run."""
+        self._forwards.updated(forward_ids)
 
     def _forward(
-        self, inputs: Mapping[str, Array | TensorHandle], options: ForwardOptions, *, keep: bool, replaceable: bool
+        self,
+        inputs: Mapping[str, Array | TensorHandle],
+        options: ForwardOptions,
+        *,
+        keep: bool,
+        is_call: bool,
+        is_named: bool,
     ) -> Operation[BatchNormForward]:
-        reply = yield from self._wire.forward(inputs, options, keep=keep)
+        """Computes a forward.
+
+        Args:
+            inputs: By name.
+            options: How.
+            keep: Leave the outputs on the server.
+            is_call: The next call of the object takes its place.
+            is_named: Its id is known to the caller, who may repeat it when it fails. Otherwise nobody can use it then.
+        """
+        try:
+            reply = yield from self._wire.forward(inputs, options, keep=keep)
+        except BaseException as error:  # cancelled ones too
+            if not is_named and (not isinstance(error, GradserveError) or isinstance(error, _UNKNOWN_OUTCOMES)):
+                self._forwards.add_lost(options.forward_id)
+            raise
         self._forwards.let_go(options.released)
-        self._remember(reply, options, replaceable=replaceable)
-        forward = yield from receive_forward(reply, keep=keep)
-        self._ignored.warn(forward.warnings)
+        self._remember(reply, options, replaceable=is_call)
+        try:
+            forward = yield from receive_forward(reply, keep=keep)
+            self._ignored.warn(forward.warnings)
+        except BaseException:
+            if not is_named:
+                self._forwards.add_lost(options.forward_id)
+            raise
         return forward
 
     def _remember(

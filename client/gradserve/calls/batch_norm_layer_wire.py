@@ -70,6 +70,7 @@ class BatchNormLayerWire:
     def __init__(self, info: batch_norm_pb2.BatchNormLayerInfo) -> None:
         """Takes the layer as it was found or created."""
         self.ref = info.layer
+        self.updates_collections = frozenset(info.config.updates_collections)
         self._dtypes = _dtypes(info)
 
     def describe(self, collection: str) -> Operation[BatchNormLayerInfo]:
@@ -123,9 +124,11 @@ class BatchNormLayerWire:
         )
         return reply
 
-    def release(self, forward_ids: Sequence[str]) -> Operation[int]:
-        """Lets go of forwards; returns how many there were."""
-        request = messages_pb2.ReleaseBatchNormForwardsRequest(layer=self.ref, forward_ids=forward_ids)
+    def release(self, forward_ids: Sequence[str], *, keep_updates: bool) -> Operation[int]:
+        """Lets go of forwards, or only of what their gradients need; returns how many there were."""
+        request = messages_pb2.ReleaseBatchNormForwardsRequest(
+            layer=self.ref, forward_ids=forward_ids, keep_updates=keep_updates
+        )
         reply: messages_pb2.ReleaseBatchNormForwardsResponse = yield Unary(
             _SERVICE, "ReleaseBatchNormForwards", request
         )

@@ -25,10 +25,11 @@ from gradserve.calls.accumulators import (
 )
 from gradserve.calls.batch_norm_config import BatchNormArguments, Collections, InitialValue
 from gradserve.calls.batch_norm_layer import BatchNormLayerCalls
-from gradserve.calls.batch_norm_layer_wire import BatchNormLayerWire, list_layers, run_collection_updates
-from gradserve.calls.batch_norm_layers import LayerPlace, make_layer
+from gradserve.calls.batch_norm_layer_creation import LayerPlace, make_layer
+from gradserve.calls.batch_norm_layer_wire import list_layers
 from gradserve.calls.exchange import Operation, check_timeout
 from gradserve.calls.identity import RequestIds
+from gradserve.calls.made_layers import MadeLayers
 from gradserve.calls.naming import component_specs, private_name
 from gradserve.calls.server import server_info
 from gradserve.errors import GradserveError
@@ -42,7 +43,8 @@ class ClientCalls:
     def __init__(self, ids: RequestIds, timeout: float) -> None:
         self._ids = ids
         self._timeout = check_timeout(timeout)
-        self._private: list[AccumulatorWire | BatchNormLayerWire] = []
+        self._private: list[AccumulatorWire] = []
+        self._layers = MadeLayers()
 
     def conditional_accumulator(
         self,
@@ -165,7 +167,7 @@ class ClientCalls:
             scale: Multiply by gamma.
             epsilon: Added to the variance before the root is taken.
             activation_fn: The name of what is applied to the result: "relu", "relu6", "tanh", "sigmoid", "elu",
-                "selu", "softplus", "softsign", "leaky_relu", "gelu" or "swish", as in tf.nn. None: nothing.
+                "selu", "softplus", "softsign", "leaky_relu", "gelu" or "swish", as in tf.nn. None, or "none": nothing.
             param_initializers: First values of "beta", "gamma", "moving_mean" and "moving_variance": an array of
                 shape [C], an Initializer, or the name of one. Not named: zeros (beta, moving_mean) or ones.
             param_regularizers: Of "beta" and "gamma". Their losses are results of `forward`, and their gradients of
@@ -221,7 +223,7 @@ class ClientCalls:
             renorm_zero_debias=renorm_zero_debias,
         )
         where = LayerPlace(container, scope, reuse, input_shape, dtype)
-        return make_layer(arguments, where, self._ids, self._private.append)
+        return make_layer(arguments, where, self._ids, self._layers)
 
     def list_batch_norm_layers(
         self, container: str = "", scope: str = "", collection: str = ""
@@ -248,7 +250,7 @@ class ClientCalls:
         Returns:
             Of how many forwards the updates were run now.
         """
-        return run_collection_updates(container, collection)
+        return self._layers.run_updates(container, collection)
 
     def put(self, value: ArrayLike, *, lease: float | None = None) -> Operation[TensorHandle]:
         """Stores an array on the server, under a handle that whoever has it can use.
@@ -298,6 +300,7 @@ class ClientCalls:
         with contextlib.suppress(GradserveError):
             while self._private:
                 yield from self._private.pop().delete()
+            yield from self._layers.delete_private()
 
     def _create(
         self,

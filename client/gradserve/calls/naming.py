@@ -1,4 +1,4 @@
-"""What a new accumulator is called and made of."""
+"""Names, and what a new accumulator is made of."""
 
 from collections.abc import Mapping
 
@@ -13,6 +13,17 @@ from gradserve.results import DenseSpec, SparseSpec, TensorHandle
 def private_name(name: str, ids: RequestIds) -> str:
     """Returns a name that no other client uses."""
     return f"{name}-{ids.name()}"
+
+
+def is_name(value: object) -> bool:
+    """Returns whether a value is text that can be sent."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def component_specs(components: Mapping[str, ArrayLike | TensorHandle | ComponentSpec]) -> dict[str, ComponentSpec]:

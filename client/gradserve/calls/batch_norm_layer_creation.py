@@ -1,7 +1,6 @@
 """Creates or finds batch normalization layers."""
 
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from numpy.typing import DTypeLike
@@ -12,7 +11,8 @@ from gradserve.calls.batch_norm_layer_wire import BatchNormLayerWire, Creation, 
 from gradserve.calls.exchange import Operation
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.ignored_arguments import IgnoredArguments
-from gradserve.calls.naming import private_name
+from gradserve.calls.made_layers import MadeLayers
+from gradserve.calls.naming import is_name, private_name
 from gradserve.calls.tensors import data_type
 from gradserve.errors import InvalidArgumentError
 from gradserve.results import Shape
@@ -36,7 +36,7 @@ def make_layer(
     arguments: BatchNormArguments,
     place: LayerPlace,
     ids: RequestIds,
-    add_private: Callable[[BatchNormLayerWire], None],
+    made: MadeLayers,
 ) -> Operation[BatchNormLayerCalls]:
     """Creates a layer, or finds the one of this scope and equal arguments.
 
@@ -44,17 +44,22 @@ def make_layer(
         arguments: What it is.
         place: Where it is.
         ids: Give it a name, when it has no scope.
-        add_private: Takes one without a scope, as soon as it exists.
+        made: Takes the object, and before that a layer without a scope as soon as it exists.
     """
+    for argument, value in {"container": place.container, "scope": "" if place.scope is None else place.scope}.items():
+        if not is_name(value):
+            raise InvalidArgumentError(f"expected a name as {argument}, got {value!r}", field=argument)
     creation = Creation(_reuse(place), ids.name(), *_inputs(place.dtype, place.input_shape))
     name = private_name(_PRIVATE_SCOPE, ids) if place.scope is None else place.scope
     info = yield from create_layer(place.container, name, arguments, creation)
     wire = BatchNormLayerWire(info)
     if place.scope is None:
-        add_private(wire)
+        made.add_private(wire)
     ignored = IgnoredArguments(wire.ref.name)
     ignored.warn(ignored_arguments(info.warnings))
-    return BatchNormLayerCalls(wire, ids, ignored, is_private=place.scope is None)
+    layer = BatchNormLayerCalls(wire, ids, ignored, is_private=place.scope is None, deleted=made.deleted)
+    made.add(layer)
+    return layer
 
 
 def _reuse(place: LayerPlace) -> layer_pb2.LayerReuse:
