@@ -117,7 +117,7 @@ def test_another_configuration_is_refused_and_named(other: dict[str, Any]) -> No
     bench = LayerBench()
     create(bench)
     (argument,) = other
-    with pytest.raises(AlreadyExistsError, match=rf"with another configuration: {argument} is [^;]*$"):
+    with pytest.raises(AlreadyExistsError, match=rf"with another configuration: {argument}(\[\w*\])? is [^;]*$"):
         create(bench, **other)
     create(LayerBench(), **other)
 
@@ -129,6 +129,177 @@ def test_every_argument_is_compared() -> None:
     create(bench)
     with pytest.raises(AlreadyExistsError, match="in_place_updates is False, not True; updates_collections is"):
         create(bench, updates_collections=None)
+
+
+UNIFORM = NamedInitializer("uniform", {"minval": -1.0}, seed=1)
+DIFFERENCES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"decay": 0.9}, {"decay": 0.99}, "decay is 0.9, not 0.99"),
+    ({"fused": True}, {}, "fused is True, not unset"),
+    ({"activation_fn": "relu"}, {}, "activation_fn is relu, not none"),
+    ({"adjustment": RandomAdjustment((0, 1), (0, 1), 1)}, {}, "adjustment is random, not unset"),
+    (
+        {"adjustment": RandomAdjustment((0, 1), (0, 1), 1)},
+        {"adjustment": RandomAdjustment((0, 2), (0, 1), 2)},
+        "adjustment.scale is [0, 1], not [0, 2]; adjustment.seed is 1, not 2",
+    ),
+    (
+        {"param_initializers": {"beta": np.ones(3), "gamma": np.ones(3)}},
+        {"param_initializers": {"beta": np.zeros(3), "gamma": np.ones(3)}},
+        "param_initializers[beta] is a tensor of shape [3], not one of other values",
+    ),
+    (
+        {"param_initializers": {"beta": UNIFORM, "gamma": np.ones(4)}},
+        {"param_initializers": {"beta": replace(UNIFORM, seed=2), "moving_mean": NamedInitializer("ones", {})}},
+        "param_initializers[beta] is uniform with minval -1 and seed 1, not uniform with minval -1 and seed 2; "
+        "param_initializers[gamma] is a tensor of shape [4], not unset; "
+        "param_initializers[moving_mean] is unset, not ones",
+    ),
+    ({"param_regularizers": {"beta": L2}}, {}, "param_regularizers[beta] is l2 with l2 0.5, not unset"),
+    ({"renorm_clipping": {"rmax": 2.0}}, {"renorm_clipping": {"rmax": 3.0}}, "renorm_clipping[rmax] is 2, not 3"),
+    ({"outputs_collections": ("a", "b")}, {}, "outputs_collections is [a, b], not []"),
+    ({"variables_collections": {"": ("a",)}}, {}, "variables_collections[] is [a], not unset"),
+    ({}, {"updates_collections": "u"}, "updates_collections is [update_ops], not [u]"),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "words"), DIFFERENCES, ids=[words for _, _, words in DIFFERENCES])
+def test_differences_are_said_entry_by_entry(one: dict[str, Any], other: dict[str, Any], words: str) -> None:
+    bench = LayerBench()
+    create(bench, **one)
+    with pytest.raises(AlreadyExistsError) as error:
+        create(bench, **other)
+    assert error.value.message == f"layer 'test/layer' exists with another configuration: {words}"
+
+
+def test_many_differences_are_cut_short() -> None:
+    bench, long = LayerBench(), "é" * 512
+    create(bench, outputs_collections=tuple(f"{number}{long[:500]}" for number in range(100)))
+    with pytest.raises(AlreadyExistsError, match=r"outputs_collections is \[0é+.* \.\.\.$") as error:
+        create(bench, outputs_collections=(long,))
+    assert 900 < len(error.value.message.encode()) < 1200
+
+
+SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"outputs_collections": ("a", "b")}, {"outputs_collections": ("b", "a", "b")}),
+    ({"variables_collections": {"": ("a", "b")}}, {"variables_collections": {"": ("b", "a")}}),
+    ({"activation_fn": "none"}, {"activation_fn": ""}),
+    ({"param_initializers": {"beta": np.full(3, np.nan)}}, {"param_initializers": {"beta": np.full(3, np.nan)}}),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SAME, ids=str)
+def test_what_means_the_same_is_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
+    bench = LayerBench()
+    made, _ = create(bench, **one)
+    assert create(bench, **other) == (made, False)
+    assert config_of(**one) == config_of(**other)
+
+
+def test_updates_collections_are_a_set() -> None:
+    bench = LayerBench()
+    one, other = (BatchNormConfig(updates_collections=tags) for tags in (("b", "a", "a"), ("a", "b")))
+    made, _ = bench.registry.create(KEY, one, Reuse.ALLOWED, "")
+    assert bench.registry.create(KEY, other, Reuse.ALLOWED, "") == (made, False)
+    assert BatchNormConfig(updates_collections=("update_ops", "update_ops")).has_default_updates
+
+
+def test_an_activation_of_none_is_the_identity() -> None:
+    x = np.array([[-1.0, 0], [1, 2]], np.float32)
+    outputs = [forward(LayerBench().layer(activation_fn=name), x).outputs for name in ("none", "")]
+    np.testing.assert_array_equal(*outputs)
+    assert outputs[0].min() < 0
+
+
+LONG = "é" * 512 + "x"  # 1025 bytes
+UNIFORM_OVERFLOW = NamedInitializer("uniform", {"minval": -1e308, "maxval": 1.7e308})
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    (
+        {"param_initializers": {"beta": UNIFORM_OVERFLOW}},
+        "expected a finite difference of minval and maxval, got -1e+308 and 1.7e+308",
+        "config.param_initializers[beta].named.minval",
+    ),
+    (
+        {"adjustment": RandomAdjustment((-1e308, 1.7e308), (0, 0))},
+        "expected a finite difference of scale_min and scale_max, got -1e+308 and 1.7e+308",
+        "config.adjustment.scale_min",
+    ),
+    (
+        {"adjustment": RandomAdjustment((0, 0), (-1e308, 1.7e308))},
+        "expected a finite difference of bias_min and bias_max, got -1e+308 and 1.7e+308",
+        "config.adjustment.bias_min",
+    ),
+    ({"renorm_clipping": {"rmax": math.nan}}, "expected a number as rmax, got nan", "config.renorm_clipping[rmax]"),
+    (
+        {"param_regularizers": {"gamma": Regularizer("l1", {})}},
+        "expected a scale l1 for the regularizer l1, got none",
+        "config.param_regularizers[gamma]",
+    ),
+    *[
+        ({argument: {str(number): value for number in range(65)}}, "expected at most 64 entries, got 65", field)
+        for argument, value, field in (
+            ("param_initializers", SEEDED, "config.param_initializers"),
+            ("param_regularizers", L2, "config.param_regularizers"),
+        )
+    ],
+    *[
+        ({argument: {LONG: value}}, "expected names of at most 1024 bytes, got one of 1025", f"config.{argument}")
+        for argument, value in (
+            ("param_initializers", SEEDED),
+            ("param_regularizers", L2),
+            ("variables_collections", ("a",)),
+            ("renorm_clipping", 1.0),
+        )
+    ],
+    *[
+        ({argument: value}, message, f"config.{argument}")
+        for tag, message in (
+            ("", "expected the name of a collection, got an empty one"),
+            (LONG, "expected names of at most 1024 bytes, got one of 1025"),
+        )
+        for argument, value in (
+            ("updates_collections", tag),
+            ("outputs_collections", ("a", tag)),
+            ("variables_collections", {"beta": ("a", tag)}),
+        )
+    ],
+    (
+        {"variables_collections": {name: tuple(map(str, range(600))) for name in ("beta", "gamma")}},
+        "expected at most 1024 collections in all, got 1201",
+        "config.variables_collections",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message", "field"), REFUSED, ids=[f"{f}: {m}" for _, m, f in REFUSED])
+def test_what_cannot_be_is_refused(arguments: dict[str, Any], message: str, field: str) -> None:
+    bench = LayerBench()
+    with pytest.raises(InvalidArgumentError) as error:
+        create(bench, **arguments)
+    assert (error.value.message, error.value.field) == (message, field)
+    assert (bench.registry.count.used, bench.memory.used) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "creation_id", "message", "field"),
+    [
+        (ResourceKey("c", LONG), "", "expected at most 1024 bytes, got 1025", "layer.name"),
+        (ResourceKey(LONG, "n"), "", "expected at most 1024 bytes, got 1025", "layer.container"),
+        (ResourceKey("c", "n"), LONG[-65:], "expected at most 128 bytes, got 129", "creation_id"),
+    ],
+    ids=["name", "container", "creation_id"],
+)
+def test_names_have_limits(key: ResourceKey, creation_id: str, message: str, field: str) -> None:
+    bench = LayerBench()
+    built = (np.dtype(np.float32), (-1, 3))
+    for make in (
+        lambda: bench.registry.create(key, config_of(), Reuse.ALLOWED, creation_id),
+        lambda: asyncio.run(bench.registry.create_built(key, config_of(), Reuse.ALLOWED, creation_id, *built)),
+    ):
+        with pytest.raises(InvalidArgumentError) as error:
+            make()
+        assert (error.value.message, error.value.field) == (message, field)
+    assert bench.registry.count.used == 0
+    bench.registry.create(ResourceKey(LONG[:-1], LONG[:-1]), config_of(), Reuse.ALLOWED, LONG[:64])
 
 
 class TestSeeds:
@@ -198,6 +369,24 @@ class TestRandomInitializers:
             assert value.max() > high - (high - low) / 100
         assert abs(value.mean() - mean) < 5 * stddev / math.sqrt(MANY)
         assert abs(value.std() - stddev) < 5 * stddev / math.sqrt(MANY)
+
+    @pytest.mark.parametrize(
+        ("name", "parameters"),
+        [
+            ("normal", {"stddev": 1.7e308}),
+            ("truncated_normal", {"mean": 1.7e308, "stddev": 1.7e308}),
+            ("uniform", {"minval": -8e307, "maxval": 8e307}),
+            ("constant", {"value": 1e300}),
+        ],
+    )
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    def test_values_too_large_for_the_dtype_are_infinite(
+        self, name: str, parameters: dict[str, float], dtype: Any
+    ) -> None:
+        initializer = NamedInitializer(name, parameters, None if name == "constant" else 1)
+        value = variables(1000, dtype, fused=False, param_initializers={"beta": initializer})["beta"]
+        assert not np.isnan(value).any()
+        assert np.isinf(value).all() if dtype is np.float32 else np.abs(value).max() >= 1e300
 
     def test_a_spread_of_zero(self) -> None:
         assert set(drawn("normal", mean=3.0, stddev=0.0)) == set(drawn("uniform", minval=3.0, maxval=3.0)) == {3.0}

@@ -108,7 +108,10 @@ OURS = [
     ),
     ({"param_regularizers": {"gamma": gradserve.Regularizer("l3", l1=1.0)}}, "l1, l2, l1_l2"),
     ({"param_regularizers": {"gamma": gradserve.Regularizer("l1", l2=1.0)}}, "l1 has no scale l2; it takes l1"),
-    ({"param_regularizers": {"gamma": gradserve.Regularizer("l2")}}, "expected the scale l2 of l2, got none"),
+    (
+        {"param_regularizers": {"gamma": gradserve.Regularizer("l2")}},
+        "expected a scale l2 for the regularizer l2, got none",
+    ),
     ({"param_initializers": {"beta": gradserve.Initializer("normal", value=1)}}, "it takes mean, stddev"),
     ({"param_initializers": {"beta": gradserve.Initializer("zeros", seed=1)}}, "zeros is not random and takes no seed"),
     ({"param_initializers": {"beta": gradserve.Initializer("normal", stddev=-1)}}, "a stddev of at least 0, got -1"),

@@ -190,7 +190,8 @@ class LayerMachine(RuleBasedStateMachine):
         expired = [forward_id for forward_id, kept in self.kept.items() if kept.expires <= self.bench.now]
         assert self.bench.registry.expire() == len(expired)
         for forward_id in expired:
-            del self.kept[forward_id]
+            if self.kept.pop(forward_id).pending is not None:
+                self.counted.discard(forward_id)
 
     @precondition(lambda self: self.num_updates > 3)
     @rule()

@@ -303,3 +303,13 @@ def test_inference_does_not_use_up_what_is_remembered(monkeypatch: pytest.Monkey
         forward(layer, X, is_training=False, keep_for_backward=False)
     forward(layer, X, forward_id="a", keep_for_backward=False)
     assert layer.num_updates == 1
+
+
+def test_a_forward_whose_updates_expired_counts_when_it_is_repeated(bench: LayerBench) -> None:
+    layer = bench.layer()
+    for _ in range(2):
+        forward(layer, X, forward_id="a", lease=10)
+        bench.now += 11
+        assert bench.registry.expire() == 1
+    forward(layer, X, forward_id="a")
+    assert (run_updates(layer), layer.num_updates) == (1, 1)

@@ -1,7 +1,7 @@
 """Things that live on the server under a container and a name."""
 
 import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -45,6 +45,9 @@ class Directory(Generic[ResourceT]):
         self._article = article
         self._field = field or kind
         self._resources: dict[ResourceKey, ResourceT] = {}
+        self._tags: dict[ResourceKey, Collection[str]] = {}
+        # Of each container and tag, sorted: a page of many must not keep others waiting. The empty tag is that of all.
+        self._names: dict[tuple[str, str], list[str]] = {}
 
     def find(self, key: ResourceKey) -> ResourceT | None:
         """Returns the resource of this name, if there is one.
@@ -75,9 +78,13 @@ class Directory(Generic[ResourceT]):
             )
         return found
 
-    def add(self, key: ResourceKey, resource: ResourceT) -> None:
-        """Gives a resource a name that `find` did not find."""
+    def add(self, key: ResourceKey, resource: ResourceT, tags: Collection[str] = frozenset()) -> None:
+        """Gives a resource a name that `find` did not find, and `tags` to list it by: different ones, none empty."""
         self._resources[key] = resource
+        if tags:
+            self._tags[key] = tags
+        for tag in ("", *tags):
+            bisect.insort(self._names.setdefault((key.container, tag), []), key.name)
 
     def remove(self, key: ResourceKey, incarnation: str = "") -> ResourceT | None:
         """Takes a resource out, if it is there, and returns it.
@@ -89,19 +96,29 @@ class Directory(Generic[ResourceT]):
             self.get(key, incarnation)
         except NotFoundError:
             return None
+        for tag in ("", *self._tags.pop(key, ())):
+            names = self._names[key.container, tag]
+            del names[bisect.bisect_left(names, key.name)]
+            if not names:
+                del self._names[key.container, tag]
         return self._resources.pop(key)
 
     def page(
-        self, container: str, after: str, size: int, is_wanted: Callable[[ResourceKey, ResourceT], bool] | None = None
+        self, container: str, after: str, size: int, *, prefix: str = "", tag: str = ""
     ) -> list[tuple[ResourceKey, ResourceT]]:
-        """Returns up to `size` resources of a container whose names come after `after`, by name."""
-        keys = sorted(
-            key
-            for key, resource in self._resources.items()
-            if key.container == container and (is_wanted is None or is_wanted(key, resource))
-        )
-        start = bisect.bisect_right(keys, ResourceKey(container, after)) if after else 0
-        return [(key, self._resources[key]) for key in keys[start : start + size]]
+        """Returns up to `size` resources of a container whose names come after `after`, by name.
+
+        Args:
+            container: Their namespace.
+            after: Empty for the first page.
+            size: How many at most.
+            prefix: What their names begin with.
+            tag: One that they have; empty for any.
+        """
+        names = self._names.get((container, tag), [])
+        start = max(bisect.bisect_right(names, after) if after else 0, bisect.bisect_left(names, prefix))
+        keys = (ResourceKey(container, name) for name in names[start : start + size] if name.startswith(prefix))
+        return [(key, self._resources[key]) for key in keys]
 
     def __iter__(self) -> Iterator[tuple[ResourceKey, ResourceT]]:
         return iter(self._resources.items())

@@ -210,7 +210,7 @@ BAD_LAYERS = [
         for message, rest, regularizer in (
             ("expected a regularizer out of l1, l2, l1_l2, got ''", ".name", layer_pb2.Regularizer()),
             ("l2 has no scale l1; it takes l2", ".l1", layer_pb2.Regularizer(name="l2", l1=1, l2=1)),
-            ("expected the scale l1 of l1, got none", "", layer_pb2.Regularizer(name="l1")),
+            ("expected a scale l1 for the regularizer l1, got none", "", layer_pb2.Regularizer(name="l1")),
             ("Setting a scale less than 0 on a regularizer: -1", ".l2", layer_pb2.Regularizer(name="l2", l2=-1)),
             ("expected a finite l1", ".l1", layer_pb2.Regularizer(name="l1", l1=NAN)),
             ("expected a finite l1", ".l1", layer_pb2.Regularizer(name="l1_l2", l1=INF)),

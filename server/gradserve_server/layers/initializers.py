@@ -64,7 +64,8 @@ class NamedInitializer:
     def value(self, channels: int) -> NDArray[np.float64]:
         """Returns the first value of a variable of shape [channels]."""
         known = INITIALIZERS[self.name]
-        return known.draw(np.random.default_rng(self.seed), channels, {**known.defaults, **self.parameters})
+        with np.errstate(over="ignore"):
+            return known.draw(np.random.default_rng(self.seed), channels, {**known.defaults, **self.parameters})
 
     def _check_spread(self, parameters: Mapping[str, float], field: str) -> None:
         if "stddev" in parameters and parameters["stddev"] < 0:
@@ -74,6 +75,12 @@ class NamedInitializer:
         if "minval" in parameters and parameters["minval"] > parameters["maxval"]:
             raise InvalidArgumentError(
                 f"expected minval <= maxval, got {parameters['minval']:g} and {parameters['maxval']:g}",
+                field=f"{field}.minval",
+            )
+        if "minval" in parameters and not math.isfinite(parameters["maxval"] - parameters["minval"]):
+            raise InvalidArgumentError(
+                "expected a finite difference of minval and maxval, "
+                f"got {parameters['minval']:g} and {parameters['maxval']:g}",
                 field=f"{field}.minval",
             )
 

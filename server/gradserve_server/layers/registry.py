@@ -1,19 +1,26 @@
 """The layers of a server, by container and name."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import Compute
-from gradserve_server.errors import AlreadyExistsError, NotFoundError
-from gradserve_server.layers.batch_norm.config import BatchNormConfig
+from gradserve_server.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from gradserve_server.layers.batch_norm.config import MAX_NAME_BYTES, BatchNormConfig
+from gradserve_server.layers.batch_norm.differences import describe_differences
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.ops.runner import OpRunner
 from gradserve_server.resources import Directory, ResourceKey
 from gradserve_server.tensors.quotas import Quota
+
+_MAX_ID_BYTES = 128
+_LOOKED_AT_ONCE = 512
+"""Layers, before others get their turn."""
 
 
 class Reuse(Enum):
@@ -51,6 +58,8 @@ class LayerRegistry:
         self._new_id = new_id
         self._new_seed = new_seed
         self._layers: Directory[BatchNormLayer] = Directory("layer", article="a")
+        # Those that have forwards left: mostly few of many.
+        self._keeping: dict[ResourceKey, BatchNormLayer] = {}
         self.count = Quota(limits.max_layers, "layers")
 
     def create(
@@ -59,7 +68,7 @@ class LayerRegistry:
         """Returns the layer of this name, and whether it is new.
 
         Raises:
-            InvalidArgumentError: The name is empty, or the configuration cannot be.
+            InvalidArgumentError: The name is empty, a name or the id is too long, or the configuration cannot be.
             AlreadyExistsError: There is one with another configuration, or one at all where that is forbidden.
             NotFoundError: There is none where one is required.
             ResourceExhaustedError: There are too many.
@@ -68,7 +77,7 @@ class LayerRegistry:
         if found is not None:
             return found, False
         layer = self._new(key, config, creation_id)
-        self._layers.add(key, layer)
+        self._layers.add(key, layer, layer.config.collections)
         return layer, True
 
     async def create_built(
@@ -104,7 +113,7 @@ class LayerRegistry:
                 # Somebody else may have been faster.
                 found = self._existing(key, config, reuse, creation_id)
                 if found is None:
-                    self._layers.add(key, layer)
+                    self._layers.add(key, layer, layer.config.collections)
                     return layer, True
             except BaseException:
                 self._end(layer)
@@ -118,6 +127,9 @@ class LayerRegistry:
     ) -> BatchNormLayer | None:
         """Returns the layer of this name, nothing if one is to be created; raises what `create` does."""
         found = self._layers.find(key)
+        _check_length(key.container, MAX_NAME_BYTES, "layer.container")
+        _check_length(key.name, MAX_NAME_BYTES, "layer.name")
+        _check_length(creation_id, _MAX_ID_BYTES, "creation_id")
         config.check()
         if found is None:
             if reuse is Reuse.REQUIRED:
@@ -134,10 +146,10 @@ class LayerRegistry:
                 "False. Did you mean to set reuse=True or None?",
                 field="layer.name",
             )
-        differences = found.config.differences(config.with_seeds_of(found.config))
+        differences = describe_differences(found.config, config.with_seeds_of(found.config))
         if differences:
             raise AlreadyExistsError(
-                f"layer {str(key)!r} exists with another configuration: {'; '.join(differences)}", field="config"
+                f"layer {str(key)!r} exists with another configuration: {differences}", field="config"
             )
         return found
 
@@ -174,24 +186,22 @@ class LayerRegistry:
             scope: What their names begin with.
             collection: A tag that they have; empty for any.
         """
-
-        def is_wanted(key: ResourceKey, layer: BatchNormLayer) -> bool:
-            return key.name.startswith(scope) and (not collection or collection in layer.config.collections)
-
-        return self._layers.page(container, after, size, is_wanted)
+        return self._layers.page(container, after, size, prefix=scope, tag=collection)
 
     async def run_updates(self, container: str, collection: str, forward_ids: Sequence[str]) -> int:
         """Runs the updates of all layers of a container that have a collection for them; see `BatchNormLayer`."""
-        layers = [
-            layer
-            for key, layer in self._layers
-            if key.container == container and collection in layer.config.updates_collections
-        ]
-        return sum([await layer.run_updates(forward_ids) for layer in layers])
+        count = 0
+        for index, (key, layer) in enumerate(list(self._keeping.items())):
+            if index % _LOOKED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if key.container == container and collection in layer.config.updates_collections:
+                await asyncio.sleep(0)
+                count += await layer.run_updates(forward_ids)
+        return count
 
     def expire(self) -> int:
         """Forgets forwards whose lease has run out; returns how many."""
-        return sum(layer.forwards.expire() for _, layer in self._layers)
+        return sum(layer.forwards.expire() for layer in list(self._keeping.values()))
 
     def _new(self, key: ResourceKey, config: BatchNormConfig, creation_id: str) -> BatchNormLayer:
         self.count.acquire()
@@ -207,11 +217,24 @@ class LayerRegistry:
                 handles=self._handles,
                 clock=self._clock,
                 new_id=self._new_id,
+                on_presence=partial(self._note_forwards, key),
             )
         except BaseException:
             self.count.release()
             raise
 
+    def _note_forwards(self, key: ResourceKey, is_keeping: bool) -> None:
+        if is_keeping:
+            self._keeping[key] = self._layers.get(key)
+        else:
+            self._keeping.pop(key, None)
+
     def _end(self, layer: BatchNormLayer) -> None:
         self.count.release()
         layer.close()
+
+
+def _check_length(text: str, limit: int, field: str) -> None:
+    num_bytes = len(text.encode())
+    if num_bytes > limit:
+        raise InvalidArgumentError(f"expected at most {limit} bytes, got {num_bytes}", field=field)

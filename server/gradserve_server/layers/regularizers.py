@@ -46,7 +46,9 @@ class Regularizer:
                     field=f"{field}.{name}",
                 )
         if self.name != "l1_l2" and self.name not in self.scales:
-            raise InvalidArgumentError(f"expected the scale {self.name} of {self.name}, got none", field=field)
+            raise InvalidArgumentError(
+                f"expected a scale {self.name} for the regularizer {self.name}, got none", field=field
+            )
 
     @property
     def l1(self) -> float:

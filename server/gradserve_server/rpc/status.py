@@ -106,6 +106,6 @@ def _details(code: grpc.StatusCode, message: str, field: str | None) -> Trailers
     if field is None:
         return ()
     status = status_pb2.Status(code=code.value[0], message=message)
-    violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=message)
+    violation = error_details_pb2.BadRequest.FieldViolation(field=_cut(field), description=message)
     status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
     return ((_DETAILS_KEY, status.SerializeToString()),)

@@ -15,8 +15,9 @@ def draw_adjustment(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Returns scale and bias of the draw of a number; the same for the same seed and number."""
     random = np.random.default_rng((adjustment.seed or 0, number))
-    scale = random.uniform(*adjustment.scale, shape).astype(dtype)
-    return scale, random.uniform(*adjustment.bias, shape).astype(dtype)
+    with np.errstate(over="ignore"):
+        scale = random.uniform(*adjustment.scale, shape).astype(dtype)
+        return scale, random.uniform(*adjustment.bias, shape).astype(dtype)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The arguments of tf.contrib.layers.batch_norm that are fixed for a layer."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.layers.initializers import Initializer, NamedInitializer
@@ -15,6 +15,11 @@ UPDATE_OPS = "update_ops"
 INITIALIZED = ("beta", "gamma", "moving_mean", "moving_variance")
 REGULARIZED = ("beta", "gamma")
 CLIPPED = ("rmax", "rmin", "dmax")
+MAX_NAME_BYTES = 1024
+"""In UTF-8."""
+_MAX_ENTRIES = 64
+"""Initializers, and regularizers: far more than there are variables, as names without one only make warnings."""
+_MAX_COLLECTIONS = 1024
 _FORMATS = ("NHWC", "NCHW")
 _SWITCHES = {"beta": "center", "gamma": "scale"}
 """The arguments that a variable depends on."""
@@ -46,7 +51,10 @@ class RandomAdjustment:
 class BatchNormConfig:
     """The arguments, with TensorFlow's names and defaults.
 
+    Those that mean the same are equal: the tags of collections are kept sorted, each once.
+
     Attributes:
+        activation_fn: Empty for none; "none" becomes so.
         in_place_updates: TensorFlow's updates_collections=None.
         updates_collections: Empty with `in_place_updates`.
         variables_collections: By the name of a variable, or for all by the empty one.
@@ -73,6 +81,14 @@ class BatchNormConfig:
     renorm_decay: float = 0.99
     adjustment: RandomAdjustment | None = None
     renorm_zero_debias: bool = False
+
+    def __post_init__(self) -> None:
+        sorted_tags = {name: _as_set(tags) for name, tags in self.variables_collections.items()}
+        object.__setattr__(self, "variables_collections", sorted_tags)
+        object.__setattr__(self, "updates_collections", _as_set(self.updates_collections))
+        object.__setattr__(self, "outputs_collections", _as_set(self.outputs_collections))
+        if self.activation_fn == "none":
+            object.__setattr__(self, "activation_fn", "")
 
     @property
     def has_default_updates(self) -> bool:
@@ -108,6 +124,7 @@ class BatchNormConfig:
         Raises:
             InvalidArgumentError: A value cannot be, or two of them contradict each other.
         """
+        self._check_names()
         if self.data_format not in _FORMATS:
             raise InvalidArgumentError(
                 f"data_format has to be either NCHW or NHWC. Got {self.data_format!r}", field="config.data_format"
@@ -130,7 +147,40 @@ class BatchNormConfig:
         if self.adjustment is not None:
             _check_range("scale", self.adjustment.scale)
             _check_range("bias", self.adjustment.bias)
+        for name, bound in self.renorm_clipping.items():
+            if math.isnan(bound):
+                raise InvalidArgumentError(
+                    f"expected a number as {name}, got {bound}", field=f"config.renorm_clipping[{name}]"
+                )
         self._check_averages()
+
+    def _check_names(self) -> None:
+        """Bounds what a layer keeps besides tensors."""
+        for argument in ("param_initializers", "param_regularizers"):
+            count = len(getattr(self, argument))
+            if count > _MAX_ENTRIES:
+                raise InvalidArgumentError(
+                    f"expected at most {_MAX_ENTRIES} entries, got {count}", field=f"config.{argument}"
+                )
+        for argument in ("param_initializers", "param_regularizers", "variables_collections", "renorm_clipping"):
+            _check_lengths(getattr(self, argument), argument)
+        count = 0
+        for argument, tags in (
+            ("updates_collections", self.updates_collections),
+            ("outputs_collections", self.outputs_collections),
+            *(("variables_collections", tags) for tags in self.variables_collections.values()),
+        ):
+            _check_lengths(tags, argument)
+            count += len(tags)
+            if "" in tags:
+                raise InvalidArgumentError(
+                    "expected the name of a collection, got an empty one", field=f"config.{argument}"
+                )
+        if count > _MAX_COLLECTIONS:
+            raise InvalidArgumentError(
+                f"expected at most {_MAX_COLLECTIONS} collections in all, got {count}",
+                field="config.variables_collections",
+            )
 
     def _check_averages(self) -> None:
         if self.zero_debias_moving_mean and self.decay == 1:
@@ -153,11 +203,6 @@ class BatchNormConfig:
                 f"Supported values: {list(CLIPPED)}.",
                 field="config.renorm_clipping",
             )
-        for name, bound in self.renorm_clipping.items():
-            if math.isnan(bound):
-                raise InvalidArgumentError(
-                    f"expected a number as {name}, got {bound}", field=f"config.renorm_clipping[{name}]"
-                )
 
     def warnings(self) -> list[IgnoredArgument]:
         """Returns the arguments that have no effect in any call."""
@@ -206,13 +251,17 @@ class BatchNormConfig:
             adjustment = replace(adjustment, seed=other.adjustment.seed)
         return replace(self, param_initializers=initializers, adjustment=adjustment)
 
-    def differences(self, other: "BatchNormConfig") -> list[str]:
-        """Says in which arguments another configuration differs."""
-        return [
-            f"{argument.name} is {getattr(self, argument.name)}, not {getattr(other, argument.name)}"
-            for argument in fields(self)
-            if getattr(self, argument.name) != getattr(other, argument.name)
-        ]
+
+def _as_set(tags: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(tags)))
+
+
+def _check_lengths(names: Iterable[str], argument: str) -> None:
+    longest = max((len(name.encode()) for name in names), default=0)
+    if longest > MAX_NAME_BYTES:
+        raise InvalidArgumentError(
+            f"expected names of at most {MAX_NAME_BYTES} bytes, got one of {longest}", field=f"config.{argument}"
+        )
 
 
 def _check_decay(name: str, decay: float) -> None:
@@ -225,5 +274,10 @@ def _check_range(name: str, bounds: tuple[float, float]) -> None:
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
         raise InvalidArgumentError(
             f"expected finite bounds {name}_min <= {name}_max, got {low} and {high}",
+            field=f"config.adjustment.{name}_min",
+        )
+    if not math.isfinite(high - low):
+        raise InvalidArgumentError(
+            f"expected a finite difference of {name}_min and {name}_max, got {low} and {high}",
             field=f"config.adjustment.{name}_min",
         )

@@ -92,25 +92,31 @@ class Room:
 class Forwards:
     """Keeps forwards while they have something left to do and their leases last.
 
+    Attributes:
+        num_bytes: The memory they hold.
+
     Not thread-safe: used on the event loop only.
     """
 
-    def __init__(self, memory: Quota, handles: Quota, clock: Callable[[], float]) -> None:
-        """Takes a monotonic `clock` in seconds."""
+    def __init__(
+        self,
+        memory: Quota,
+        handles: Quota,
+        clock: Callable[[], float],
+        on_presence: Callable[[bool], object] = lambda _: None,
+    ) -> None:
+        """Takes a monotonic `clock` in seconds, and what is told when there begins or ceases to be any forward."""
+        self.num_bytes = 0
         self._memory = memory
         self._handles = handles
         self._clock = clock
+        self._on_presence = on_presence
         self._forwards: dict[str, Forward] = {}
         self._fates: OrderedDict[str, Fate] = OrderedDict()
         self._closed = False
 
     def __len__(self) -> int:
         return len(self._forwards)
-
-    @property
-    def num_bytes(self) -> int:
-        """The memory they hold."""
-        return sum(forward.account.used for forward in self._forwards.values())
 
     def fate(self, forward_id: str) -> Fate:
         """Returns what became of a forward, to be kept up to date; of a new one, nothing yet."""
@@ -148,11 +154,13 @@ class Forwards:
             self._handles.acquire()
             forward = Forward(forward_id, self.fate(forward_id), Account(self._memory))
             self._forwards[forward_id] = forward
+            if len(self._forwards) == 1:
+                self._on_presence(True)
         if room.saved is not None:
             forward.saved, forward.fate.is_spent = room.saved, False
         if room.pending is not None:
             forward.pending = room.pending
-        forward.account.settle(_num_bytes(forward.saved, forward.pending))
+        self._settle_memory(forward, _num_bytes(forward.saved, forward.pending))
         forward.lease, forward.expires = lease, self._clock() + lease
 
     def find(self, forward_id: str) -> Forward | None:
@@ -244,6 +252,9 @@ class Forwards:
         now = self._clock()
         expired = [each for each in self._forwards.values() if each.expires <= now and each.users == 0]
         for forward in expired:
+            if forward.pending is not None:
+                # The averages will not follow it: should it be repeated, that is the first time.
+                forward.fate.was_counted = False
             self._drop(forward)
         return len(expired)
 
@@ -258,14 +269,21 @@ class Forwards:
         if forward.saved is None and forward.pending is None:
             self._drop(forward)
         elif self._forwards.get(forward.forward_id) is forward:
-            forward.account.settle(_num_bytes(forward.saved, forward.pending))
+            self._settle_memory(forward, _num_bytes(forward.saved, forward.pending))
 
     def _drop(self, forward: Forward) -> None:
         if self._forwards.get(forward.forward_id) is forward:
             del self._forwards[forward.forward_id]
             self._handles.release()
             self._remember(forward.forward_id, forward.fate)
-        forward.account.settle(0)
+            if not self._forwards:
+                self._on_presence(False)
+        self._settle_memory(forward, 0)
+
+    def _settle_memory(self, forward: Forward, num_bytes: int) -> None:
+        """Makes `num_bytes` what a forward holds. The sum is kept: it is asked for often, and there can be many."""
+        self.num_bytes += num_bytes - forward.account.used
+        forward.account.settle(num_bytes)
 
     def _give_back(self, room: Room) -> None:
         room.account.settle(0)

@@ -72,8 +72,9 @@ class BatchNormLayer:
         handles: Quota,
         clock: Callable[[], float],
         new_id: Callable[[], str],
+        on_presence: Callable[[bool], object] = _ignore,
     ) -> None:
-        """Takes a configuration that was checked, with all its seeds.
+        """Takes a configuration that was checked, with all its seeds; `on_presence` as `Forwards` does.
 
         Raises:
             ResourceExhaustedError: There is no memory for the values in it.
@@ -84,7 +85,7 @@ class BatchNormLayer:
         self.creation_id = creation_id
         self.variables: Variables | None = None
         self.num_updates = 0
-        self.forwards = Forwards(memory, handles, clock)
+        self.forwards = Forwards(memory, handles, clock, on_presence)
         self._runner = runner
         self._compute = compute
         self._account = Account(memory)

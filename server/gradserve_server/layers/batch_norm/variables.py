@@ -116,7 +116,8 @@ def initial_variables(config: BatchNormConfig, channels: int, dtype: np.dtype[An
         with np.errstate(invalid="ignore"):
             stddev = np.sqrt(values["moving_variance"])
         values |= {"moving_stddev": stddev, "renorm_mean": values["moving_mean"], "renorm_stddev": stddev}
-    return Variables(**{name: values[name].astype(dtype) for name in variable_names(config)})
+    with np.errstate(over="ignore"):
+        return Variables(**{name: values[name].astype(dtype) for name in variable_names(config)})
 
 
 def variable_bytes(config: BatchNormConfig, channels: int, dtype: np.dtype[Any]) -> int:
