@@ -465,3 +465,9 @@ class TestSetVariables:
         np.testing.assert_allclose(found["moving_mean/biased"], [6.0] * 3)
         np.testing.assert_allclose(found["moving_mean"], [8.0] * 3)
         assert found["moving_mean/local_step"] == 2
+
+
+def test_reuse_takes_a_name() -> None:
+    with pytest.raises(InvalidArgumentError, match="reuse=True cannot be used without a name_or_scope") as error:
+        LayerBench().layer(ResourceKey("default", ""), Reuse.REQUIRED)
+    assert error.value.field == "layer.name"

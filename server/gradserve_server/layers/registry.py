@@ -126,6 +126,10 @@ class LayerRegistry:
         self, key: ResourceKey, config: BatchNormConfig, reuse: Reuse, creation_id: str
     ) -> BatchNormLayer | None:
         """Returns the layer of this name, nothing if one is to be created; raises what `create` does."""
+        if reuse is Reuse.REQUIRED and not key.name:
+            raise InvalidArgumentError(
+                "reuse=True cannot be used without a name_or_scope; expected the name of a layer", field="layer.name"
+            )
         found = self._layers.find(key)
         _check_length(key.container, MAX_NAME_BYTES, "layer.container")
         _check_length(key.name, MAX_NAME_BYTES, "layer.name")
