@@ -39,11 +39,10 @@ class Directory(Generic[ResourceT]):
     Not thread-safe: used on the event loop only.
     """
 
-    def __init__(self, kind: str, article: str = "an", field: str | None = None) -> None:
-        """Takes the `kind` and its `article` for messages, and the `field` of requests that names one."""
+    def __init__(self, kind: str, article: str = "an") -> None:
+        """Takes the `kind`, which is also the field of requests that names one, and its `article` for messages."""
         self._kind = kind
         self._article = article
-        self._field = field or kind
         self._resources: dict[ResourceKey, ResourceT] = {}
         self._tags: dict[ResourceKey, Collection[str]] = {}
         # Of each container and tag, sorted: a page of many must not keep others waiting. The empty tag is that of all.
@@ -57,7 +56,7 @@ class Directory(Generic[ResourceT]):
         """
         if not key.name:
             raise InvalidArgumentError(
-                f"expected the name of {self._article} {self._kind}, got an empty one", field=f"{self._field}.name"
+                f"expected the name of {self._article} {self._kind}, got an empty one", field=f"{self._kind}.name"
             )
         return self._resources.get(key)
 
@@ -70,11 +69,11 @@ class Directory(Generic[ResourceT]):
         """
         found = self.find(key)
         if found is None:
-            raise NotFoundError(f"no {self._kind} {str(key)!r}", field=f"{self._field}.name")
+            raise NotFoundError(f"no {self._kind} {str(key)!r}", field=f"{self._kind}.name")
         if incarnation not in ("", found.incarnation):
             raise NotFoundError(
                 f"{self._kind} {str(key)!r} was deleted; the one of that name now is another",
-                field=f"{self._field}.incarnation",
+                field=f"{self._kind}.incarnation",
             )
         return found
 

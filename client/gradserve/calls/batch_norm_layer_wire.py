@@ -45,7 +45,7 @@ _REGULARIZATION_GRADIENTS = {"beta_regularization_gradient": "beta", "gamma_regu
 
 @dataclass(frozen=True)
 class Creation:
-    """How a layer is created; see CreateLayerRequest in the protos."""
+    """How a layer is created; see CreateBatchNormLayerRequest in the protos."""
 
     reuse: layer_pb2.LayerReuse
     creation_id: str
@@ -55,7 +55,7 @@ class Creation:
 
 @dataclass(frozen=True)
 class ForwardOptions:
-    """How a forward is computed; see ForwardRequest in the protos."""
+    """How a forward is computed; see BatchNormForwardRequest in the protos."""
 
     forward_id: str
     is_training: bool

@@ -1,9 +1,12 @@
-"""The dtypes that ops compute with, and how TensorFlow calls them."""
+"""The dtypes that ops compute with, and how TensorFlow writes dtypes and shapes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+from gradserve_server.errors import InvalidArgumentError
 
 FLOAT16 = np.dtype(np.float16)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -22,3 +25,21 @@ def dtype_text(dtype: np.dtype[Any]) -> str:
 def widened(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype of arithmetic: float32 for 16 bits, else the dtype itself."""
     return FLOAT32 if dtype.itemsize == 2 else dtype
+
+
+def check_type_attribute(dtype: np.dtype[Any], field: str, allowed: Sequence[np.dtype[Any]] = FLOATING) -> None:
+    """Checks the dtype that TensorFlow calls T, that of the input `field`.
+
+    Raises:
+        InvalidArgumentError: It is none of those allowed; says so in TensorFlow's words.
+    """
+    if dtype not in allowed:
+        known = ", ".join(map(dtype_text, allowed))
+        raise InvalidArgumentError(
+            f"Value for attr 'T' of {dtype_text(dtype)} is not in the list of allowed values: {known}", field=field
+        )
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """A shape as TensorFlow writes it."""
+    return f"[{','.join(map(str, shape))}]"

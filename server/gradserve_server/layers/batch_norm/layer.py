@@ -35,7 +35,7 @@ from gradserve_server.layers.batch_norm.spec import (
 from gradserve_server.layers.batch_norm.updates import UpdateAttributes, UpdateInputs, UpdateOutputs
 from gradserve_server.layers.batch_norm.variables import Variables, initial_variables, variable_bytes
 from gradserve_server.ops.dtypes import widened
-from gradserve_server.ops.runner import Computed, OpRunner, check_call
+from gradserve_server.ops.runner import CheckedCall, Computed, OpRunner, check_call
 from gradserve_server.tensors.quotas import Account, Quota
 
 _VARIABLES = tuple(field.name for field in fields(ForwardInputs) if field.name in Variables.__dataclass_fields__)
@@ -158,11 +158,12 @@ class BatchNormLayer:
         drawn = self._drawn(given, call, forward_id)
         if drawn is not None:
             given = replace(given, adjustment_scale=drawn[0], adjustment_bias=drawn[1])
+            plan = plan_forward(given, attributes)
         inputs = ForwardInputs(**vars(given), **{name: getattr(variables, name) for name in _VARIABLES})
-        checked = check_call(FORWARD, inputs, attributes)
+        checked = CheckedCall(FORWARD, inputs, attributes, plan)
         computed = await self._runner.run(checked, on_host={"outputs", *_LOSSES} if on_host else _LOSSES)
         self._adopt(variables, computed.moved)
-        outputs, plan = computed.outputs, checked.plan
+        outputs = computed.outputs
         saved = None
         if saves:
             arrays = _saved_arrays(vars(inputs) | dict(computed.moved), outputs, plan)

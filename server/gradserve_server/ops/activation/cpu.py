@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradserve_server.devices.device import aligned
 from gradserve_server.devices.parallel import ForkJoin
 from gradserve_server.ops.activation.cpu_kernels import (
     BFLOAT16_ELEMENTS,
@@ -75,7 +76,7 @@ class CpuActivation:
             out[...] = activation_grad(np, name, dy, saved)
 
     def _run(self, kernel: Kernel, name: str, inputs: tuple[NDArray[Any], ...], out: NDArray[Any]) -> None:
-        flat_inputs = [(array if array.flags.aligned else array.copy()).reshape(-1) for array in inputs]
+        flat_inputs = [aligned(array).reshape(-1) for array in inputs]
         flat_out = out.reshape(-1)
         arguments: tuple[Any, ...] = (*flat_inputs, _CHUNK_ELEMENTS, flat_out)
         kind = _KINDS.get(out.dtype)

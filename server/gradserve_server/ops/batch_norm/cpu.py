@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.device import CpuDevice, aligned
 from gradserve_server.devices.parallel import ForkJoin
 from gradserve_server.ops.batch_norm.cpu_kernels import Kernel, Kernels
 from gradserve_server.ops.batch_norm.reference import fused_batch_norm, fused_batch_norm_grad
@@ -113,7 +113,7 @@ class CpuBatchNorm:
             mean, variance = np.empty(geometry.channels), np.empty(geometry.channels)
         else:
             mean, variance = inputs.mean.astype(np.float64), inputs.variance.astype(np.float64)
-        x, scale, offset = kernels.flat(inputs.x), _aligned(inputs.scale), _aligned(inputs.offset)
+        x, scale, offset = kernels.flat(inputs.x), aligned(inputs.scale), aligned(inputs.offset)
         arguments = (x, scale, offset, attributes.epsilon, attributes.is_training, has_relu)
         outputs = (mean, variance, kernels.flat(y))
         rows = _Rows.of(geometry)
@@ -133,8 +133,8 @@ class CpuBatchNorm:
         relu_offset: NDArray[Any] | None,
     ) -> GradOutputs:
         x_backprop = self._device.empty(inputs.x.shape, inputs.x.dtype)
-        x, dy, scale = kernels.flat(inputs.x), kernels.flat(inputs.y_backprop), _aligned(inputs.scale)
-        mean, variance = _aligned(inputs.reserve_space_1), _aligned(inputs.reserve_space_2)
+        x, dy, scale = kernels.flat(inputs.x), kernels.flat(inputs.y_backprop), aligned(inputs.scale)
+        mean, variance = aligned(inputs.reserve_space_1), aligned(inputs.reserve_space_2)
         options = (variance, attributes.epsilon, attributes.is_training)
         totals, dots = np.empty((2, geometry.channels))
         scale_backprop, offset_backprop = np.empty((2, geometry.channels), scale.dtype)
@@ -150,7 +150,7 @@ class CpuBatchNorm:
             self._run(kernels, kernels.rows_gradient, arguments + outputs, rows.num_chunks)
         else:
             planes = _Planes.of(geometry, x.nbytes + dy.nbytes)
-            offset = np.empty(0, scale.dtype) if relu_offset is None else _aligned(relu_offset)
+            offset = np.empty(0, scale.dtype) if relu_offset is None else aligned(relu_offset)
             arguments = (dy, x, scale, mean, offset, *options, *planes.arguments())
             self._run(kernels, kernels.planes_gradient, arguments + outputs, planes.num_chunks)
         nothing = np.empty(0, scale.dtype)
@@ -245,7 +245,3 @@ def _forward_outputs(
         reserve_space_2=saved_variance,
         reserve_space_3=np.zeros((), dtype),
     )
-
-
-def _aligned(array: NDArray[Any]) -> NDArray[Any]:
-    return array if array.flags.aligned else array.copy()

@@ -21,6 +21,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from gradserve_server.devices.device import aligned
+
 Kernel: TypeAlias = Callable[..., None]
 
 
@@ -37,4 +39,4 @@ class Kernels:
 
     def flat(self, array: NDArray[Any]) -> NDArray[Any]:
         """Returns an array of T as the kernels take it."""
-        return np.require(array, requirements="A").reshape(-1).view(self.bits)
+        return aligned(array).reshape(-1).view(self.bits)

@@ -12,7 +12,7 @@ import numpy as np
 
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.ops.dtypes import FLOATING, dtype_text, widened
+from gradserve_server.ops.dtypes import check_type_attribute, dtype_text, shape_text, widened
 from gradserve_server.tensors.store import TensorSpec
 
 _RANKS = {"NHWC": 4, "NCHW": 4, "NDHWC": 5, "NCDHW": 5}
@@ -200,8 +200,8 @@ def plan_gradient(inputs: GradInputs, attributes: GradAttributes) -> Plan:
         _check_vector(getattr(inputs, name), name, called)
     if inputs.x.shape != inputs.y_backprop.shape:
         raise InvalidArgumentError(
-            f"x and y_backprop must have same shape, but x has shape {_text(inputs.x.shape)} "
-            f"and y_backprop has shape {_text(inputs.y_backprop.shape)}",
+            f"x and y_backprop must have same shape, but x has shape {shape_text(inputs.x.shape)} "
+            f"and y_backprop has shape {shape_text(inputs.y_backprop.shape)}",
             field="y_backprop",
         )
     _check_format_rank(inputs.x, attributes.data_format, "x")
@@ -223,11 +223,7 @@ def _check_format(data_format: str) -> None:
 
 def _check_input_dtype(x: Array, name: str) -> np.dtype[Any]:
     """Returns U for the T of x."""
-    if x.dtype not in FLOATING:
-        allowed = ", ".join(dtype_text(dtype) for dtype in FLOATING)
-        raise InvalidArgumentError(
-            f"Value for attr 'T' of {dtype_text(x.dtype)} is not in the list of allowed values: {allowed}", field=name
-        )
+    check_type_attribute(x.dtype, name)
     return widened(x.dtype)
 
 
@@ -242,7 +238,7 @@ def _check_param_dtype(array: Array, expected: np.dtype[Any], name: str) -> None
 
 def _check_image_rank(array: Array, name: str) -> None:
     if len(array.shape) not in (4, 5):
-        raise InvalidArgumentError(f"input must be 4 or 5-dimensional{_text(array.shape)}", field=name)
+        raise InvalidArgumentError(f"input must be 4 or 5-dimensional{shape_text(array.shape)}", field=name)
 
 
 def _check_format_rank(array: Array, data_format: str, name: str) -> None:
@@ -250,7 +246,7 @@ def _check_format_rank(array: Array, data_format: str, name: str) -> None:
     rank = _RANKS[data_format]
     if len(array.shape) != rank:
         raise InvalidArgumentError(
-            f"Shape must be rank {rank} but is rank {len(array.shape)} for {name} {_text(array.shape)} "
+            f"Shape must be rank {rank} but is rank {len(array.shape)} for {name} {shape_text(array.shape)} "
             f"in data_format {data_format}",
             field=name,
         )
@@ -258,7 +254,7 @@ def _check_format_rank(array: Array, data_format: str, name: str) -> None:
 
 def _check_vector(array: Array, name: str, called: str) -> None:
     if len(array.shape) != 1:
-        raise InvalidArgumentError(f"{called} must be 1-dimensional{_text(array.shape)}", field=name)
+        raise InvalidArgumentError(f"{called} must be 1-dimensional{shape_text(array.shape)}", field=name)
 
 
 def _check_channels(array: Array, geometry: Geometry, name: str, condition: str = "") -> None:
@@ -278,8 +274,3 @@ def _geometry(x: Array, data_format: str) -> Geometry:
 
 def _spec(array: Array) -> TensorSpec:
     return TensorSpec(array.dtype, tuple(array.shape))
-
-
-def _text(shape: tuple[int, ...]) -> str:
-    """A shape as TensorFlow writes it."""
-    return f"[{','.join(map(str, shape))}]"

@@ -22,7 +22,15 @@ from gradserve_server.ops.cudnn_rnn.spec import (
     Problem,
     RnnAttributes,
 )
-from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, dtype_text
+from gradserve_server.ops.dtypes import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    check_type_attribute,
+    dtype_text,
+    shape_text,
+)
 from gradserve_server.tensors.store import TensorSpec
 
 _ALLOWED = {
@@ -136,12 +144,7 @@ def check_int32(attributes: Any, name: str) -> None:
 
 def check_floats(first: Array, first_name: str, others: Mapping[str, Array | None]) -> None:
     """Checks that all arrays are there and of one dtype, one that the ops know."""
-    if first.dtype not in _DTYPES:
-        allowed = ", ".join(dtype_text(dtype) for dtype in _DTYPES)
-        raise InvalidArgumentError(
-            f"Value for attr 'T' of {dtype_text(first.dtype)} is not in the list of allowed values: {allowed}",
-            field=first_name,
-        )
+    check_type_attribute(first.dtype, first_name, _DTYPES)
     for name, array in others.items():
         if array is None:
             raise InvalidArgumentError(f"{name} is missing; rnn_mode lstm needs it", field=name)
@@ -168,11 +171,6 @@ def description(network: Network) -> str:
     direction = "unidirectional" if network.num_directions == 1 else "bidirectional"
     sizes = f"num_layers {network.num_layers}, input_size {network.input_size}, num_units {network.num_units}"
     return f"{direction} {network.mode.value} with {sizes}{extra}"
-
-
-def shape_text(shape: tuple[int, ...]) -> str:
-    """A shape as TensorFlow writes it."""
-    return f"[{','.join(map(str, shape))}]"
 
 
 def _check_attributes(attributes: RnnAttributes) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.ops.dtypes import FLOATING, dtype_text
+from gradserve_server.ops.dtypes import check_type_attribute, dtype_text
 from gradserve_server.tensors.store import TensorSpec
 
 
@@ -167,11 +167,7 @@ def plan_gradient(inputs: GradInputs, attributes: GradAttributes) -> Plan:
 def _check_dtypes(inputs: CellInputs) -> None:
     """Of all inputs before any shape, as TensorFlow does."""
     dtype = inputs.x.dtype
-    if dtype not in FLOATING:
-        allowed = ", ".join(dtype_text(each) for each in FLOATING)
-        raise InvalidArgumentError(
-            f"Value for attr 'T' of {dtype_text(dtype)} is not in the list of allowed values: {allowed}", field="x"
-        )
+    check_type_attribute(dtype, "x")
     for field in fields(inputs):
         given = getattr(inputs, field.name).dtype
         if given != dtype:
