@@ -10,7 +10,7 @@ import numpy as np
 
 from gradserve.calls.exchange import Operation
 from gradserve.calls.op_wire import OpInput, as_op_input, run_op, without_output
-from gradserve.errors import InvalidArgumentError
+from gradserve.calls.tensorflow_text import check_attribute, dtype_text
 from gradserve.op_outputs import (
     FusedBatchNormGradOutputs,
     FusedBatchNormGradV3Outputs,
@@ -272,16 +272,8 @@ def _gradient(
 
 
 def _check_dtype_v1(x: Array | TensorHandle) -> None:
-    if x.dtype != _FLOAT32:
-        dtype = {"float16": "half", "float64": "double"}.get(x.dtype.name, x.dtype.name)
-        raise InvalidArgumentError(
-            f"Value for attr 'T' of {dtype} is not in the list of allowed values: float", field="x"
-        )
+    check_attribute(dtype_text(x.dtype), "T", ["float"], field="x")
 
 
 def _check_format_v1(data_format: str) -> None:
-    if data_format not in ("NHWC", "NCHW"):
-        raise InvalidArgumentError(
-            f'Value for attr \'data_format\' of "{data_format}" is not in the list of allowed values: "NHWC", "NCHW"',
-            field="data_format",
-        )
+    check_attribute(f'"{data_format}"', "data_format", ['"NHWC"', '"NCHW"'])
