@@ -54,12 +54,15 @@ from gradserve.op_outputs import (
     GRUBlockCellAllGradOutputs,
     GRUBlockCellGradOutputs,
     GRUBlockCellOutputs,
+    SparseAccumulatorTakeGradientOutputs,
 )
 from gradserve.raw_ops import RawOps
 from gradserve.results import (
     ACCEPTED,
     STALE,
+    AccumulatorHandle,
     AccumulatorInfo,
+    AccumulatorKind,
     ApplyResult,
     Average,
     DenseSpec,
@@ -76,7 +79,9 @@ __all__ = [
     "ACCEPTED",
     "STALE",
     "AbortedError",
+    "AccumulatorHandle",
     "AccumulatorInfo",
+    "AccumulatorKind",
     "AlreadyExistsError",
     "ApplyResult",
     "Average",
@@ -121,6 +126,7 @@ __all__ = [
     "Regularizer",
     "ResourceExhaustedError",
     "ServerInfo",
+    "SparseAccumulatorTakeGradientOutputs",
     "SparseConditionalAccumulator",
     "SparseSpec",
     "TensorHandle",

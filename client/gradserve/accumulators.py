@@ -6,11 +6,14 @@ from gradserve.calls.accumulators import (
     AccumulatorCalls,
     ConditionalAccumulatorCalls,
     GradientAccumulatorCalls,
+    OneTensorAccumulatorCalls,
     SparseConditionalAccumulatorCalls,
 )
 from gradserve.face import BlockingFace, blocking
+from gradserve.results import AccumulatorHandle
 
 KindT = TypeVar("KindT", bound=AccumulatorCalls)
+OneTensorKindT = TypeVar("OneTensorKindT", bound=OneTensorAccumulatorCalls)
 
 
 class _Accumulator(BlockingFace[KindT]):
@@ -27,7 +30,16 @@ class _Accumulator(BlockingFace[KindT]):
     delete = blocking(AccumulatorCalls.delete)
 
 
-class ConditionalAccumulator(_Accumulator[ConditionalAccumulatorCalls]):
+class _OneTensorAccumulator(_Accumulator[OneTensorKindT]):
+    """What accumulators of one tensor have."""
+
+    @property
+    def accumulator_ref(self) -> AccumulatorHandle:
+        """Its handle, for the ops of `RawOps`, in this client and in others."""
+        return self._calls.accumulator_ref
+
+
+class ConditionalAccumulator(_OneTensorAccumulator[ConditionalAccumulatorCalls]):
     """TensorFlow's ConditionalAccumulator, served: averages dense gradients of one tensor.
 
     Made by `Client.conditional_accumulator`.
@@ -38,7 +50,7 @@ class ConditionalAccumulator(_Accumulator[ConditionalAccumulatorCalls]):
     read_average = blocking(ConditionalAccumulatorCalls.read_average)
 
 
-class SparseConditionalAccumulator(_Accumulator[SparseConditionalAccumulatorCalls]):
+class SparseConditionalAccumulator(_OneTensorAccumulator[SparseConditionalAccumulatorCalls]):
     """TensorFlow's SparseConditionalAccumulator, served: averages sparse gradients of one tensor.
 
     Made by `Client.sparse_conditional_accumulator`.

@@ -11,7 +11,6 @@ from gradserve.accumulators import (
 from gradserve.batch_norm_layer import BatchNormLayer
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.identity import RequestIds
-from gradserve.calls.raw_ops import RawOpsCalls
 from gradserve.face import BlockingFace, blocking, blocking_making
 from gradserve.raw_ops import RawOps
 from gradserve.transport import DEFAULT_TIMEOUT_SECONDS, SyncTransport
@@ -37,8 +36,8 @@ class Client(BlockingFace[ClientCalls]):
         transport = SyncTransport(address, timeout)
         super().__init__(transport, calls)
         self.address = address
-        self.raw_ops = RawOps(transport, RawOpsCalls())
-        """TensorFlow's gradient ops, computed on the server."""
+        self.raw_ops = RawOps(transport, calls.raw_ops)
+        """TensorFlow's gradient ops and accumulator ops, carried out by the server."""
 
     def __enter__(self) -> Self:
         return self

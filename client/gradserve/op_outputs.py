@@ -111,3 +111,11 @@ class CudnnRNNParamsToCanonicalOutputs(NamedTuple):
 
     weights: Any
     biases: Any
+
+
+class SparseAccumulatorTakeGradientOutputs(NamedTuple):
+    """Outputs of SparseAccumulatorTakeGradient; see `RawOps.SparseAccumulatorTakeGradient`."""
+
+    indices: Any
+    values: Any
+    shape: Any

@@ -157,6 +157,36 @@ class AccumulatorInfo:
     kept_steps: tuple[int, ...]
 
 
+class AccumulatorKind(Enum):
+    """What the gradients of an accumulator of one tensor are."""
+
+    DENSE = "DENSE"
+    """Arrays."""
+    SPARSE = "SPARSE"
+    """Rows of an array, with their numbers."""
+
+
+@dataclass(frozen=True)
+class AccumulatorHandle:
+    """Names an accumulator of one tensor; whoever has the handle can use it, from any client of the server.
+
+    What the ops of `RawOps` that make accumulators return, and the others take.
+
+    Attributes:
+        container: Its namespace.
+        name: Its name.
+        incarnation: Tells it from another one that gets the name after it was deleted.
+        dtype: Of its gradients.
+        kind: DENSE or SPARSE.
+    """
+
+    container: str
+    name: str
+    incarnation: str
+    dtype: np.dtype[np.generic]
+    kind: AccumulatorKind
+
+
 @dataclass(frozen=True)
 class TensorHandle:
     """A tensor that lives on the server.

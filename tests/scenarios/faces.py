@@ -1,13 +1,14 @@
-"""One face for three ways to use accumulators: the core without a socket, and both clients.
+"""One face for all ways to use accumulators: the core without a socket, both clients, and the raw ops of both.
 
 Scenarios are written once, against `Face`; each way maps it onto its own calls and its errors onto the client's.
 """
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,7 +40,8 @@ Sparse = gradserve.IndexedSlices
 class Acc(Protocol):
     """An accumulator, dense or sparse."""
 
-    async def apply(self, gradient: Any, local_step: int = 0) -> gradserve.Outcome: ...
+    async def apply(self, gradient: Any, local_step: int = 0) -> gradserve.Outcome | None:
+        """None where the way does not tell what became of the gradient."""
 
     async def take(self, num_required: int) -> Any: ...
 
@@ -223,7 +225,78 @@ class BlockingAcc:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
 
 
-FACES = ("core", "blocking", "aio")
+class RawOpsFace:
+    """The raw ops of a client against a real server."""
+
+    def __init__(
+        self,
+        call: Callable[..., Awaitable[Any]],
+        list_accumulators: Callable[[], Awaitable[list[gradserve.AccumulatorInfo]]],
+        dense_prefix: str,
+    ) -> None:
+        """`call` calls an op; `dense_prefix` chooses one of the two families for dense gradients."""
+        self.call = call
+        self.list_accumulators = list_accumulators
+        self.dense_prefix = dense_prefix
+
+    async def dense(self, dtype: str, shape: Shape = None, reduction: str = "MEAN") -> Acc:
+        op = f"{self.dense_prefix}ConditionalAccumulator"
+        handle = await self.call(op, dtype=dtype, shape=shape, reduction_type=reduction)
+        return RawOpsDenseAcc(self, handle, f"{self.dense_prefix}Accumulator")
+
+    async def sparse(self, dtype: str, shape: Shape = None, reduction: str = "MEAN") -> Acc:
+        op = "SparseConditionalAccumulator"
+        handle = await self.call(op, dtype=dtype, shape=shape, reduction_type=reduction)
+        return RawOpsSparseAcc(self, handle, "Accumulator")
+
+
+class RawOpsAcc:
+    def __init__(self, face: RawOpsFace, handle: gradserve.AccumulatorHandle, family: str) -> None:
+        self._face = face
+        self._handle = handle
+        self._family = family
+
+    async def num_accumulated(self) -> int:
+        return int(await self._call(f"{self._family}NumAccumulated"))
+
+    async def set_global_step(self, step: int) -> None:
+        await self._call(f"{self._family}SetGlobalStep", new_global_step=step)
+
+    async def num_waiting(self) -> int:
+        (info,) = (each for each in await self._face.list_accumulators() if each.name == self._handle.name)
+        return info.num_waiting
+
+    async def _call(self, op: str, **arguments: Any) -> Any:
+        return await self._face.call(op, handle=self._handle, **arguments)
+
+
+class RawOpsDenseAcc(RawOpsAcc):
+    async def apply(self, gradient: Any, local_step: int = 0) -> None:
+        value = np.asarray(gradient, self._handle.dtype)
+        await self._call(f"{self._family}ApplyGradient", local_step=local_step, gradient=value)
+
+    async def take(self, num_required: int) -> Any:
+        return await self._call(f"{self._family}TakeGradient", num_required=num_required, dtype=self._handle.dtype)
+
+
+class RawOpsSparseAcc(RawOpsAcc):
+    async def apply(self, gradient: Any, local_step: int = 0) -> None:
+        await self._call(
+            "SparseAccumulatorApplyGradient",
+            local_step=local_step,
+            gradient_indices=gradient.indices,
+            gradient_values=np.asarray(gradient.values, self._handle.dtype),
+            gradient_shape=() if gradient.dense_shape is None else gradient.dense_shape,
+            has_known_shape=gradient.dense_shape is not None,
+        )
+
+    async def take(self, num_required: int) -> Any:
+        outputs = await self._call("SparseAccumulatorTakeGradient", num_required=num_required, dtype=self._handle.dtype)
+        assert outputs.shape.dtype == np.int64
+        return Sparse(outputs.values, outputs.indices, tuple(outputs.shape.tolist()))
+
+
+FACES = ("core", "blocking", "aio", "raw_ops", "aio_raw_ops")
 
 
 @asynccontextmanager
@@ -234,6 +307,24 @@ async def open_face(kind: str, address: Callable[[], str]) -> AsyncIterator[Face
     elif kind == "aio":
         async with gradserve.aio.connect(address(), timeout=30) as aio_client:
             yield AioFace(aio_client)
+    elif kind == "aio_raw_ops":
+        async with gradserve.aio.connect(address(), timeout=30) as aio_client:
+
+            async def awaited(op: str, **arguments: Any) -> Any:
+                return await getattr(aio_client.raw_ops, op)(**arguments)
+
+            yield RawOpsFace(awaited, aio_client.list_accumulators, dense_prefix="Resource")
+    elif kind == "raw_ops":
+        with ThreadPoolExecutor(16) as threads, gradserve.connect(address(), timeout=30) as client:
+
+            async def in_thread(op: str, **arguments: Any) -> Any:
+                call = partial(getattr(client.raw_ops, op), **arguments)
+                return await asyncio.get_running_loop().run_in_executor(threads, call)
+
+            async def listed() -> list[gradserve.AccumulatorInfo]:
+                return client.list_accumulators()
+
+            yield RawOpsFace(in_thread, listed, dense_prefix="")
     else:
         # As many threads as a scenario has calls at once.
         with ThreadPoolExecutor(16) as threads, gradserve.connect(address(), timeout=30) as client:

@@ -12,7 +12,6 @@ from gradserve.aio.batch_norm_layer import BatchNormLayer
 from gradserve.aio.raw_ops import RawOps
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.identity import RequestIds
-from gradserve.calls.raw_ops import RawOpsCalls
 from gradserve.face import AsyncFace, awaiting, awaiting_making
 from gradserve.transport import DEFAULT_TIMEOUT_SECONDS, AsyncTransport
 
@@ -37,8 +36,8 @@ class Client(AsyncFace[ClientCalls]):
         transport = AsyncTransport(address, timeout)
         super().__init__(transport, calls)
         self.address = address
-        self.raw_ops = RawOps(transport, RawOpsCalls())
-        """TensorFlow's gradient ops, computed on the server."""
+        self.raw_ops = RawOps(transport, calls.raw_ops)
+        """TensorFlow's gradient ops and accumulator ops, carried out by the server."""
 
     async def __aenter__(self) -> Self:
         return self

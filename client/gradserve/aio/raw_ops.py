@@ -1,16 +1,30 @@
-"""Gradient ops, called with `await`."""
+"""Gradient ops and accumulator ops, called with `await`."""
 
 from gradserve.calls.raw_ops import RawOpsCalls
 from gradserve.face import AsyncFace, awaiting
 
 
 class RawOps(AsyncFace[RawOpsCalls]):
-    """TensorFlow's ops by their names there, computed on the server.
+    """TensorFlow's ops by their names there, carried out by the server.
 
     Arguments and defaults are TensorFlow's, and all are keywords. An input is an array, something NumPy makes one
-    of, or the TensorHandle of one on the server. Outputs are named tuples with TensorFlow's names.
+    of, or the TensorHandle of one on the server. Several outputs are a named tuple with TensorFlow's names.
     """
 
+    ConditionalAccumulator = awaiting(RawOpsCalls.ConditionalAccumulator)
+    ResourceConditionalAccumulator = awaiting(RawOpsCalls.ResourceConditionalAccumulator)
+    SparseConditionalAccumulator = awaiting(RawOpsCalls.SparseConditionalAccumulator)
+    AccumulatorApplyGradient = awaiting(RawOpsCalls.AccumulatorApplyGradient)
+    ResourceAccumulatorApplyGradient = awaiting(RawOpsCalls.ResourceAccumulatorApplyGradient)
+    SparseAccumulatorApplyGradient = awaiting(RawOpsCalls.SparseAccumulatorApplyGradient)
+    AccumulatorTakeGradient = awaiting(RawOpsCalls.AccumulatorTakeGradient)
+    ResourceAccumulatorTakeGradient = awaiting(RawOpsCalls.ResourceAccumulatorTakeGradient)
+    SparseAccumulatorTakeGradient = awaiting(RawOpsCalls.SparseAccumulatorTakeGradient)
+    AccumulatorNumAccumulated = awaiting(RawOpsCalls.AccumulatorNumAccumulated)
+    ResourceAccumulatorNumAccumulated = awaiting(RawOpsCalls.ResourceAccumulatorNumAccumulated)
+    AccumulatorSetGlobalStep = awaiting(RawOpsCalls.AccumulatorSetGlobalStep)
+    ResourceAccumulatorSetGlobalStep = awaiting(RawOpsCalls.ResourceAccumulatorSetGlobalStep)
+    DestroyResourceOp = awaiting(RawOpsCalls.DestroyResourceOp)
     FusedBatchNorm = awaiting(RawOpsCalls.FusedBatchNorm)
     FusedBatchNormV2 = awaiting(RawOpsCalls.FusedBatchNormV2)
     FusedBatchNormV3 = awaiting(RawOpsCalls.FusedBatchNormV3)

@@ -9,9 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from gradserve.calls.accumulator_handles import handle_of
 from gradserve.calls.accumulator_wire import AccumulatorWire, Contribution, GradientValue
 from gradserve.calls.exchange import Operation, check_timeout
-from gradserve.results import AccumulatorInfo, ApplyResult, Average, IndexedSlices, PushPullResult, TensorHandle
+from gradserve.results import (
+    AccumulatorHandle,
+    AccumulatorInfo,
+    ApplyResult,
+    Average,
+    IndexedSlices,
+    PushPullResult,
+    TensorHandle,
+)
 from gradserve.wire.payload import Array
 
 
@@ -50,13 +59,22 @@ class AccumulatorCalls:
     def _wait(self, timeout: float | None) -> float:
         return self._timeout if timeout is None else check_timeout(timeout)
 
+
+class OneTensorAccumulatorCalls(AccumulatorCalls):
+    """What accumulators of one tensor have."""
+
+    @property
+    def accumulator_ref(self) -> AccumulatorHandle:
+        """Its handle, for the ops of `RawOps`, in this client and in others."""
+        return handle_of(self._wire)
+
     @property
     def _component(self) -> str:
         """The name of the only component."""
         return next(iter(self._wire.components))
 
 
-class ConditionalAccumulatorCalls(AccumulatorCalls):
+class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
     """Calls of `ConditionalAccumulator`."""
 
     def apply_grad(
@@ -123,7 +141,7 @@ class ConditionalAccumulatorCalls(AccumulatorCalls):
         return read
 
 
-class SparseConditionalAccumulatorCalls(AccumulatorCalls):
+class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
     """Calls of `SparseConditionalAccumulator`."""
 
     def apply_grad(

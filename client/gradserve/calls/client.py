@@ -11,13 +11,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from gradserve.batch_norm_arguments import RandomAdjustment, Regularizer
 from gradserve.batch_norm_results import BatchNormLayerInfo
 from gradserve.calls import tensors
-from gradserve.calls.accumulator_wire import (
-    AccumulatorOptions,
-    AccumulatorWire,
-    ComponentSpec,
-    create,
-    list_accumulators,
-)
+from gradserve.calls.accumulator_wire import AccumulatorOptions, ComponentSpec, list_accumulators
 from gradserve.calls.accumulators import (
     ConditionalAccumulatorCalls,
     GradientAccumulatorCalls,
@@ -29,8 +23,10 @@ from gradserve.calls.batch_norm_layer_creation import LayerPlace, make_layer
 from gradserve.calls.batch_norm_layer_wire import list_layers
 from gradserve.calls.exchange import Operation, check_timeout
 from gradserve.calls.identity import RequestIds
+from gradserve.calls.made_accumulators import MadeAccumulators
 from gradserve.calls.made_layers import MadeLayers
-from gradserve.calls.naming import component_specs, private_name
+from gradserve.calls.naming import component_specs
+from gradserve.calls.raw_ops import RawOpsCalls
 from gradserve.calls.server import server_info
 from gradserve.errors import GradserveError
 from gradserve.results import AccumulatorInfo, DenseSpec, ServerInfo, Shape, SparseSpec, TensorHandle
@@ -43,8 +39,9 @@ class ClientCalls:
     def __init__(self, ids: RequestIds, timeout: float) -> None:
         self._ids = ids
         self._timeout = check_timeout(timeout)
-        self._private: list[AccumulatorWire] = []
+        self._accumulators = MadeAccumulators(ids)
         self._layers = MadeLayers()
+        self.raw_ops = RawOpsCalls(ids, self._timeout, self._accumulators)
 
     def conditional_accumulator(
         self,
@@ -78,7 +75,7 @@ class ClientCalls:
             AlreadyExistsError: The name is taken by one with other properties; says which.
         """
         options = AccumulatorOptions(reduction_type, container, accumulate_dtype, deterministic, keep_averages)
-        wire = yield from self._create(name, shared_name, {"": DenseSpec(dtype, shape)}, options)
+        wire = yield from self._accumulators.create(name, shared_name, {"": DenseSpec(dtype, shape)}, options)
         return ConditionalAccumulatorCalls(wire, self._timeout)
 
     def sparse_conditional_accumulator(
@@ -99,7 +96,7 @@ class ClientCalls:
         `shape` is that of the whole tensor. For all else see `conditional_accumulator`.
         """
         options = AccumulatorOptions(reduction_type, container, accumulate_dtype, deterministic, keep_averages)
-        wire = yield from self._create(name, shared_name, {"": SparseSpec(dtype, shape)}, options)
+        wire = yield from self._accumulators.create(name, shared_name, {"": SparseSpec(dtype, shape)}, options)
         return SparseConditionalAccumulatorCalls(wire, self._timeout)
 
     def gradient_accumulator(
@@ -120,7 +117,7 @@ class ClientCalls:
         do not matter), a DenseSpec or a SparseSpec. For all else see `conditional_accumulator`.
         """
         options = AccumulatorOptions(reduction_type, container, accumulate_dtype, deterministic, keep_averages)
-        wire = yield from self._create(name, shared_name, component_specs(components), options)
+        wire = yield from self._accumulators.create(name, shared_name, component_specs(components), options)
         return GradientAccumulatorCalls(wire, self._timeout)
 
     def list_accumulators(self, container: str = "") -> Operation[list[AccumulatorInfo]]:
@@ -298,19 +295,5 @@ class ClientCalls:
     def delete_private(self) -> Operation[None]:
         """Deletes what was made without a shared name or scope, as far as the server can be reached."""
         with contextlib.suppress(GradserveError):
-            while self._private:
-                yield from self._private.pop().delete()
+            yield from self._accumulators.delete_private()
             yield from self._layers.delete_private()
-
-    def _create(
-        self,
-        name: str,
-        shared_name: str | None,
-        components: Mapping[str, ComponentSpec],
-        options: AccumulatorOptions,
-    ) -> Operation[AccumulatorWire]:
-        full_name = private_name(name, self._ids) if shared_name is None else shared_name
-        wire = yield from create(full_name, components, options, self._ids)
-        if shared_name is None:
-            self._private.append(wire)
-        return wire

@@ -1,0 +1,146 @@
+"""Checks of the arguments of accumulator ops, with TensorFlow's texts where it has any."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
+
+from gradserve.calls.accumulator_handles import HasAccumulatorRef
+from gradserve.calls.tensorflow_text import check_attribute, dtype_text, shape_text
+from gradserve.errors import InvalidArgumentError
+from gradserve.results import AccumulatorHandle, AccumulatorKind
+from gradserve.wire.dtypes import BFLOAT16, DType, parse_dtype
+from gradserve.wire.payload import Array
+
+AccumulatorInput: TypeAlias = AccumulatorHandle | HasAccumulatorRef
+"""The handle of an accumulator, or an accumulator that has one."""
+
+_FLOATING = (np.dtype(np.float16), BFLOAT16, np.dtype(np.float32), np.dtype(np.float64))
+
+
+def as_handle(
+    value: AccumulatorInput, kind: AccumulatorKind | None = None, *, field: str = "handle"
+) -> AccumulatorHandle:
+    """Returns the handle of an accumulator.
+
+    Args:
+        value: The handle, or the accumulator.
+        kind: What it must be; None for either.
+        field: That of the error.
+
+    Raises:
+        InvalidArgumentError: It is something else.
+    """
+    handle = value if isinstance(value, AccumulatorHandle) else getattr(value, "accumulator_ref", None)
+    if not isinstance(handle, AccumulatorHandle):
+        raise InvalidArgumentError(
+            "expected an AccumulatorHandle, a ConditionalAccumulator or a SparseConditionalAccumulator, "
+            f"got {type(value).__name__}",
+            field=field,
+        )
+    if kind not in (None, handle.kind):
+        raise InvalidArgumentError(
+            f"expected a {kind.value.lower()} accumulator, got the {handle.kind.value.lower()} "
+            f"'{handle.container}/{handle.name}'",
+            field=field,
+        )
+    return handle
+
+
+def accumulator_dtype(dtype: DTypeLike) -> DType:
+    """Returns the dtype of a new accumulator.
+
+    Raises:
+        InvalidArgumentError: None can have it.
+    """
+    known = _known_dtype(dtype)
+    check_attribute(dtype_text(known), "dtype", [dtype_text(each) for each in _FLOATING])
+    return known
+
+
+def check_reduction(reduction_type: str) -> None:
+    """Checks how a round becomes one gradient.
+
+    Raises:
+        InvalidArgumentError: Neither "MEAN" nor "SUM".
+    """
+    check_attribute(f'"{reduction_type}"', "reduction_type", ('"MEAN"', '"SUM"'))
+
+
+def check_apply_signature(inputs: Sequence[str], dtype: DType, handle: AccumulatorHandle, field: str) -> None:
+    """Checks the dtype of a gradient.
+
+    Args:
+        inputs: The types of the op's inputs, as TensorFlow writes them, "{}" for that of the gradient.
+        dtype: Of the gradient.
+        handle: Of the accumulator.
+        field: That of the error.
+
+    Raises:
+        InvalidArgumentError: It is not the accumulator's.
+    """
+    _check_signature(f"{', '.join(inputs)}->", dtype, handle, field)
+
+
+def check_take_signature(
+    inputs: Sequence[str], outputs: Sequence[str], dtype: DTypeLike, handle: AccumulatorHandle
+) -> None:
+    """Checks the `dtype` of an op that takes; see `check_apply_signature`.
+
+    Raises:
+        InvalidArgumentError: It is not the accumulator's.
+    """
+    _check_signature(f"{', '.join(inputs)}->{', '.join(outputs)}", _known_dtype(dtype), handle, "dtype")
+
+
+def scalar(value: ArrayLike, dtype: DTypeLike, name: str) -> int:
+    """Returns the value of a scalar input of an integer dtype.
+
+    Raises:
+        InvalidArgumentError: It is not a scalar, no integer, or too large.
+    """
+    array = _integers(value, dtype, name)
+    if array.ndim:
+        raise InvalidArgumentError(
+            f"Argument {name} must be scalar, but had bad shape {shape_text(array.shape)}", field=name
+        )
+    return int(array)
+
+
+def int64_array(value: ArrayLike, name: str) -> Array:
+    """Returns an input of integers as int64.
+
+    Raises:
+        InvalidArgumentError: There are others in it, or some are too large.
+    """
+    return _integers(value, np.int64, name)
+
+
+def _integers(value: ArrayLike, dtype: DTypeLike, name: str) -> Array:
+    wanted = np.dtype(dtype)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InvalidArgumentError(f"expected {wanted} values for {name}: {error}", field=name) from None
+    if array.size == 0:
+        return np.empty(array.shape, wanted)
+    limits = np.iinfo(wanted)
+    if array.dtype.kind not in "iub" or int(array.min()) < limits.min or int(array.max()) > limits.max:
+        raise InvalidArgumentError(f"expected {wanted} values for {name}, got {value!r}", field=name)
+    return array.astype(wanted)
+
+
+def _known_dtype(dtype: DTypeLike) -> DType:
+    if dtype is None:  # which NumPy takes for float64
+        raise InvalidArgumentError("expected a dtype, got None", field="dtype")
+    try:
+        return parse_dtype(dtype)
+    except TypeError as error:
+        raise InvalidArgumentError(str(error), field="dtype") from None
+
+
+def _check_signature(signature: str, dtype: DType, handle: AccumulatorHandle, field: str) -> None:
+    if dtype != handle.dtype:
+        have, expected = (signature.format(dtype_text(each)) for each in (dtype, handle.dtype))
+        raise InvalidArgumentError(f"Signature mismatch, have: {have} expected: {expected}", field=field)

@@ -1,0 +1,136 @@
+"""The ops of sparse conditional accumulators."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
+
+from gradserve.calls.accumulator_wire import Contribution
+from gradserve.calls.exchange import Operation
+from gradserve.calls.op_wire import as_op_input
+from gradserve.calls.raw_ops.accumulator_arguments import (
+    AccumulatorInput,
+    accumulator_dtype,
+    as_handle,
+    check_apply_signature,
+    check_take_signature,
+    int64_array,
+    scalar,
+)
+from gradserve.calls.raw_ops.accumulators import AccumulatorOpsBase
+from gradserve.errors import InvalidArgumentError
+from gradserve.op_outputs import SparseAccumulatorTakeGradientOutputs
+from gradserve.results import AccumulatorHandle, AccumulatorKind, IndexedSlices, Shape, SparseSpec, TensorHandle
+
+_APPLY_INPUTS = ("string_ref", "int64", "int64", "{}", "int64")
+_TAKE_INPUTS, _TAKE_OUTPUTS = ("string_ref", "int32"), ("int64", "{}", "int64")
+_FIELDS = {
+    "sparse.indices": "gradient_indices",
+    "sparse.values": "gradient_values",
+    "sparse.dense_shape": "gradient_shape",
+}
+"""The arguments that become parts of a request."""
+
+
+class SparseAccumulatorOps(AccumulatorOpsBase):
+    """The ops that only sparse accumulators have."""
+
+    def SparseConditionalAccumulator(
+        self,
+        *,
+        dtype: DTypeLike,
+        shape: Shape | None,
+        container: str = "",
+        shared_name: str = "",
+        reduction_type: str = "MEAN",
+        name: str = "SparseConditionalAccumulator",
+    ) -> Operation[AccumulatorHandle]:
+        """Creates an accumulator of sparse gradients, or finds the one of this shared name.
+
+        `shape` is that of the whole tensor. For all else see `ConditionalAccumulator`.
+        """
+        spec = SparseSpec(accumulator_dtype(dtype), shape)
+        return (yield from self._create(spec, container, shared_name, reduction_type, name))
+
+    def SparseAccumulatorApplyGradient(
+        self,
+        *,
+        handle: AccumulatorInput,
+        local_step: ArrayLike,
+        gradient_indices: ArrayLike,
+        gradient_values: ArrayLike,
+        gradient_shape: ArrayLike,
+        has_known_shape: bool,
+        request_id: int | None = None,
+    ) -> Operation[None]:
+        """Adds rows to the round, as AccumulatorApplyGradient adds a dense gradient.
+
+        Args:
+            handle: Of a sparse accumulator, or the accumulator itself.
+            local_step: int64, a scalar: the step at which the gradient was computed.
+            gradient_indices: int64, shape [n]: the numbers of the rows. Ascending lists merge fastest; equal indices
+                in unsorted lists may stay separate rows.
+            gradient_values: Of the accumulator's dtype, shape [n, ...]: the rows.
+            gradient_shape: int64, a vector: the shape of the whole tensor, checked against the accumulator's.
+            has_known_shape: Whether gradient_shape counts. If not, it is not read.
+            request_id: That of an error of an earlier attempt, to send the same gradient again.
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; nothing has changed.
+            NotFoundError: The accumulator was deleted.
+            UnavailableError: No server; whether the gradient is in is not known. Try again with `request_id`.
+        """
+        accumulator = as_handle(handle, AccumulatorKind.SPARSE)
+        for name, given in (("gradient_indices", gradient_indices), ("gradient_values", gradient_values)):
+            if isinstance(given, TensorHandle):
+                raise InvalidArgumentError(f"expected an array for {name}, got a TensorHandle", field=name)
+        values = np.asarray(as_op_input(gradient_values, accumulator.dtype, "gradient_values"))
+        check_apply_signature(_APPLY_INPUTS, values.dtype, accumulator, "gradient_values")
+        if not isinstance(has_known_shape, bool | np.bool_):
+            raise InvalidArgumentError(
+                f"Expected bool for argument 'has_known_shape' not {has_known_shape!r}.", field="has_known_shape"
+            )
+        shape = tuple(int64_array(gradient_shape, "gradient_shape").ravel().tolist()) if has_known_shape else None
+        slices = IndexedSlices(values, int64_array(gradient_indices, "gradient_indices"), shape)
+        contribution = Contribution(scalar(local_step, np.int64, "local_step"), 1.0, "")
+        with _errors_of_arguments():
+            yield from self._wire(accumulator).apply({"": slices}, contribution, request_id)
+
+    def SparseAccumulatorTakeGradient(
+        self,
+        *,
+        handle: AccumulatorInput,
+        num_required: ArrayLike,
+        dtype: DTypeLike,
+        timeout: float | None = None,
+        request_id: int | None = None,
+    ) -> Operation[SparseAccumulatorTakeGradientOutputs]:
+        """Waits until `num_required` gradients are in, and returns the average of all that are.
+
+        A mean divides each row by the number of gradients that had it. For all else see `AccumulatorTakeGradient`.
+
+        Returns:
+            indices: int64, shape [n]: the numbers of the rows.
+            values: `dtype`, shape [n, ...]: the rows.
+            shape: int64, a vector: the shape of the whole tensor, -1 where unknown.
+        """
+        accumulator = as_handle(handle, AccumulatorKind.SPARSE)
+        check_take_signature(_TAKE_INPUTS, _TAKE_OUTPUTS, dtype, accumulator)
+        average = yield from self._take(accumulator, num_required, timeout, request_id)
+        taken: IndexedSlices = average[""]
+        return SparseAccumulatorTakeGradientOutputs(
+            taken.indices, taken.values, np.asarray(taken.dense_shape, np.int64)
+        )
+
+
+@contextmanager
+def _errors_of_arguments() -> Iterator[None]:
+    """Names the argument in errors of parts of a request."""
+    try:
+        yield
+    except InvalidArgumentError as error:
+        for part, argument in _FIELDS.items():
+            if error.field is not None and part in error.field:
+                error.field = argument
+        raise
