@@ -1,4 +1,7 @@
-"""Signals drain the server: waits end at once, streams finish, new calls are refused, the process ends."""
+"""Signals drain the server: waits end at once, streams finish, new calls are refused, the process ends.
+
+None of these servers loads its kernels, which would hold up its end.
+"""
 
 import asyncio
 import contextlib
@@ -32,6 +35,10 @@ _DOWNLOAD_BYTES = 64 << 20
 _PROMPTLY_SECONDS = 5.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def server_process(folder: Path, *flags: str) -> ServerProcess:
+    return ServerProcess(folder, "--warm-up", "false", *flags)
 
 
 @dataclass
@@ -109,7 +116,7 @@ async def health_becomes(watch: Any, expected: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_drain(tmp_path: Path, number: signal.Signals) -> None:
-    with ServerProcess(tmp_path) as process:
+    with server_process(tmp_path) as process:
         async with raw(process.address) as stub, gradserve.aio.connect(process.address) as client:
             acc = await client.conditional_accumulator("float32", (), shared_name="w")
             stored = await client.put(np.ones(_DOWNLOAD_BYTES, np.uint8))
@@ -195,7 +202,7 @@ async def never_read_download(stub: Raw) -> Any:
 async def test_drain_time_bounds_a_stream_that_never_finishes(
     tmp_path: Path, begin: Callable[[Raw], Awaitable[Any]]
 ) -> None:
-    with ServerProcess(tmp_path, "--drain-seconds", "1") as process:
+    with server_process(tmp_path, "--drain-seconds", "1") as process:
         async with raw(process.address) as stub:
             stream = await begin(stub)
             await eventually_async(stub.usage, lambda usage: usage.num_handles == 1)
@@ -212,7 +219,7 @@ async def test_drain_time_bounds_a_stream_that_never_finishes(
 
 
 async def test_a_second_signal_ends_the_drain(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path, "--drain-seconds", "600") as process:
+    with server_process(tmp_path, "--drain-seconds", "600") as process:
         async with raw(process.address) as stub:
             watch = stub.health.Watch(health_pb2.HealthCheckRequest())
             await health_becomes(watch, SERVING)
@@ -226,7 +233,7 @@ async def test_a_second_signal_ends_the_drain(tmp_path: Path) -> None:
 
 
 async def test_an_idle_server_ends_at_once(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path, "--drain-seconds", "600") as process:
+    with server_process(tmp_path, "--drain-seconds", "600") as process:
         async with gradserve.aio.connect(process.address) as client:
             await client.server_info()
             process.signal(signal.SIGTERM)
@@ -235,7 +242,7 @@ async def test_an_idle_server_ends_at_once(tmp_path: Path) -> None:
 
 async def test_waiting_client_gets_unavailable(tmp_path: Path) -> None:
     """A client tries for some seconds; after that its error names the request for another attempt."""
-    with ServerProcess(tmp_path) as process:
+    with server_process(tmp_path) as process:
         async with gradserve.aio.connect(process.address) as client, raw(process.address) as stub:
             acc = await client.conditional_accumulator("float32", (), shared_name="w")
             take = asyncio.create_task(acc.take_grad(1, timeout=60))

@@ -16,7 +16,8 @@ from gradserve import errors as client_errors
 from gradserve.calls.status import ERRORS, error_from_status
 from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
 from gradserve_server import errors as server_errors
-from gradserve_server.rpc.handlers import Gate, make_handler
+from gradserve_server.rpc.admission import Admission
+from gradserve_server.rpc.handlers import make_handler
 from gradserve_server.rpc.server import SERVICES
 from gradserve_server.rpc.status import STATUS_CODES
 from tests.raw_calls import failure_of
@@ -48,11 +49,11 @@ class RaisingServicer:
 
 
 @asynccontextmanager
-async def raising_server(error: BaseException, gate: Gate | None = None) -> AsyncIterator[str]:
+async def raising_server(error: BaseException, admission: Admission | None = None) -> AsyncIterator[str]:
     """Runs a server whose every method raises `error`; yields its address."""
     server = grpc.aio.server()
     for service in SERVICES:
-        server.add_generic_rpc_handlers((make_handler(service, RaisingServicer(error), gate or Gate()),))
+        server.add_generic_rpc_handlers((make_handler(service, RaisingServicer(error), admission or Admission()),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -61,9 +62,9 @@ async def raising_server(error: BaseException, gate: Gate | None = None) -> Asyn
         await server.stop(None)
 
 
-async def caught(error: BaseException, gate: Gate | None = None) -> Any:
+async def caught(error: BaseException, admission: Admission | None = None) -> Any:
     """Returns the grpc.RpcError that a client sees when a method of the server raises `error`."""
-    async with raising_server(error, gate) as address, grpc.aio.insecure_channel(address) as channel:
+    async with raising_server(error, admission) as address, grpc.aio.insecure_channel(address) as channel:
         call = channel.unary_unary(
             GET_SERVER_INFO, server_messages_pb2.GetServerInfoRequest.SerializeToString, lambda reply: reply
         )
@@ -243,9 +244,9 @@ async def test_streams_end_with_the_status(error: Exception, code: grpc.StatusCo
 
 
 async def test_a_draining_server_is_unavailable() -> None:
-    gate = Gate()
-    gate.draining = True
-    seen = failure_of(await caught(AssertionError("is not called"), gate))
+    admission = Admission()
+    admission.close()
+    seen = failure_of(await caught(AssertionError("is not called"), admission))
     assert seen.code is grpc.StatusCode.UNAVAILABLE
     assert "shutting down" in seen.message
 

@@ -14,23 +14,12 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError
 
 from gradserve.wire.contents import encode_message
-from gradserve_server.errors import InvalidArgumentError, UnavailableError
+from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.rpc.admission import Admission
 from gradserve_server.rpc.status import Context, status_boundary
 
 Decode = Callable[[bytes], Any]
 Encode = Callable[[Any], bytes]
-
-
-class Gate:
-    """Lets calls in until the server drains."""
-
-    def __init__(self) -> None:
-        self.draining = False
-
-    def check(self) -> None:
-        """Raises UnavailableError while the server drains."""
-        if self.draining:
-            raise UnavailableError("the server is shutting down")
 
 
 @dataclass(frozen=True)
@@ -47,7 +36,7 @@ class _Malformed:
 
 
 def make_handler(
-    service: ServiceDescriptor, servicer: object, gate: Gate, codecs: Mapping[str, Codec] | None = None
+    service: ServiceDescriptor, servicer: object, admission: Admission, codecs: Mapping[str, Codec] | None = None
 ) -> grpc.GenericRpcHandler:
     """Returns the handler of all methods of a service.
 
@@ -55,14 +44,14 @@ def make_handler(
         service: Its descriptor.
         servicer: Has an async method of the name of each RPC, which takes the request (or an async iterator of
             requests) and the context, and returns the response (or is an async generator of responses).
-        gate: Refuses calls while draining.
+        admission: Refuses calls while the server drains.
         codecs: For methods that do not use the generated classes.
     """
     return grpc.method_handlers_generic_handler(
         service.full_name,
         {
             method.name: _method_handler(
-                method, getattr(servicer, method.name), gate, (codecs or {}).get(method.name, Codec())
+                method, getattr(servicer, method.name), admission, (codecs or {}).get(method.name, Codec())
             )
             for method in service.methods
         },
@@ -70,7 +59,7 @@ def make_handler(
 
 
 def _method_handler(
-    method: MethodDescriptor, call: Callable[..., Any], gate: Gate, codec: Codec
+    method: MethodDescriptor, call: Callable[..., Any], admission: Admission, codec: Codec
 ) -> "grpc.RpcMethodHandler[Any, Any]":
     decode = _tolerant(codec.decode or message_factory.GetMessageClass(method.input_type).FromString)
     encode = codec.encode or encode_message
@@ -80,7 +69,7 @@ def _method_handler(
 
         async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
             async with status_boundary(name, context):
-                gate.check()
+                admission.check()
                 async for response in call(_sound(request), context):
                     yield response
 
@@ -88,7 +77,7 @@ def _method_handler(
 
     async def unary(request: Any, context: Context) -> Any:
         async with status_boundary(name, context):
-            gate.check()
+            admission.check()
             return await call(_sound_all(request) if method.client_streaming else _sound(request), context)
 
     if method.client_streaming:

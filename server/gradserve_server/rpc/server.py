@@ -1,5 +1,6 @@
 """The gRPC server: services, health, reflection, ports."""
 
+import asyncio
 from collections.abc import Sequence
 
 import grpc
@@ -15,9 +16,10 @@ from gradserve.v1 import (
 )
 from gradserve_server.config import LimitsConfig
 from gradserve_server.rpc.accumulator_service import AccumulatorServicer
+from gradserve_server.rpc.admission import Admission
 from gradserve_server.rpc.batch_norm_layer_service import BatchNormLayerServicer
 from gradserve_server.rpc.gradient_ops_service import GradientOpsServicer
-from gradserve_server.rpc.handlers import Gate, make_handler
+from gradserve_server.rpc.handlers import make_handler
 from gradserve_server.rpc.health_service import HealthServicer
 from gradserve_server.rpc.server_service import ServerServicer
 from gradserve_server.rpc.tensor_service import STREAM_CODECS, TensorServicer
@@ -47,8 +49,9 @@ class GrpcServer:
         server: ServerServicer,
         limits: LimitsConfig,
     ) -> None:
-        self._gate = Gate()
+        self._admission = Admission()
         self._server = grpc.aio.server(
+            interceptors=(self._admission,),
             options=[
                 ("grpc.max_receive_message_length", int(limits.max_message_bytes)),
                 ("grpc.max_send_message_length", -1),
@@ -58,12 +61,12 @@ class GrpcServer:
                 # Beyond 1000 calls that arrived and did not begin yet, gRPC would cancel some at random.
                 ("grpc.server.max_pending_requests", limits.max_waiters),
                 ("grpc.server.max_pending_requests_hard_limit", limits.max_waiters),
-            ]
+            ],
         )
         servicers = (tensors, accumulators, gradient_ops, batch_norm_layers, server)
         for descriptor, servicer in zip(SERVICES, servicers, strict=True):
             codecs = STREAM_CODECS if servicer is tensors else None
-            self._server.add_generic_rpc_handlers((make_handler(descriptor, servicer, self._gate, codecs),))
+            self._server.add_generic_rpc_handlers((make_handler(descriptor, servicer, self._admission, codecs),))
         names = [descriptor.full_name for descriptor in SERVICES]
         self._health = HealthServicer(names)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -92,10 +95,15 @@ class GrpcServer:
         await self._server.start()
 
     def refuse_new_calls(self) -> None:
-        """Answers new calls with UNAVAILABLE and health checks with NOT_SERVING."""
-        self._gate.draining = True
+        """Answers new calls with UNAVAILABLE, once ports are closed, and health checks with NOT_SERVING."""
+        self._admission.close()
         self._health.drain()
 
     async def stop(self, grace: float) -> None:
-        """Closes the ports, lets calls under way go on for `grace` seconds, then cancels them."""
-        await self._server.stop(grace)
+        """Closes the ports, lets calls under way go on for `grace` seconds, then ends them with UNAVAILABLE."""
+        await self._admission.settle()
+        stopping = asyncio.create_task(self._server.stop(grace))
+        # The first thing it does, without waiting, is to close the ports and to tell clients so.
+        await asyncio.sleep(0)
+        self._admission.refuse()
+        await stopping

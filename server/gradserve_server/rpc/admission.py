@@ -1,0 +1,79 @@
+"""What lets calls in, until the server drains."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+import grpc
+
+from gradserve_server.errors import UnavailableError
+from gradserve_server.rpc.status import Context, status_boundary
+
+_QUIET_SECONDS = 0.1
+_LOOK_SECONDS = 0.01
+_MAX_SETTLE_SECONDS = 1.0
+
+_HEALTH = "/grpc.health.v1.Health/"
+
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+class Admission(grpc.aio.ServerInterceptor):
+    """Lets calls in until the server drains, and from then on answers them with UNAVAILABLE.
+
+    gRPC cancels a call that has arrived and was not begun when the server stops, and its client reads CANCELLED, as if
+    it had done so itself. So the server goes on taking calls, but keeps their answers back until it has told
+    clients to go elsewhere: one that waits for an answer sends nothing that could still arrive in the wrong moment, and
+    when it tries again, it does so over another connection. Only checks of the health are answered throughout.
+    """
+
+    def __init__(self) -> None:
+        self._draining = False
+        self._stopping = asyncio.Event()
+        self._last_arrival = float("-inf")
+
+    def check(self) -> None:
+        """Raises UnavailableError while the server drains."""
+        if self._draining:
+            raise UnavailableError("the server is shutting down")
+
+    def close(self) -> None:
+        """Lets nothing in any more."""
+        self._draining = True
+
+    async def settle(self) -> None:
+        """Returns when no call has arrived for a moment, or too many of them do to wait for that."""
+        end = time.monotonic() + _MAX_SETTLE_SECONDS
+        quiet_looks = 0
+        # Many short looks: a loop that something holds up for a while is busy, not quiet.
+        while quiet_looks * _LOOK_SECONDS < _QUIET_SECONDS and (now := time.monotonic()) < end:
+            if now - self._last_arrival > 10 * _QUIET_SECONDS:
+                return
+            seen = self._last_arrival
+            await asyncio.sleep(_LOOK_SECONDS)
+            quiet_looks = quiet_looks + 1 if self._last_arrival == seen else 0
+
+    def refuse(self) -> None:
+        """Answers the calls that were kept waiting, and from now on any other at once."""
+        self._stopping.set()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler | None:
+        """Returns the handler of a call that has arrived; while the server drains, late, and one that refuses."""
+        self._last_arrival = time.monotonic()
+        if not self._draining or handler_call_details.method.startswith(_HEALTH):
+            return await continuation(handler_call_details)
+        await self._stopping.wait()
+        return self._refusal(handler_call_details.method)
+
+    def _refusal(self, method: str) -> _Handler:
+        async def refuse(_requests: Any, context: Context) -> None:
+            async with status_boundary(method, context):
+                self.check()
+
+        # Whatever kind of call it is: nothing of the request is read, and nothing comes before the status.
+        return grpc.stream_stream_rpc_method_handler(refuse)
