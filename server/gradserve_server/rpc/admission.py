@@ -16,7 +16,7 @@ _MAX_SETTLE_SECONDS = 1.0
 
 _HEALTH = "/grpc.health.v1.Health/"
 
-_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 
 
 class Admission(grpc.aio.ServerInterceptor):
@@ -60,9 +60,9 @@ class Admission(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> _Handler | None:
+    ) -> _Handler:
         """Returns the handler of a call that has arrived; while the server drains, late, and one that refuses."""
         self._last_arrival = time.monotonic()
         if not self._draining or handler_call_details.method.startswith(_HEALTH):
