@@ -66,6 +66,30 @@ class TestWaiting:
         assert "of the previous round missing: w0, w2" in message
         assert acc.state.num_waiting == 0
 
+    @pytest.mark.parametrize(
+        ("previous", "present", "missing"),
+        [
+            ([], [], "unknown"),
+            (["w0", "w1"], ["w0", "w1"], "none"),
+            (["", ""], [], "unknown"),
+            (["", ""], ["w0"], "unknown"),
+            (["w0", "w1", ""], ["w1"], "w0, others unknown"),
+            (["w0", ""], ["w0"], "unknown"),
+        ],
+    )
+    async def test_deadline_does_not_say_none_where_nobody_knows(
+        self, bench: Bench, previous: list[str], present: list[str], missing: str
+    ) -> None:
+        acc = bench.accumulator()
+        for worker in previous:
+            await apply(acc, 1, worker_id=worker)
+        if previous:
+            await take(acc, len(previous))
+        for worker in present:
+            await apply(acc, 1, worker_id=worker, local_step=1)
+        with pytest.raises(DeadlineExceededError, match=f"of the previous round missing: {missing}\\)"):
+            await take(acc, 9, timeout=0.01)
+
     async def test_take_being_served_outlasts_its_deadline(self) -> None:
         compute = HeldCompute()
         compute.go_on.set()

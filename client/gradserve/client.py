@@ -22,7 +22,8 @@ def connect(address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> "Clien
     Args:
         address: "HOST:PORT" or "unix:PATH".
         timeout: Seconds after which a call fails with DeadlineExceededError, and for which calls that wait for
-            other workers wait unless they are told otherwise.
+            other workers wait unless they are told otherwise. math.inf: never. Whatever it is, a call fails with
+            UnavailableError when the server is gone, or has given no sign of life for about a minute.
     """
     return Client(address, timeout=timeout)
 

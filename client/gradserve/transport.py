@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import math
 import time
 from typing import Any, TypeVar
 
@@ -65,10 +66,10 @@ class SyncTransport:
                 case Unary(service, method, request, wait):
                     return self._unary(service, method)(request, timeout=_unary_timeout(self._timeout, wait))
                 case Upload(_, arrays):
-                    timeout = stream_timeout(self._timeout, sum(array.nbytes for array in arrays))
+                    timeout = _stream_timeout(self._timeout, sum(array.nbytes for array in arrays))
                     return self._put(upload_parts(exchange), timeout=timeout)
                 case Download(request, num_bytes):
-                    return self._download(request, stream_timeout(self._timeout, num_bytes))
+                    return self._download(request, _stream_timeout(self._timeout, num_bytes))
                 case Pause(seconds):
                     return time.sleep(seconds)
         except grpc.RpcError as error:
@@ -79,7 +80,7 @@ class SyncTransport:
                 raise _closed() from None
             raise
 
-    def _download(self, request: Any, timeout: float) -> list[Array]:
+    def _download(self, request: Any, timeout: float | None) -> list[Array]:
         parts = DownloadParts()
         call = self._get(request, timeout=timeout)
         try:
@@ -138,10 +139,10 @@ class AsyncTransport:
                     call = self._unary(service, method)
                     return await call(request, timeout=_unary_timeout(self._timeout, wait))
                 case Upload(_, arrays):
-                    timeout = stream_timeout(self._timeout, sum(array.nbytes for array in arrays))
+                    timeout = _stream_timeout(self._timeout, sum(array.nbytes for array in arrays))
                     return await self._put(upload_parts(exchange), timeout=timeout)
                 case Download(request, num_bytes):
-                    return await self._download(request, stream_timeout(self._timeout, num_bytes))
+                    return await self._download(request, _stream_timeout(self._timeout, num_bytes))
                 case Pause(seconds):
                     return await asyncio.sleep(seconds)
         except grpc.RpcError as error:
@@ -155,7 +156,7 @@ class AsyncTransport:
                 raise _closed() from None
             raise
 
-    async def _download(self, request: Any, timeout: float) -> list[Array]:
+    async def _download(self, request: Any, timeout: float | None) -> list[Array]:
         parts = DownloadParts()
         call = self._get(request, timeout=timeout)
         try:
@@ -170,8 +171,17 @@ class AsyncTransport:
         return self._channel.unary_unary(found.path, found.encode, found.decode)
 
 
-def _unary_timeout(timeout: float, wait: float) -> float:
-    return wait + _REPLY_SECONDS if wait else timeout
+def _unary_timeout(timeout: float, wait: float) -> float | None:
+    return _grpc_timeout(wait + _REPLY_SECONDS if wait else timeout)
+
+
+def _stream_timeout(timeout: float, num_bytes: int) -> float | None:
+    return _grpc_timeout(stream_timeout(timeout, num_bytes))
+
+
+def _grpc_timeout(timeout: float) -> float | None:
+    """Returns a timeout as gRPC takes it: None for math.inf."""
+    return None if timeout == math.inf else timeout
 
 
 def _closed() -> GradserveError:

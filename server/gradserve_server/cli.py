@@ -64,7 +64,7 @@ def serve(config_path: Path | None, log_level: str, **flags: Any) -> None:
 
 
 _address = click.argument("address", default="localhost:50051", envvar="GRADSERVE_ADDRESS")
-_timeout = click.option("--timeout", type=float, default=5.0, show_default=True, help="seconds to wait at most")
+_timeout = click.option("--timeout", type=float, default=5.0, show_default=True, help="seconds to wait at most, or inf")
 
 
 @cli.command()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from gradserve.calls.exchange import Operation, Unary
+from gradserve.calls.exchange import Operation, Unary, encode_timeout
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.tensor_calls import call_with_uploads, placement_of
 from gradserve.calls.tensors import cast, data_type, receive_results, send_inputs
@@ -30,7 +30,6 @@ from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.contents import Contents, WithContents
 from gradserve.wire.dtypes import parse_dtype
-from gradserve.wire.durations import encode_duration
 from gradserve.wire.payload import Array
 
 ComponentSpec = DenseSpec | SparseSpec
@@ -101,7 +100,7 @@ class AccumulatorWire:
             request_id=self._ids.message(number),
             num_required=_int32(num_required, "num_required"),
             placement=placement_of(keep=False),
-            timeout=encode_duration(timeout),
+            timeout=encode_timeout(timeout),
         )
         with _identified(number):
             reply: messages_pb2.TakeGradientResponse = yield Unary(_SERVICE, "TakeGradient", request, wait=timeout)
@@ -123,7 +122,7 @@ class AccumulatorWire:
             **self._gradient_fields(gradient, number, how, parts),
             num_required=_int32(num_required, "num_required"),
             placement=placement_of(keep=False),
-            timeout=encode_duration(timeout),
+            timeout=encode_timeout(timeout),
         )
         reply: messages_pb2.PushPullResponse = yield from self._send_gradient(
             Unary(_SERVICE, "PushPull", WithContents(request, contents), wait=timeout),
@@ -145,7 +144,7 @@ class AccumulatorWire:
     def read_average(self, step: int | None, timeout: float) -> Operation[Average]:
         """Waits for the average of a step."""
         request = messages_pb2.ReadAverageRequest(
-            accumulator=self.ref, step=step, placement=placement_of(keep=False), timeout=encode_duration(timeout)
+            accumulator=self.ref, step=step, placement=placement_of(keep=False), timeout=encode_timeout(timeout)
         )
         reply: messages_pb2.ReadAverageResponse = yield Unary(_SERVICE, "ReadAverage", request, wait=timeout)
         return (yield from _receive_average(reply.average))

@@ -115,7 +115,7 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
 
         Args:
             num_required: At least 1.
-            timeout: Seconds to wait; None for the client's timeout.
+            timeout: Seconds to wait; None for the client's timeout, math.inf for as long as it takes.
             request_id: That of an error of an earlier attempt, to get the same average.
 
         Raises:
@@ -130,7 +130,7 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
     def read_average(self, step: int | None = None, timeout: float | None = None) -> Operation[Array]:
         """Returns the average of the round that led to `step` (None: the newest), without effect on the rounds.
 
-        Waits while that step lies ahead.
+        Waits while that step lies ahead, at most `timeout` seconds (None: the client's timeout, math.inf: for ever).
 
         Raises:
             OutOfRangeError: It is no longer kept, or no round led to that step.
@@ -241,8 +241,8 @@ class GradientAccumulatorCalls(AccumulatorCalls):
     ) -> Operation[PushPullResult]:
         """Applies a gradient, waits until its round of `num_required` is full, returns the average: an all-reduce.
 
-        A stale gradient is answered at once, with the newest average kept. A call that gives up waiting leaves its
-        gradient in the round.
+        Waits at most `timeout` seconds (None: the client's timeout, math.inf: for ever). A stale gradient is answered
+        at once, with the newest average kept. A call that gives up waiting leaves its gradient in the round.
 
         Raises:
             GradserveError: As `apply_grad` and `take_grad`.

@@ -1,14 +1,17 @@
 """The exchanges with the server that operations ask for."""
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from gradserve.errors import InvalidArgumentError, UnavailableError
 from gradserve.v1 import tensor_messages_pb2, tensor_pb2
 from gradserve.wire.contents import WithContents
+from gradserve.wire.durations import encode_duration
 from gradserve.wire.payload import Array
 
 T = TypeVar("T")
@@ -27,7 +30,7 @@ class Unary:
         service: Name of the service, without its package.
         method: Name of the method.
         request: The request.
-        wait: For how many seconds the server may wait on purpose, on top of the client's timeout.
+        wait: For how many seconds the server may wait on purpose, math.inf for ever. 0: the client's timeout applies.
     """
 
     service: str
@@ -64,14 +67,21 @@ Operation: TypeAlias = Generator[Exchange, Any, T]
 
 
 def check_timeout(timeout: float) -> float:
-    """Returns a timeout that can be sent.
+    """Returns a timeout that can be sent: a number of seconds, or math.inf for no limit.
 
     Raises:
-        InvalidArgumentError: It is negative, infinite, or more than the 10,000 years that fit into a Duration.
+        InvalidArgumentError: It is negative, not a number, or more than the 10,000 years that fit into a Duration.
     """
-    if not 0 <= timeout <= _LONGEST_SECONDS:
-        raise InvalidArgumentError(f"expected a finite timeout of at least 0 s, got {timeout}", field="timeout")
+    if not (0 <= timeout <= _LONGEST_SECONDS or timeout == math.inf):
+        raise InvalidArgumentError(
+            f"expected a timeout of at least 0 s, math.inf for none, got {timeout}", field="timeout"
+        )
     return timeout
+
+
+def encode_timeout(timeout: float) -> Duration | None:
+    """Returns a timeout as a request has it: None for math.inf."""
+    return None if timeout == math.inf else encode_duration(timeout)
 
 
 def upload(

@@ -31,7 +31,11 @@ _SERVICES = {
 }
 
 KEEPALIVE_INTERVAL_MS = 30_000
-"""A call that waits notices a dead server or connection after about this time. Servers allow 10 s and more."""
+"""After so long without traffic, a connection with calls that wait asks the server for a sign of life. Servers allow
+10 s and more."""
+
+KEEPALIVE_TIMEOUT_MS = 15_000
+"""How long it then waits for a sign of life."""
 
 RECONNECT_BACKOFF_MS = (100, 5_000)
 """First and longest pause between attempts to connect. gRPC's own grow to 2 minutes, in which a server that is
@@ -62,7 +66,9 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_INTERVAL_MS // 2),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    # Where this is longer, a minute unless set, gRPC waits so long in spite of the former.
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
     # Longer requests would be sent only once; inline tensors are up to 3 MiB.
     ("grpc.per_rpc_retry_buffer_size", 4 << 20),

@@ -391,11 +391,13 @@ class Accumulator:
 
     def _diagnosis(self) -> str:
         present = ", ".join(self._rounds.current.worker_ids) or "none named"
-        missing = ", ".join(self._rounds.missing_workers()) or "none"
+        missing = ", ".join(self._rounds.missing_workers())
+        if not self._rounds.all_workers_known:
+            missing = f"{missing}, others unknown" if missing else "unknown"
         count = self._rounds.num_accumulated
         return (
             f"{count} {'gradient is' if count == 1 else 'gradients are'} in (workers: {present}; "
-            f"of the previous round missing: {missing}), "
+            f"of the previous round missing: {missing or 'none'}), "
             f"global_step is {self._rounds.global_step}, {len(self._queue)} wait"
         )
 

@@ -40,6 +40,8 @@ class Rounds:
         self.global_step = 0
         self.current = Round()
         self._previous_workers: tuple[str, ...] = ()
+        self.all_workers_known = False
+        """Every member of the previous round had a worker_id."""
 
     @property
     def num_accumulated(self) -> int:
@@ -62,6 +64,7 @@ class Rounds:
         self.global_step = (self.global_step + 1 + (1 << 63)) % (1 << 64) - (1 << 63)
         closed.step = self.global_step
         self._previous_workers = closed.worker_ids
+        self.all_workers_known = all(member.worker_id for member in closed.members)
         self.current = Round(closed.number + 1)
         return closed
 
@@ -70,6 +73,6 @@ class Rounds:
         self.global_step = step
 
     def missing_workers(self) -> tuple[str, ...]:
-        """Returns the workers of the previous round that are not in the current one."""
+        """Returns the workers of the previous round that are not in the current one, those that had an id."""
         present = set(self.current.worker_ids)
         return tuple(worker for worker in self._previous_workers if worker not in present)

@@ -1,5 +1,6 @@
 """Asks a server for its health, as load balancers do."""
 
+import math
 from typing import Any
 
 import grpc
@@ -7,11 +8,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 
 def check_health(address: str, timeout: float) -> str:
-    """Returns "SERVING", "NOT_SERVING", or why there is no answer."""
+    """Returns "SERVING", "NOT_SERVING", or why there is no answer within `timeout` seconds, math.inf for no limit."""
     with grpc.insecure_channel(address) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
-            reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout)
+            reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=None if timeout == math.inf else timeout)
         except grpc.RpcError as raised:
             error: Any = raised
             return f"{error.code().name}: {error.details()}"

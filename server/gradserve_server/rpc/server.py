@@ -36,6 +36,14 @@ _MIN_PING_INTERVAL_MS = 10_000
 """Clients may ping this often without a call under way; gRPC's own limit of 5 minutes outlasts most firewalls."""
 
 
+KEEPALIVE_INTERVAL_MS = 30_000
+"""After so long without traffic, a connection is asked for a sign of life. The calls of a client whose machine or
+network is gone would else wait, and take a round, for nobody. gRPC's own interval is two hours."""
+
+KEEPALIVE_TIMEOUT_MS = 15_000
+"""How long the server then waits for that."""
+
+
 class GrpcServer:
     """Speaks gRPC for the servicers. Made and used on one event loop."""
 
@@ -56,7 +64,11 @@ class GrpcServer:
                 ("grpc.max_receive_message_length", int(limits.max_message_bytes)),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
+                ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+                ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
                 ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.max_pings_without_data", 0),
                 ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
                 # Beyond 1000 calls that arrived and did not begin yet, gRPC would cancel some at random.
                 ("grpc.server.max_pending_requests", limits.max_waiters),
