@@ -61,6 +61,7 @@ class AccumulatorOptions:
     accumulate_dtype: DTypeLike | None = None
     deterministic: bool = False
     keep_averages: int = 1
+    refuse_non_finite: bool = False
 
 
 class AccumulatorWire:
@@ -255,6 +256,7 @@ def create(
         reduction=_REDUCTIONS[options.reduction_type],
         deterministic=options.deterministic,
         keep_averages=_int32(options.keep_averages, "keep_averages"),
+        refuse_non_finite=options.refuse_non_finite,
     )
     if options.accumulate_dtype is not None:
         spec.accumulate_dtype = data_type(options.accumulate_dtype, "accumulate_dtype")

@@ -55,6 +55,7 @@ class ClientCalls:
         accumulate_dtype: DTypeLike | None = None,
         deterministic: bool = False,
         keep_averages: int = 1,
+        refuse_non_finite: bool = False,
     ) -> Operation[ConditionalAccumulatorCalls]:
         """Creates an accumulator of dense gradients, or finds the one of this shared name.
 
@@ -69,12 +70,16 @@ class ClientCalls:
                 itself rounds at each addition, as TensorFlow does.
             deterministic: Add up in the order of workers: the same bits, whatever order gradients come in.
             keep_averages: For how many past rounds the average can be read.
+            refuse_non_finite: Refuse gradients with infinite values or NaN, with an InvalidArgumentError that says
+                where the first one is; otherwise they are averaged as all others.
 
         Raises:
             InvalidArgumentError: One of them cannot be.
             AlreadyExistsError: The name is taken by one with other properties; says which.
         """
-        options = AccumulatorOptions(reduction_type, container, accumulate_dtype, deterministic, keep_averages)
+        options = AccumulatorOptions(
+            reduction_type, container, accumulate_dtype, deterministic, keep_averages, refuse_non_finite
+        )
         wire = yield from self._accumulators.create(name, shared_name, {"": DenseSpec(dtype, shape)}, options)
         return ConditionalAccumulatorCalls(wire, self._timeout)
 
@@ -90,12 +95,15 @@ class ClientCalls:
         accumulate_dtype: DTypeLike | None = None,
         deterministic: bool = False,
         keep_averages: int = 1,
+        refuse_non_finite: bool = False,
     ) -> Operation[SparseConditionalAccumulatorCalls]:
         """Creates an accumulator of sparse gradients, or finds the one of this shared name.
 
         `shape` is that of the whole tensor. For all else see `conditional_accumulator`.
         """
-        options = AccumulatorOptions(reduction_type, container, accumulate_dtype, deterministic, keep_averages)
+        options = AccumulatorOptions(
+            reduction_type, container, accumulate_dtype, deterministic, keep_averages, refuse_non_finite
+        )
         wire = yield from self._accumulators.create(name, shared_name, {"": SparseSpec(dtype, shape)}, options)
         return SparseConditionalAccumulatorCalls(wire, self._timeout)
 
@@ -110,13 +118,16 @@ class ClientCalls:
         accumulate_dtype: DTypeLike | None = None,
         deterministic: bool = False,
         keep_averages: int = 1,
+        refuse_non_finite: bool = False,
     ) -> Operation[GradientAccumulatorCalls]:
         """Creates an accumulator of whole models' gradients, or finds the one of this shared name.
 
         `components` gives for each name an array or handle that has the dtype and shape of its gradients (its values
         do not matter), a DenseSpec or a SparseSpec. For all else see `conditional_accumulator`.
         """
-        options = AccumulatorOptions(reduction_type, container, accumulate_dtype, deterministic, keep_averages)
+        options = AccumulatorOptions(
+            reduction_type, container, accumulate_dtype, deterministic, keep_averages, refuse_non_finite
+        )
         wire = yield from self._accumulators.create(name, shared_name, component_specs(components), options)
         return GradientAccumulatorCalls(wire, self._timeout)
 

@@ -56,18 +56,20 @@ class ComponentSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., shape: _Optional[_Union[PartialShape, _Mapping]] = ..., layout: _Optional[_Union[Layout, str]] = ...) -> None: ...
 
 class AccumulatorSpec(_message.Message):
-    __slots__ = ("components", "reduction", "accumulate_dtype", "deterministic", "keep_averages")
+    __slots__ = ("components", "reduction", "accumulate_dtype", "deterministic", "keep_averages", "refuse_non_finite")
     COMPONENTS_FIELD_NUMBER: _ClassVar[int]
     REDUCTION_FIELD_NUMBER: _ClassVar[int]
     ACCUMULATE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
     KEEP_AVERAGES_FIELD_NUMBER: _ClassVar[int]
+    REFUSE_NON_FINITE_FIELD_NUMBER: _ClassVar[int]
     components: _containers.RepeatedCompositeFieldContainer[ComponentSpec]
     reduction: Reduction
     accumulate_dtype: _tensor_pb2.DataType
     deterministic: bool
     keep_averages: int
-    def __init__(self, components: _Optional[_Iterable[_Union[ComponentSpec, _Mapping]]] = ..., reduction: _Optional[_Union[Reduction, str]] = ..., accumulate_dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., deterministic: bool = ..., keep_averages: _Optional[int] = ...) -> None: ...
+    refuse_non_finite: bool
+    def __init__(self, components: _Optional[_Iterable[_Union[ComponentSpec, _Mapping]]] = ..., reduction: _Optional[_Union[Reduction, str]] = ..., accumulate_dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., deterministic: bool = ..., keep_averages: _Optional[int] = ..., refuse_non_finite: bool = ...) -> None: ...
 
 class AccumulatorRef(_message.Message):
     __slots__ = ("container", "name", "incarnation")

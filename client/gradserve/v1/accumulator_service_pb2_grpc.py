@@ -175,7 +175,8 @@ class AccumulatorServiceServicer(object):
 
         INVALID_ARGUMENT, and nothing has changed: a component is missing, unknown or
         given twice, has another dtype, layout or shape (also when the gradient is
-        stale), or another shape than the gradients of this round; weight not
+        stale), or another shape than the gradients of this round; a value is not
+        finite though the accumulator refuses those (also when stale); weight not
         positive and finite; no worker_id though the accumulator is deterministic.
         NOT_FOUND: unknown accumulator or tensor handle.
         ABORTED: request_id older than what the server remembers.

@@ -13,7 +13,7 @@ from gradserve_server.accumulators.history import AverageHistory
 from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.rounds import Round, Rounds
 from gradserve_server.accumulators.spec import AccumulatorSpec
-from gradserve_server.accumulators.summation import Shapes, Summation, check_gradient, value_shapes
+from gradserve_server.accumulators.summation import Shapes, Summation, check_gradient, checking_work, value_shapes
 from gradserve_server.accumulators.waiting import TakeQueue, Waiter
 from gradserve_server.devices.compute import Compute
 from gradserve_server.errors import (
@@ -275,7 +275,7 @@ class Accumulator:
             async with self._exclusive():
                 stale = self._rounds.is_stale(contribution)
                 shapes = None if stale else self._round_shapes
-                await self._run(gradient.sparse_nbytes, check_gradient, self.spec, gradient, shapes)
+                await self._run(checking_work(self.spec, gradient), check_gradient, self.spec, gradient, shapes)
                 if stale:
                     return Applied(None, self._rounds.global_step, self._rounds.num_accumulated)
                 await self._add(gradient, contribution)

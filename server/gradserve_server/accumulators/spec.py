@@ -88,6 +88,7 @@ class AccumulatorSpec:
             own type for others.
         deterministic: Add up in the order of workers, not of arrival.
         keep_averages: For how many past rounds the average is kept.
+        refuse_non_finite: Refuse gradients with infinite values or NaN.
 
     Raises:
         InvalidArgumentError: One of them cannot be.
@@ -98,6 +99,7 @@ class AccumulatorSpec:
     accumulate_dtype: DType | None = None
     deterministic: bool = False
     keep_averages: int = 1
+    refuse_non_finite: bool = False
 
     def __post_init__(self) -> None:
         if not self.components:
@@ -149,7 +151,7 @@ class AccumulatorSpec:
         """Returns, in words, the fields in which `other` is different."""
         found = [
             f"{name} is {_text(getattr(self, name))}, not {_text(getattr(other, name))}"
-            for name in ("reduction", "accumulate_dtype", "deterministic", "keep_averages")
+            for name in ("reduction", "accumulate_dtype", "deterministic", "keep_averages", "refuse_non_finite")
             if _differ(getattr(self, name), getattr(other, name))
         ]
         mine = [component.name for component in self.components]

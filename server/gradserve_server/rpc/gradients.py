@@ -70,6 +70,7 @@ def decode_accumulator_spec(spec: accumulator_pb2.AccumulatorSpec) -> Accumulato
         ),
         deterministic=spec.deterministic,
         keep_averages=spec.keep_averages or 1,
+        refuse_non_finite=spec.refuse_non_finite,
     )
 
 
@@ -113,6 +114,7 @@ def encode_accumulator_spec(spec: AccumulatorSpec) -> accumulator_pb2.Accumulato
         accumulate_dtype=None if spec.accumulate_dtype is None else to_data_type(spec.accumulate_dtype),
         deterministic=spec.deterministic,
         keep_averages=spec.keep_averages,
+        refuse_non_finite=spec.refuse_non_finite,
     )
 
 
