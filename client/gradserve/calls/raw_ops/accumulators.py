@@ -151,7 +151,7 @@ class AccumulatorOps(AccumulatorOpsBase):
             handle: Of a dense accumulator, or the accumulator itself.
             num_required: int32, a scalar: at least 1.
             dtype: The accumulator's.
-            timeout: Seconds to wait; None for the client's timeout, math.inf for as long as it takes.
+            timeout: Seconds to wait; None for the client's timeout, math.inf for ever.
             request_id: That of an error of an earlier attempt, to get the same average.
 
         Returns:
