@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 import gradserve
+from gradserve.calls import retries
 from gradserve_server.testing import LocalServer
 from tests.core import Bench
 from tests.polling import eventually
@@ -35,6 +36,12 @@ def _prepared_ops(server_address: str) -> None:
 def client(server_address: str) -> Iterator[gradserve.Client]:
     with gradserve.connect(server_address, timeout=30) as connected:
         yield connected
+
+
+@pytest.fixture
+def _no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients do not try again by themselves: every fault reaches the code that calls."""
+    monkeypatch.setattr(retries, "PAUSES_SECONDS", ())
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import pytest
 from pydantic import ByteSize
 
 import gradserve
-from gradserve.calls import methods
 from gradserve.v1 import accumulator_messages_pb2, accumulator_pb2, layer_pb2, tensor_pb2
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
@@ -142,11 +141,7 @@ class TestManyCallers:
 
 
 def lose_replies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Makes servers started from now on carry calls out and then answer a third of them with UNAVAILABLE.
-
-    gRPC does not repeat them by itself.
-    """
-    monkeypatch.setattr(methods, "CHANNEL_OPTIONS", (*methods.CHANNEL_OPTIONS, ("grpc.enable_retries", 0)))
+    """Makes servers started from now on carry calls out and then answer a third of them with UNAVAILABLE."""
     lost: list[str] = []
     seeded = random.Random(5)
 
@@ -176,6 +171,7 @@ def persist(call: Callable[[], T]) -> T:
     raise AssertionError("not acknowledged in 200 attempts")
 
 
+@pytest.mark.usefixtures("_no_retries")
 @pytest.mark.parametrize("updates", [None, "update_ops"], ids=["in place", "delayed"])
 def test_every_forward_counts_once_though_replies_are_lost(
     monkeypatch: pytest.MonkeyPatch, threads: ThreadPoolExecutor, updates: str | None

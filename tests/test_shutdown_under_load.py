@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 from google.protobuf.message import Message
 
+import gradserve
 import gradserve.aio
 from gradserve.v1 import batch_norm_layer_messages_pb2 as layer_messages_pb2
 from gradserve.v1 import (
@@ -120,3 +121,55 @@ async def test_no_call_of_a_busy_server_is_cancelled(tmp_path: Path) -> None:
         assert Counter(status for status, _ in ends) == {"UNAVAILABLE": len(loops)}, dict(zip(loops, ends, strict=True))
         assert {said.partition(";")[0] for _, said in ends} == {"the server is shutting down"}
         assert "Traceback" not in process.log
+
+
+class ClientLoops:
+    """Clients that apply gradients again and again, blocking and with asyncio, until a call fails."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self.answered: Counter[str] = Counter()
+
+    def run_blocking(self, name: str) -> gradserve.GradserveError:
+        """Returns the error that ended it."""
+        client = gradserve.connect(self._address)
+        acc = client.conditional_accumulator("float32", (), "w")
+        try:
+            while True:
+                acc.apply_grad(1, local_step=1 << 40)
+                self.answered[name] += 1
+        except gradserve.GradserveError as error:
+            return error
+
+    async def run(self, name: str) -> gradserve.GradserveError:
+        """Returns the error that ended it."""
+        client = gradserve.aio.connect(self._address)
+        acc = await client.conditional_accumulator("float32", (), "w")
+        try:
+            while True:
+                await acc.apply_grad(1, local_step=1 << 40)
+                self.answered[name] += 1
+        except gradserve.GradserveError as error:
+            return error
+
+
+async def test_clients_learn_why_their_calls_failed(tmp_path: Path) -> None:
+    """They try some more times, and say what the server said, not only that nobody answers any more."""
+    with ServerProcess(tmp_path, "--warm-up", "false") as process:
+        loops = ClientLoops(process.address)
+        running = [asyncio.create_task(loops.run(f"asyncio {number}")) for number in range(_LOOPS_OF_EACH_KIND)]
+        running += [
+            asyncio.create_task(asyncio.to_thread(loops.run_blocking, f"blocking {number}"))
+            for number in range(_LOOPS_OF_EACH_KIND)
+        ]
+
+        async def least_answered() -> int:
+            assert not any(task.done() for task in running)
+            return min(loops.answered.values()) if len(loops.answered) == len(running) else 0
+
+        await eventually_async(least_answered, lambda calls: calls >= _CALLS_BEFORE_STOP)
+        process.signal(signal.SIGTERM)
+        for error in await asyncio.gather(*running):
+            assert type(error) is gradserve.UnavailableError
+            assert str(error).startswith("the server is shutting down")
+            assert error.request_id is not None

@@ -2,16 +2,16 @@
 
 import asyncio
 import functools
-import math
 import time
 from typing import Any, TypeVar
 
 import grpc
 
 from gradserve.calls import methods
-from gradserve.calls.exchange import Download, Exchange, Operation, Pause, Unary, Upload
+from gradserve.calls.exchange import Download, Operation, Pause, Unary, Upload
+from gradserve.calls.retries import Attempt, with_retries
 from gradserve.calls.status import error_from_status
-from gradserve.calls.streams import DownloadParts, stream_timeout, upload_parts
+from gradserve.calls.streams import DownloadParts, upload_parts
 from gradserve.errors import CallCancelledError, GradserveError
 from gradserve.process import OwnProcess
 from gradserve.wire.payload import Array
@@ -19,8 +19,6 @@ from gradserve.wire.payload import Array
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
-_REPLY_SECONDS = 5.0
-"""For an answer that the server gives when a wait ends, its time up, to arrive."""
 
 
 class SyncTransport:
@@ -39,20 +37,21 @@ class SyncTransport:
     def run(self, operation: Operation[T]) -> T:
         """Returns the result of an operation, or raises its error."""
         self._process.check()
+        attempts = with_retries(operation, self._timeout)
         try:
-            exchange = next(operation)
+            step = next(attempts)
             while True:
                 try:
-                    answer = self._perform(exchange)
+                    answer = self._perform(step)
                 except GradserveError as error:
-                    exchange = operation.throw(error)
+                    step = attempts.throw(error)
                 else:
-                    exchange = operation.send(answer)
+                    step = attempts.send(answer)
         except StopIteration as stop:
             result: T = stop.value
             return result
         finally:
-            operation.close()  # at once also where it was cancelled or interrupted
+            attempts.close()  # at once also where it was cancelled or interrupted
 
     def close(self) -> None:
         """Closes the channel; calls under way in other threads end with CallCancelledError."""
@@ -60,20 +59,19 @@ class SyncTransport:
         self._closed = True
         self._channel.close()
 
-    def _perform(self, exchange: Exchange) -> Any:
+    def _perform(self, step: Attempt | Pause) -> Any:
         try:
-            match exchange:
-                case Unary(service, method, request, wait):
-                    return self._unary(service, method)(request, timeout=_unary_timeout(self._timeout, wait))
-                case Upload(_, arrays):
-                    timeout = _stream_timeout(self._timeout, sum(array.nbytes for array in arrays))
-                    return self._put(upload_parts(exchange), timeout=timeout)
-                case Download(request, num_bytes):
-                    return self._download(request, _stream_timeout(self._timeout, num_bytes))
+            match step:
+                case Attempt(Unary(service, method, request), timeout):
+                    return self._unary(service, method)(request, timeout=timeout)
+                case Attempt(Upload() as upload, timeout):
+                    return self._put(upload_parts(upload), timeout=timeout)
+                case Attempt(Download(request), timeout):
+                    return self._download(request, timeout)
                 case Pause(seconds):
                     return time.sleep(seconds)
         except grpc.RpcError as error:
-            raise _failure(error) from None
+            raise _failure(error, self._closed) from None
         except ValueError:
             # What gRPC raises for a call on a closed channel; its words depend on the kind of call.
             if self._closed:
@@ -111,20 +109,21 @@ class AsyncTransport:
     async def run(self, operation: Operation[T]) -> T:
         """Returns the result of an operation, or raises its error."""
         self._process.check()
+        attempts = with_retries(operation, self._timeout)
         try:
-            exchange = next(operation)
+            step = next(attempts)
             while True:
                 try:
-                    answer = await self._perform(exchange)
+                    answer = await self._perform(step)
                 except GradserveError as error:
-                    exchange = operation.throw(error)
+                    step = attempts.throw(error)
                 else:
-                    exchange = operation.send(answer)
+                    step = attempts.send(answer)
         except StopIteration as stop:
             result: T = stop.value
             return result
         finally:
-            operation.close()  # at once also where it was cancelled or interrupted
+            attempts.close()  # at once also where it was cancelled or interrupted
 
     async def close(self) -> None:
         """Closes the channel; calls under way end with CallCancelledError."""
@@ -132,21 +131,19 @@ class AsyncTransport:
         self._closed = True
         await self._channel.close()
 
-    async def _perform(self, exchange: Exchange) -> Any:
+    async def _perform(self, step: Attempt | Pause) -> Any:
         try:
-            match exchange:
-                case Unary(service, method, request, wait):
-                    call = self._unary(service, method)
-                    return await call(request, timeout=_unary_timeout(self._timeout, wait))
-                case Upload(_, arrays):
-                    timeout = _stream_timeout(self._timeout, sum(array.nbytes for array in arrays))
-                    return await self._put(upload_parts(exchange), timeout=timeout)
-                case Download(request, num_bytes):
-                    return await self._download(request, _stream_timeout(self._timeout, num_bytes))
+            match step:
+                case Attempt(Unary(service, method, request), timeout):
+                    return await self._unary(service, method)(request, timeout=timeout)
+                case Attempt(Upload() as upload, timeout):
+                    return await self._put(upload_parts(upload), timeout=timeout)
+                case Attempt(Download(request), timeout):
+                    return await self._download(request, timeout)
                 case Pause(seconds):
                     return await asyncio.sleep(seconds)
         except grpc.RpcError as error:
-            raise _failure(error) from None
+            raise _failure(error, self._closed) from None
         except grpc.aio.UsageError:
             raise _closed() from None
         except asyncio.CancelledError:
@@ -171,22 +168,11 @@ class AsyncTransport:
         return self._channel.unary_unary(found.path, found.encode, found.decode)
 
 
-def _unary_timeout(timeout: float, wait: float) -> float | None:
-    return _grpc_timeout(wait + _REPLY_SECONDS if wait else timeout)
-
-
-def _stream_timeout(timeout: float, num_bytes: int) -> float | None:
-    return _grpc_timeout(stream_timeout(timeout, num_bytes))
-
-
-def _grpc_timeout(timeout: float) -> float | None:
-    """Returns a timeout as gRPC takes it: None for math.inf."""
-    return None if timeout == math.inf else timeout
-
-
 def _closed() -> GradserveError:
     return CallCancelledError("the client is closed")
 
 
-def _failure(error: Any) -> GradserveError:
+def _failure(error: Any, is_closed: bool) -> GradserveError:
+    if is_closed and error.code() is grpc.StatusCode.CANCELLED:
+        return _closed()
     return error_from_status(error.code(), error.details(), error.trailing_metadata())

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from gradserve.errors import InvalidArgumentError, UnavailableError
+from gradserve.errors import InvalidArgumentError
 from gradserve.v1 import tensor_messages_pb2, tensor_pb2
 from gradserve.wire.contents import WithContents
 from gradserve.wire.durations import encode_duration
@@ -16,8 +16,10 @@ from gradserve.wire.payload import Array
 
 T = TypeVar("T")
 
-_UPLOAD_PAUSES_SECONDS = (0.1, 0.2, 0.4, 0.8)
-"""Between attempts, as the retry policy of unary calls."""
+_REPLY_SECONDS = 5.0
+"""For an answer that the server gives when a wait ends, its time up, to arrive."""
+
+_SLOWEST_BYTES_PER_SECOND = 1e6
 
 _LONGEST_SECONDS = 315_576_000_000
 
@@ -38,6 +40,10 @@ class Unary:
     request: Message | WithContents
     wait: float = 0.0
 
+    def time_limit(self, timeout: float) -> float:
+        """Returns how many seconds it may take, for a client with this timeout."""
+        return self.wait + _REPLY_SECONDS if self.wait else timeout
+
 
 @dataclass(frozen=True)
 class Upload:
@@ -46,6 +52,10 @@ class Upload:
     header: tensor_messages_pb2.PutTensorsHeader
     arrays: tuple[Array, ...]
 
+    def time_limit(self, timeout: float) -> float:
+        """Returns how many seconds it may take, for a client with this timeout."""
+        return _stream_limit(timeout, sum(array.nbytes for array in self.arrays))
+
 
 @dataclass(frozen=True)
 class Download:
@@ -53,6 +63,10 @@ class Download:
 
     request: tensor_messages_pb2.GetTensorsRequest
     num_bytes: int
+
+    def time_limit(self, timeout: float) -> float:
+        """Returns how many seconds it may take, for a client with this timeout."""
+        return _stream_limit(timeout, self.num_bytes)
 
 
 @dataclass(frozen=True)
@@ -87,15 +101,11 @@ def encode_timeout(timeout: float) -> Duration | None:
 def upload(
     header: tensor_messages_pb2.PutTensorsHeader, arrays: tuple[Array, ...]
 ) -> Operation[list[tensor_pb2.Tensor]]:
-    """Puts arrays on the server; returns their messages with handles.
-
-    Tries again while the server is unavailable: a stream that breaks leaves nothing behind.
-    """
-    for pause in _UPLOAD_PAUSES_SECONDS:
-        try:
-            reply: tensor_messages_pb2.PutTensorsResponse = yield Upload(header, arrays)
-            return list(reply.tensors)
-        except UnavailableError:
-            yield Pause(pause)
-    reply = yield Upload(header, arrays)
+    """Puts arrays on the server; returns their messages with handles."""
+    reply: tensor_messages_pb2.PutTensorsResponse = yield Upload(header, arrays)
     return list(reply.tensors)
+
+
+def _stream_limit(timeout: float, num_bytes: int) -> float:
+    """Returns how long a stream may take: the usual time, and that of a slow network."""
+    return timeout + num_bytes / _SLOWEST_BYTES_PER_SECOND

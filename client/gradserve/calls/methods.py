@@ -1,6 +1,5 @@
 """How each method of the services is called."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -41,28 +40,7 @@ RECONNECT_BACKOFF_MS = (100, 5_000)
 """First and longest pause between attempts to connect. gRPC's own grow to 2 minutes, in which a server that is
 back is not noticed."""
 
-_SERVICE_CONFIG = {
-    "methodConfig": [
-        {
-            "name": [
-                {"service": service.full_name, "method": method.name}
-                for service in _SERVICES.values()
-                for method in service.methods
-                if not (method.client_streaming or method.server_streaming)
-            ],
-            "retryPolicy": {
-                "maxAttempts": 5,
-                "initialBackoff": "0.1s",
-                "maxBackoff": "2s",
-                "backoffMultiplier": 2,
-                "retryableStatusCodes": ["UNAVAILABLE"],
-            },
-        }
-    ]
-}
-
 CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
-    ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
@@ -70,7 +48,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     # Where this is longer, a minute unless set, gRPC waits so long in spite of the former.
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
-    # Longer requests would be sent only once; inline tensors are up to 3 MiB.
+    # A request that the server has not seen is sent over another connection if it is not longer; inline tensors are
+    # up to 3 MiB.
     ("grpc.per_rpc_retry_buffer_size", 4 << 20),
     ("grpc.initial_reconnect_backoff_ms", RECONNECT_BACKOFF_MS[0]),
     ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MS[1]),

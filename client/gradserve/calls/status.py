@@ -9,7 +9,6 @@ from google.rpc import error_details_pb2, status_pb2
 from gradserve.errors import (
     AbortedError,
     AlreadyExistsError,
-    CallCancelledError,
     DeadlineExceededError,
     GradserveError,
     InternalError,
@@ -24,7 +23,7 @@ from gradserve.errors import (
 )
 
 ERRORS: dict[grpc.StatusCode, type[GradserveError]] = {
-    grpc.StatusCode.CANCELLED: CallCancelledError,
+    grpc.StatusCode.CANCELLED: UnavailableError,
     grpc.StatusCode.UNKNOWN: InternalError,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidArgumentError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
@@ -46,11 +45,13 @@ ERRORS: dict[grpc.StatusCode, type[GradserveError]] = {
 def error_from_status(
     code: grpc.StatusCode, message: str | None, trailers: Iterable[tuple[str, str | bytes]] | None
 ) -> GradserveError:
-    """Returns the exception of a failed call."""
+    """Returns the exception of a call that failed, and that this client did not cancel."""
     field = None
     for key, value in trailers or ():
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
             field = _violated_field(value)
+    if code is grpc.StatusCode.CANCELLED:
+        message = f"the server stopped, or something on the way to it gave the call up: {message or code.name}"
     return ERRORS.get(code, InternalError)(message or code.name, field=field)
 
 

@@ -11,8 +11,6 @@ from gradserve.wire.chunks import Chunk, cut
 from gradserve.wire.dtypes import to_dtype
 from gradserve.wire.payload import Array, Assembly, PayloadError, buffer_of
 
-_SLOWEST_BYTES_PER_SECOND = 1e6
-
 
 def upload_parts(upload: Upload) -> Iterator[messages_pb2.PutTensorsRequest | Chunk]:
     """Returns the messages of a PutTensors stream."""
@@ -57,8 +55,3 @@ class DownloadParts:
         except PayloadError as error:
             raise InternalError(f"the server sent a malformed stream: {error}") from None
         return self._arrays
-
-
-def stream_timeout(timeout: float, num_bytes: int) -> float:
-    """Returns how long a stream of `num_bytes` may take: the usual time, and that of a slow network."""
-    return timeout + num_bytes / _SLOWEST_BYTES_PER_SECOND

@@ -1,0 +1,96 @@
+"""Exchanges that are made again while the server is unavailable."""
+
+import math
+import random
+import time
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from gradserve.calls.exchange import Download, Exchange, Operation, Pause, Unary, Upload
+from gradserve.errors import GradserveError, UnavailableError
+
+T = TypeVar("T")
+
+PAUSES_SECONDS = (0.1, 0.2, 0.4, 0.8)
+"""Between attempts, give or take a fifth, so that not all clients of a server that comes back call at once."""
+
+_JITTER = 0.2
+
+
+class Attempt(NamedTuple):
+    """One try of an exchange, which may take `timeout` seconds, None for any time."""
+
+    exchange: Unary | Upload | Download
+    timeout: float | None
+
+
+Attempts: TypeAlias = Generator[Attempt | Pause, Any, T]
+
+
+def with_retries(operation: Operation[T], timeout: float, clock: Callable[[], float] = time.monotonic) -> Attempts[T]:
+    """Carries out an operation; tries exchanges again that end with UnavailableError.
+
+    All of them may be sent twice: what must count once has an id, and an upload that breaks has left nothing. Only a
+    download is not, for it may be the last use of what it reads.
+
+    Args:
+        operation: The operation.
+        timeout: That of the client, in seconds: attempts and pauses together have the time limit of the exchange.
+        clock: Monotonic, in seconds.
+
+    Returns:
+        The result of the operation.
+
+    Raises:
+        UnavailableError: No attempt had an answer; its message is that of the first one, and of the last.
+        GradserveError: What the operation raises.
+    """
+    try:
+        exchange = next(operation)
+        while True:
+            try:
+                answer = yield from _attempts(exchange, timeout, clock)
+            except GradserveError as error:
+                exchange = operation.throw(error)
+            else:
+                exchange = operation.send(answer)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        operation.close()
+
+
+def _attempts(exchange: Exchange, timeout: float, clock: Callable[[], float]) -> Attempts[Any]:
+    if isinstance(exchange, Pause):
+        return (yield exchange)
+    left = exchange.time_limit(timeout)
+    end = clock() + left
+    pauses = iter(() if isinstance(exchange, Download) else PAUSES_SECONDS)
+    failures: list[UnavailableError] = []
+    while True:
+        try:
+            return (yield Attempt(exchange, None if left == math.inf else left))
+        except UnavailableError as error:
+            failures.append(error)
+        except GradserveError as error:
+            if failures:
+                error.add_note(f"an earlier attempt failed: {failures[0]}")
+            raise
+        pause = next(pauses, None)
+        if pause is None:
+            break
+        pause *= random.uniform(1 - _JITTER, 1 + _JITTER)
+        left = end - clock() - pause
+        if left <= 0:
+            break
+        yield Pause(pause)
+    raise _unavailable(failures) from None
+
+
+def _unavailable(failures: list[UnavailableError]) -> UnavailableError:
+    first, last = failures[0], failures[-1]
+    if first.message == last.message:
+        return first
+    message = f"{first.message} ({len(failures)} attempts, the last of which: {last.message})"
+    return UnavailableError(message, field=first.field)

@@ -1,0 +1,181 @@
+"""What the client does while a server is unavailable: it tries again, within its time, and keeps the first reason."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradserve
+from gradserve.calls.exchange import Download, Exchange, Operation, Pause, Unary, Upload
+from gradserve.calls.retries import PAUSES_SECONDS, Attempt, with_retries
+from gradserve.errors import GradserveError, NotFoundError, UnavailableError
+from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
+
+UNARY = Unary("ServerService", "GetServerInfo", server_messages_pb2.GetServerInfoRequest())
+WAITING = Unary("AccumulatorService", "TakeGradient", server_messages_pb2.GetServerInfoRequest(), wait=50)
+UPLOAD = Upload(tensor_messages_pb2.PutTensorsHeader(), (np.zeros(1000),))
+DOWNLOAD = Download(tensor_messages_pb2.GetTensorsRequest(), 8000)
+TIMEOUT_SECONDS = 60.0
+ATTEMPTS = len(PAUSES_SECONDS) + 1
+
+
+def one(exchange: Exchange) -> Operation[Any]:
+    return (yield exchange)
+
+
+class Server:
+    """Answers attempts as it was told, and remembers them.
+
+    Attributes:
+        answers: What the next attempts meet: an error, or an answer.
+        takes: How many seconds an attempt takes.
+        timeouts: Of the attempts so far.
+        pauses: So far.
+    """
+
+    def __init__(self, *answers: Any, takes: float = 0.0) -> None:
+        self.answers = list(answers)
+        self.takes = takes
+        self.timeouts: list[float | None] = []
+        self.pauses: list[float] = []
+        self._now = 1000.0
+
+    def carry_out(self, operation: Operation[Any], timeout: float = TIMEOUT_SECONDS) -> Any:
+        attempts = with_retries(operation, timeout, lambda: self._now)
+        try:
+            step = next(attempts)
+            while True:
+                answer = self._meet(step)
+                step = attempts.throw(answer) if isinstance(answer, GradserveError) else attempts.send(answer)
+        except StopIteration as stop:
+            return stop.value
+
+    def _meet(self, step: Attempt | Pause) -> Any:
+        if isinstance(step, Pause):
+            self.pauses.append(step.seconds)
+            self._now += step.seconds
+            return None
+        self.timeouts.append(step.timeout)
+        self._now += self.takes
+        return self.answers.pop(0)
+
+
+def unavailable(*messages: str) -> Iterator[UnavailableError]:
+    return map(UnavailableError, messages)
+
+
+@pytest.mark.parametrize("exchange", [UNARY, UPLOAD], ids=["unary", "upload"])
+@pytest.mark.parametrize("failures", range(ATTEMPTS))
+def test_an_attempt_that_succeeds_is_the_answer(exchange: Exchange, failures: int) -> None:
+    server = Server(*unavailable(*["no"] * failures), "answer")
+    assert server.carry_out(one(exchange)) == "answer"
+    assert len(server.pauses) == failures
+    for pause, usual in zip(server.pauses, PAUSES_SECONDS, strict=False):
+        assert pause == pytest.approx(usual, rel=0.21)
+
+
+@pytest.mark.parametrize("exchange", [UNARY, UPLOAD], ids=["unary", "upload"])
+def test_five_attempts_are_enough(exchange: Exchange) -> None:
+    server = Server(*unavailable(*["no"] * ATTEMPTS))
+    with pytest.raises(UnavailableError) as raised:
+        server.carry_out(one(exchange))
+    assert str(raised.value) == "no"
+    assert server.answers == []
+
+
+def test_a_download_is_tried_once() -> None:
+    server = Server(*unavailable("no"))
+    with pytest.raises(UnavailableError, match="no"):
+        server.carry_out(one(DOWNLOAD))
+    assert server.pauses == []
+
+
+def test_the_first_reason_is_kept() -> None:
+    server = Server(*unavailable("the server is shutting down", "b", "c", "d", "connection refused"))
+    with pytest.raises(UnavailableError) as raised:
+        server.carry_out(one(UNARY))
+    assert str(raised.value) == ("the server is shutting down (5 attempts, the last of which: connection refused)")
+    assert raised.value.__cause__ is None
+
+
+def test_another_error_ends_the_attempts_and_names_the_first_reason() -> None:
+    server = Server(*unavailable("the server is shutting down"), NotFoundError("no accumulator"))
+    with pytest.raises(NotFoundError) as raised:
+        server.carry_out(one(UNARY))
+    assert str(raised.value) == "no accumulator"
+    assert raised.value.__notes__ == ["an earlier attempt failed: the server is shutting down"]
+
+
+@pytest.mark.parametrize("error", [NotFoundError("no"), gradserve.CallCancelledError("closed")])
+def test_other_errors_are_not_tried_again(error: GradserveError) -> None:
+    with pytest.raises(type(error)) as raised:
+        Server(error).carry_out(one(UNARY))
+    assert not hasattr(raised.value, "__notes__")
+
+
+@pytest.mark.parametrize(
+    ("exchange", "limit"),
+    [(UNARY, TIMEOUT_SECONDS), (WAITING, 55.0), (UPLOAD, TIMEOUT_SECONDS + 0.008)],
+    ids=["unary", "waiting", "upload"],
+)
+def test_all_attempts_share_the_time(exchange: Exchange, limit: float) -> None:
+    server = Server(*unavailable("no", "no"), "answer", takes=10)
+    assert server.carry_out(one(exchange)) == "answer"
+    first, second, third = (timeout for timeout in server.timeouts if timeout is not None)
+    assert first == pytest.approx(limit)
+    assert second == pytest.approx(limit - 10 - server.pauses[0])
+    assert third == pytest.approx(limit - 20 - sum(server.pauses))
+
+
+def test_when_the_time_is_over_it_is_over() -> None:
+    server = Server(*unavailable("no", "no"), takes=TIMEOUT_SECONDS / 2)
+    with pytest.raises(UnavailableError, match="^no$"):
+        server.carry_out(one(UNARY))
+    assert len(server.pauses) == 1
+
+
+def test_endless_time() -> None:
+    server = Server(*unavailable("no"), "answer", takes=1e9)
+    assert server.carry_out(one(UNARY), timeout=math.inf) == "answer"
+    assert server.timeouts == [None, None]
+
+
+def test_each_exchange_of_an_operation_has_attempts_and_time_of_its_own() -> None:
+    def two() -> Operation[list[Any]]:
+        first = yield UNARY
+        yield Pause(7)
+        second = yield UPLOAD
+        return [first, second]
+
+    server = Server(*unavailable(*["no"] * 4), 1, *unavailable(*["no"] * 4), 2, takes=1)
+    assert server.carry_out(two()) == [1, 2]
+    assert server.timeouts[5] == pytest.approx(TIMEOUT_SECONDS + 0.008)
+    assert server.pauses[4] == 7
+
+
+def test_an_operation_can_go_on_after_an_error() -> None:
+    def careful() -> Operation[Any]:
+        try:
+            yield UNARY
+        except UnavailableError:
+            return (yield UNARY)
+
+    server = Server(*unavailable(*["no"] * ATTEMPTS), "answer")
+    assert server.carry_out(careful()) == "answer"
+
+
+def test_closing_closes_the_operation() -> None:
+    ended: list[str] = []
+
+    def operation() -> Operation[Any]:
+        try:
+            yield UNARY
+        finally:
+            ended.append("closed")
+
+    attempts = with_retries(operation(), TIMEOUT_SECONDS)
+    next(attempts)
+    attempts.close()
+    assert ended == ["closed"]
