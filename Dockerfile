@@ -13,6 +13,7 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE constraints.txt deploy/constraints-*.txt ./
 COPY client ./client
 COPY server ./server
+COPY proto ./proto
 
 # What to install: server (CPU), cuda12 or cuda13 (GPU), demo (the demo's workers); several with commas.
 ARG EXTRAS=server

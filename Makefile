@@ -1,4 +1,5 @@
 # Every target works on a fresh machine with Python 3.11 or newer and make; `test` and `lint` need Node.js too.
+# What a target needs is installed first, and no more than that.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,9 +11,12 @@ GOLDEN_LAYERS_VENV := .venv-golden-layers
 CUDNN_VENV := .venv-cudnn
 BUF := npx --yes @bufbuild/buf@1.75.0
 JAVASCRIPT := examples/javascript
+PIP_INSTALL := -m pip install --disable-pip-version-check
 COMPILE = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --upgrade --quiet \
 	--no-header --no-annotate --no-emit-index-url
 
+SERVER_INSTALLED := $(VENV)/installed-server
+DEMO_INSTALLED := $(VENV)/installed-demo
 INSTALLED := $(VENV)/installed
 PROTOC_INSTALLED := $(PROTOS_VENV)/installed
 GOLDEN_INSTALLED := $(GOLDEN_VENV)/installed
@@ -29,19 +33,36 @@ help:  ## Show this list
 
 install: $(INSTALLED)  ## Install everything needed for development into .venv
 
-$(INSTALLED): pyproject.toml constraints.txt
+# $(call install_extra,EXTRA,SIZE,WHAT): pip shows its progress. .venv grows with what is asked for: the server is part
+# of the demo, both are part of what development needs. So nothing is installed twice.
+define install_extra
+	@echo "Installing $(3) into $(VENV): about $(2) there when done"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[$(1)]'
+	@echo "Installed: $(VENV) holds $$(du -sh $(VENV) | cut -f1)"
+endef
+
+$(SERVER_INSTALLED): pyproject.toml constraints.txt
+	$(call install_extra,server,350 MB,the server with NumPy and Numba)
 	@touch $@
+
+$(DEMO_INSTALLED): pyproject.toml constraints.txt
+	$(call install_extra,demo,660 MB,the server and the demo with scikit-learn and Matplotlib)
+	@touch $(SERVER_INSTALLED) $@
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(call install_extra,dev,1.4 GB,everything for development with compilers for C and CUDA)
+	@touch $(SERVER_INSTALLED) $(DEMO_INSTALLED) $@
 
 $(NODE_INSTALLED): $(JAVASCRIPT)/package.json
-	npm install --silent --no-audit --no-fund --prefix $(JAVASCRIPT)
+	@echo "Installing gRPC for Node.js into $(JAVASCRIPT)/node_modules: 14 MB"
+	npm install --loglevel=error --no-audit --no-fund --prefix $(JAVASCRIPT)
 	@touch $@
 
-demo: $(INSTALLED)  ## Train on real data with four workers, beside one process
+demo: $(DEMO_INSTALLED)  ## Train on real data with four workers, beside one process
 	$(BIN)/gradserve demo $(DEMO_FLAGS)
 
-serve: $(INSTALLED)  ## Run a server on 127.0.0.1:50051
+serve: $(SERVER_INSTALLED)  ## Run a server on 127.0.0.1:50051
 	$(BIN)/gradserve serve $(SERVE_FLAGS)
 
 test: $(INSTALLED) $(NODE_INSTALLED)  ## Run every test
@@ -57,8 +78,9 @@ types: $(INSTALLED)  ## Check types
 	$(BIN)/mypy
 
 $(PROTOC_INSTALLED): Makefile
+	@echo "Installing the compiler of the protos into $(PROTOS_VENV)"
 	$(PYTHON) -m venv $(PROTOS_VENV)
-	$(PROTOS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check grpcio-tools==1.74.0 setuptools==80.9.0
+	$(PROTOS_VENV)/bin/python $(PIP_INSTALL) grpcio-tools==1.74.0 setuptools==80.9.0
 	@touch $@
 
 protos: $(PROTOC_INSTALLED)  ## Make the stubs from the protos
@@ -70,10 +92,11 @@ check-protos: $(PROTOC_INSTALLED)  ## Fail when the stubs are not those of the p
 	diff -r --exclude=__pycache__ --exclude=__init__.py build/stubs/gradserve/v1 client/gradserve/v1
 
 $(CUDNN_INSTALLED): Makefile constraints.txt deploy/constraints-cuda13.txt
+	@echo "Installing cuDNN into $(CUDNN_VENV)"
 	$(PYTHON) -m venv $(CUDNN_VENV)
-	$(CUDNN_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	$(CUDNN_VENV)/bin/python $(PIP_INSTALL) -c constraints.txt \
 		pytest numpy ml-dtypes psutil pydantic
-	$(CUDNN_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	$(CUDNN_VENV)/bin/python $(PIP_INSTALL) --no-deps \
 		-c deploy/constraints-cuda13.txt nvidia-cudnn-cu13 cuda-pathfinder
 	@touch $@
 
@@ -82,19 +105,22 @@ check-cudnn: $(CUDNN_INSTALLED)  ## Check what is declared of cuDNN beside cuDNN
 		tests/cudnn/test_headers.py tests/cudnn/test_library.py
 
 $(GOLDEN_INSTALLED): Makefile
+	@echo "Installing TensorFlow into $(GOLDEN_VENV)"
 	$(PYTHON) -m venv $(GOLDEN_VENV)
-	$(GOLDEN_VENV)/bin/python -m pip install --quiet --disable-pip-version-check tensorflow-cpu==2.15.1 numpy==1.26.4
+	$(GOLDEN_VENV)/bin/python $(PIP_INSTALL) tensorflow-cpu==2.15.1 numpy==1.26.4
 	@touch $@
 
 $(GOLDEN_RNN_INSTALLED): Makefile
+	@echo "Installing PyTorch into $(GOLDEN_RNN_VENV)"
 	$(PYTHON) -m venv $(GOLDEN_RNN_VENV)
-	$(GOLDEN_RNN_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	$(GOLDEN_RNN_VENV)/bin/python $(PIP_INSTALL) \
 		torch==2.13.0 numpy==2.4.6 ml_dtypes==0.6.0
 	@touch $@
 
 $(GOLDEN_LAYERS_INSTALLED): Makefile
+	@echo "Installing TensorFlow with tf_slim into $(GOLDEN_LAYERS_VENV)"
 	$(PYTHON) -m venv $(GOLDEN_LAYERS_VENV)
-	$(GOLDEN_LAYERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	$(GOLDEN_LAYERS_VENV)/bin/python $(PIP_INSTALL) \
 		tensorflow-cpu==2.13.1 tf_slim==1.1.0 numpy==1.24.3 ml_dtypes==0.5.4
 	@touch $@
 
@@ -115,7 +141,7 @@ image:  ## Build the container image and check that it runs
 	deploy/image.sh
 
 constraints: $(INSTALLED)  ## Pin the newest versions of everything in constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/python $(PIP_INSTALL) --quiet uv
 	for cuda in cuda12 cuda13; do \
 		$(COMPILE) --extra $$cuda | grep -E '^(cupy|cuda|nvidia)' | sed 's/ *;.*//' > deploy/constraints-$$cuda.txt; \
 	done

@@ -1,10 +1,13 @@
 """Trains a small network to read handwritten digits, with batch normalization that a gradserve server computes.
 
-    gradserve serve --listen 127.0.0.1:50051
-    python examples/batch_norm_layer.py 127.0.0.1:50051
+Needs gradserve's client, and scikit-learn for the digits. From the top folder of a checkout, with a server running
+(`make serve`):
 
-Takes NumPy, scikit-learn (for the digits) and gradserve's client. The layer is tf.contrib.layers.batch_norm: its
-variables live on the server. The two matrices, the softmax and gradient descent are here.
+    pip install . scikit-learn
+    python examples/batch_norm_layer.py localhost:50051
+
+The layer is tf.contrib.layers.batch_norm: its variables live on the server. The two matrices, the softmax and gradient
+descent are here.
 """
 
 import argparse

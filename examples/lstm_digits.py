@@ -1,9 +1,12 @@
 """Trains an LSTM to read handwritten digits, row by row; its gradients come from a gradserve server.
 
+Needs gradserve's client, and scikit-learn for the digits. From the top folder of a checkout, with a server running
+(`make serve`):
+
+    pip install . scikit-learn
     python examples/lstm_digits.py localhost:50051
 
-Takes NumPy, scikit-learn (for the digits) and gradserve's client. The server computes the LSTM, forward and backward;
-the softmax on top and Adam are here.
+The server computes the LSTM, forward and backward; the softmax on top and Adam are here.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Fits a line with four threads that average their gradients on a gradserve server.
 
-Start a server and name its address:
+Needs gradserve's client alone. From the top folder of a checkout, with a server running (`make serve`):
 
-    gradserve serve --listen 127.0.0.1:50051
-    python examples/numpy_training.py 127.0.0.1:50051
+    pip install .
+    python examples/numpy_training.py localhost:50051
 
 Each thread sees a quarter of the data. Every step is one call: `push_pull` hands in the thread's own
 gradient, waits until those of all four are in, and returns their average. Threads keep the example

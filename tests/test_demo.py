@@ -23,6 +23,7 @@ from gradserve_server.demo.options import DemoOptions
 from gradserve_server.demo.replica import Replica
 from gradserve_server.demo.report import DemoReport, TrainingResult, WorkerResult, render
 from gradserve_server.demo.server_process import ServerProcess
+from gradserve_server.extras import install_command
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -313,11 +314,13 @@ def script(folder: Path, lines: str) -> Path:
     return path
 
 
-def training_result(accuracy: float) -> TrainingResult:
-    return TrainingResult((), (), {}, final_loss=0.1, final_accuracy=accuracy, seconds=1.0)
+def training_result(accuracy: float, seconds: float = 1.0) -> TrainingResult:
+    return TrainingResult((), (), {}, final_loss=0.1, final_accuracy=accuracy, seconds=seconds)
 
 
-def report(*, backup: bool, difference: float = 0.0, accuracy: float = 0.98) -> DemoReport:
+def report(
+    *, backup: bool, difference: float = 0.0, accuracy: float = 0.98, seconds: tuple[float, float] = (1.0, 1.0)
+) -> DemoReport:
     workers = tuple(
         WorkerResult(f"worker-{index}", slow=False, contributed=9, stale=0, snapshots_loaded=0)
         for index in range(3 if backup else 2)
@@ -325,8 +328,8 @@ def report(*, backup: bool, difference: float = 0.0, accuracy: float = 0.98) -> 
     return DemoReport(
         num_required=2,
         num_steps=10,
-        distributed=training_result(accuracy),
-        single=training_result(0.98),
+        distributed=training_result(accuracy, seconds[0]),
+        single=training_result(0.98, seconds[1]),
         workers=workers,
         plot=Path("training.png"),
         max_weight_difference=difference,
@@ -342,6 +345,13 @@ class TestReport:
     def test_with_backup_the_accuracy_must_be_reached(self) -> None:
         assert report(backup=True, difference=1.0, accuracy=0.96).problem is None
         assert "4.0% below" in (report(backup=True, accuracy=0.94).problem or "")
+
+    def test_slower_workers_are_explained(self) -> None:
+        text = " ".join(shown(report(backup=False, seconds=(0.2, 0.005))).split())
+        assert "2 workers are slower here because the network is tiny" in text
+        assert "one process computes a step in 0.5 ms" in text
+        assert "most of their 20.0 ms" in text
+        assert "slower" not in shown(report(backup=False, seconds=(0.005, 0.2)))
 
     def test_a_problem_is_shown(self) -> None:
         assert "NOT AS EXPECTED" in shown(report(backup=False, difference=1.0))
@@ -374,4 +384,4 @@ class TestCommand:
         monkeypatch.setitem(sys.modules, "rich.console", None)
         result = CliRunner().invoke(demo, [])
         assert result.exit_code == 1
-        assert "pip install 'gradserve[demo]'" in result.output
+        assert f"the demo needs rich.console; install it with: {install_command('demo')}\n" in result.output

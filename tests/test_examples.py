@@ -1,5 +1,6 @@
 """The examples, run as a reader would run them."""
 
+import ast
 import re
 import shutil
 import subprocess
@@ -16,6 +17,29 @@ def run(*command: str | Path) -> str:
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
     return result.stdout
+
+
+DISTRIBUTIONS = {"gradserve": ".", "numpy": ".", "sklearn": "scikit-learn"}
+"""What pip installs for an import; NumPy comes with the client."""
+
+
+def imported(program: ast.Module) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(program):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("example", [path.name for path in EXAMPLES.glob("*.py")])
+def test_each_says_what_to_install(example: str) -> None:
+    program = ast.parse((EXAMPLES / example).read_text())
+    install = " ".join(["pip install", *sorted({DISTRIBUTIONS[name] for name in imported(program)})])
+    start = f"python examples/{example} localhost:50051"
+    assert f"\n    {install}\n    {start}\n" in (ast.get_docstring(program) or "")
+    assert f" | `{install}` | `{start}` |\n" in (EXAMPLES / "README.md").read_text()
 
 
 def test_numpy_training(server_address: str) -> None:

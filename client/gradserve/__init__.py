@@ -75,6 +75,8 @@ from gradserve.results import (
     TensorHandle,
 )
 
+__version__ = "0.1.0"
+
 __all__ = [
     "ACCEPTED",
     "STALE",

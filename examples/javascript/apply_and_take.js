@@ -1,8 +1,8 @@
 // Averages two gradients on a gradserve server, using nothing but the protos of this repository.
+// Needs Node.js 18 or newer. From the top folder of a checkout, with a server running (`make serve`):
 //
-//   gradserve serve --listen 127.0.0.1:50051
 //   npm install --prefix examples/javascript
-//   node examples/javascript/apply_and_take.js 127.0.0.1:50051
+//   node examples/javascript/apply_and_take.js localhost:50051
 
 'use strict';
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import importlib.metadata
 import logging
 import os
 import secrets
@@ -12,6 +11,7 @@ import uuid
 from functools import partial
 from pathlib import Path
 
+import gradserve
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.config import ServerConfig
 from gradserve_server.devices.compute import ThreadCompute
@@ -100,7 +100,7 @@ class Server:
             gradient_ops=GradientOpsServicer(self.runner, self.store, placer),
             batch_norm_layers=BatchNormLayerServicer(self.layers, self.store, residence, placer),
             server=ServerServicer(
-                version=importlib.metadata.version("gradserve"),
+                version=gradserve.__version__,
                 devices=list_devices(),
                 device=device.name,
                 ops_prepared=lambda: self.runner.is_prepared,

@@ -15,7 +15,7 @@ from gradserve_server.settings import config_options, load_config
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="gradserve")
+@click.version_option(gradserve.__version__)
 def cli() -> None:
     """Gradient averaging and gradient ops over gRPC."""
 

@@ -13,6 +13,7 @@ import click
 import gradserve
 from gradserve_server.demo.errors import DemoError
 from gradserve_server.demo.options import DemoOptions
+from gradserve_server.extras import install_command
 
 _DEFAULTS = DemoOptions()
 _EXTRA_MODULES = ("matplotlib", "rich", "sklearn")
@@ -77,7 +78,7 @@ def demo(workers: int, backup: int, batch_norm: bool, epochs: int, address: str 
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in _EXTRA_MODULES:
             raise click.ClickException(
-                f"the demo needs {error.name}; install it with: pip install 'gradserve[demo]'"
+                f"the demo needs {error.name}; install it with: {install_command('demo')}"
             ) from None
         raise
     console = Console()
