@@ -6,8 +6,8 @@ Needs gradserve's client alone. From the top folder of a checkout, with a server
     python examples/numpy_training.py localhost:50051
 
 Each thread sees a quarter of the data. Every step is one call: `push_pull` hands in the thread's own
-gradient, waits until those of all four are in, and returns their average. Threads keep the example
-short; the workers can as well be processes, or machines.
+gradient, waits until those of all four are in, and returns their average, with the step to go on from.
+Threads keep the example short; the workers can as well be processes, or machines.
 """
 
 import sys
@@ -31,12 +31,14 @@ def work(worker: int, accumulator: gradserve.GradientAccumulator) -> dict[str, n
     y = TRUE_SLOPE * x + TRUE_INTERCEPT + generator.normal(0, 0.1, 100).astype(np.float32)
 
     weights = {"slope": np.zeros((), np.float32), "intercept": np.zeros((), np.float32)}
-    for step in range(NUM_STEPS):
+    step = accumulator.info().global_step
+    for _ in range(NUM_STEPS):
         error = weights["slope"] * x + weights["intercept"] - y
         gradient = {"slope": np.mean(2 * error * x), "intercept": np.mean(2 * error)}
         average = accumulator.push_pull(
             gradient, num_required=NUM_WORKERS, local_step=step, worker_id=f"worker-{worker}"
         )
+        step = average.step
         for name in weights:
             weights[name] = weights[name] - np.float32(LEARNING_RATE) * average[name]
     return weights

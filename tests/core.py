@@ -60,9 +60,16 @@ async def take(acc: Accumulator, num_required: int, call: RequestId | None = Non
 
 
 async def push_pull(
-    acc: Accumulator, *values: float, num_required: int, call: RequestId | None = None, **contribution: Any
+    acc: Accumulator,
+    *values: float,
+    num_required: int,
+    call: RequestId | None = None,
+    one_per_worker: bool = True,
+    **contribution: Any,
 ) -> Any:
-    return await acc.push_pull(call, Contribution(**contribution), gradient(*values), num_required, 5)
+    return await acc.push_pull(
+        call, Contribution(**contribution), gradient(*values), num_required, 5, one_per_worker=one_per_worker
+    )
 
 
 def value_of(average: Any) -> list[float]:

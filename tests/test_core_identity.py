@@ -1,6 +1,7 @@
 """Every call counts once."""
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -20,6 +21,7 @@ from tests.core import (
     Bench,
     HeldCompute,
     apply,
+    push_pull,
     take,
     turns,
     value_of,
@@ -69,6 +71,8 @@ class TestExactlyOnce:
         await acc.set_global_step(0)
         await apply(acc, 9)
         assert (await take(acc, 1))[0].step == 1
+        assert value_of((await take(acc, 1, ID))[0]) == [4], "its own, not the one that the step has now"
+        await apply(acc, 1, call=RequestId("a", ID.sequence + 1))
         with pytest.raises(AbortedError, match="ended with step 1, whose average is no longer kept"):
             await take(acc, 1, ID)
 
@@ -162,3 +166,56 @@ class TestExactlyOnce:
         _, duplicate = await second
         assert duplicate
         assert acc.num_accumulated == 1
+
+
+class TestSameTurn:
+    """A call that is cancelled and sent again before the event loop has cleaned up after the first."""
+
+    @pytest.mark.parametrize("turns_between", range(6))
+    async def test_cancelled_take_sent_again(self, bench: Bench, turns_between: int) -> None:
+        acc = bench.accumulator(keep_averages=8)
+        first = asyncio.create_task(take(acc, 1, ID))
+        await turns()
+        first.cancel()
+        await turns(turns_between)
+        second = asyncio.create_task(take(acc, 1, ID))
+        await turns()
+        await apply(acc, 5)
+        assert value_of((await second)[0]) == [5]
+        # The reply to the second was lost as well, and other rounds have gone by.
+        await apply(acc, 6, local_step=1)
+        await take(acc, 1)
+        again, duplicate = await take(acc, 1, ID)
+        assert (value_of(again), duplicate) == ([5], True)
+        assert acc.state.global_step == 2
+
+    @pytest.mark.parametrize("turns_between", range(6))
+    async def test_failed_apply_sent_again(self, bench: Bench, turns_between: int) -> None:
+        acc = bench.accumulator(ComponentSpec("", F32, PartialShape((1,))))
+        wrong = asyncio.create_task(apply(acc, 1, 2, call=ID))
+        await turns(turns_between)
+        with contextlib.suppress(InvalidArgumentError):  # it may join the first, and fail with it
+            await apply(acc, 1, call=ID)
+        with contextlib.suppress(InvalidArgumentError):
+            await wrong
+        await turns()
+        for _ in range(2):
+            await apply(acc, 1, call=ID)
+        assert acc.num_accumulated == 1
+
+    @pytest.mark.parametrize("turns_between", range(6))
+    async def test_cancelled_push_pull_sent_again(self, bench: Bench, turns_between: int) -> None:
+        acc = bench.accumulator(keep_averages=8)
+        first = asyncio.create_task(push_pull(acc, 1, num_required=2, call=ID))
+        await turns(turns_between)
+        first.cancel()
+        await turns(turns_between)
+        second = asyncio.create_task(push_pull(acc, 1, num_required=2, call=ID))
+        await turns()
+        assert acc.num_accumulated == 1
+        await apply(acc, 3)
+        assert value_of((await second)[1]) == [2]
+        await apply(acc, 6, local_step=1)
+        await take(acc, 1)
+        _, again, duplicate = await push_pull(acc, 1, num_required=2, call=ID)
+        assert (value_of(again), duplicate) == ([2], True)

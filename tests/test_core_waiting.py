@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from gradserve_server.accumulators.gradient import Contribution
+from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.errors import (
     AbortedError,
     DeadlineExceededError,
@@ -206,7 +207,7 @@ class TestPushPull:
         _, average, duplicate = await push_pull(acc, 2, num_required=1, call=ID)
         assert duplicate
         assert value_of(average) == [2]
-        await push_pull(acc, 9, num_required=1, local_step=1)
+        await push_pull(acc, 9, num_required=1, local_step=1, call=RequestId(ID.client_id, ID.sequence + 1))
         with pytest.raises(AbortedError, match="no longer kept"):
             await push_pull(acc, 2, num_required=1, call=ID)
 

@@ -126,10 +126,9 @@ def test_every_applied_gradient_is_taken_once(network: Network, name: str, layou
     stopped: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def accumulator(client: gradserve.Client) -> Any:
-        # Everything is kept for replay, as a reply may be lost for many rounds.
         if layout == "dense":
-            return client.conditional_accumulator("float32", (size,), name, reduction_type="SUM", keep_averages=5000)
-        return client.sparse_conditional_accumulator("float32", (size,), name, reduction_type="SUM", keep_averages=5000)
+            return client.conditional_accumulator("float32", (size,), name, reduction_type="SUM")
+        return client.sparse_conditional_accumulator("float32", (size,), name, reduction_type="SUM")
 
     def apply(acc: Any, place: int, request_id: int | None = None) -> gradserve.ApplyResult:
         if layout == "dense":

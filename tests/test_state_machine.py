@@ -14,6 +14,7 @@ from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.registry import AccumulatorRegistry
+from gradserve_server.accumulators.results import Outcome
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, PartialShape
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import InlineCompute
@@ -27,23 +28,75 @@ ITEM_BYTES = 16
 
 values = st.integers(-8, 8)
 steps = st.integers(-1, 4)
+needs = st.integers(1, 4)
+workers = st.sampled_from(["", "w0", "w1", "w2"])
+
+
+@dataclass(frozen=True)
+class Pull:
+    """What a push_pull says."""
+
+    value: int
+    local_step: int
+    worker: str
+    num_required: int
+
+
+@dataclass
+class Waiting:
+    """A call that waits: a take, or a push_pull whose worker is in a round."""
+
+    number: int
+    num_required: int
+    task: "asyncio.Task[Any]"
+    pull: Pull | None = None
+    round: int | None = None
 
 
 @dataclass
 class Model:
-    """What an accumulator is: a step, the values of the round, those who wait, the last average."""
+    """What an accumulator is, and what it has promised to remember.
+
+    Attributes:
+        expecting: Push_pulls, by number, that the current round answers, whether they wait or gave up.
+        ended: What the calls that a round has answered were told: mean, step and round.
+        kept_for: Of those, the ones whose average is kept because they may not have received it: the rounds.
+    """
 
     step: int = 0
     values: list[int] = field(default_factory=list)
-    queue: list[tuple[int, "asyncio.Task[Any]"]] = field(default_factory=list)
-    last: float | None = None
-    served: list[tuple[int, "asyncio.Task[Any]", float, int]] = field(default_factory=list)
+    workers: set[str] = field(default_factory=set)
+    round: int = 0
+    queue: list[Waiting] = field(default_factory=list)
+    served: list[Waiting] = field(default_factory=list)
+    expecting: set[int] = field(default_factory=set)
+    ended: dict[int, tuple[float, int, int]] = field(default_factory=dict)
+    kept_for: dict[int, int] = field(default_factory=dict)
 
     def serve(self) -> None:
-        while self.queue and len(self.values) >= self.queue[0][0]:
-            self.last = sum(self.values) / len(self.values)
-            self.step, self.values = self.step + 1, []
-            self.served.append((*self.queue.pop(0), self.last, self.step))
+        while self.queue and len(self.values) >= self.queue[0].num_required:
+            head = self.queue[0]
+            answered = [each for each in self.queue if each is head or each.round == self.round]
+            mean = sum(self.values) / len(self.values)
+            self.step += 1
+            for number in {head.number, *self.expecting}:
+                self.ended[number] = (mean, self.step, self.round)
+                self.kept_for[number] = self.round
+            self.queue = [each for each in self.queue if each not in answered]
+            self.served += answered
+            self.values, self.workers, self.expecting = [], set(), set()
+            self.round += 1
+
+    def heard_of(self, number: int, unanswered: set[int]) -> None:
+        """A call arrives that says which earlier ones were answered."""
+        for earlier in [each for each in {*self.kept_for, *self.expecting} if each < number and each not in unanswered]:
+            self.kept_for.pop(earlier, None)
+            self.expecting.discard(earlier)
+
+    @property
+    def kept_rounds(self) -> set[int]:
+        newest = {self.round - 1} if self.round else set()
+        return newest | set(self.kept_for.values())
 
 
 class AccumulatorMachine(RuleBasedStateMachine):
@@ -62,7 +115,10 @@ class AccumulatorMachine(RuleBasedStateMachine):
         self.model: Model | None = None
         self.acc: Accumulator | None = None
         self.applied: dict[int, tuple[int, int, bool]] = {}
-        self.taken: dict[int, tuple[int, float, int]] = {}
+        self.takes: dict[int, int] = {}
+        self.pulls: dict[int, Pull] = {}
+        self.lost: set[int] = set()
+        """Calls whose reply the client did not get, and will ask for again."""
         self.number = 0
 
     def teardown(self) -> None:
@@ -77,7 +133,8 @@ class AccumulatorMachine(RuleBasedStateMachine):
     def create(self) -> None:
         self.acc, created = self.run(self.create_now())
         assert created
-        self.model, self.applied, self.taken = Model(), {}, {}
+        self.model = Model()
+        self.applied, self.takes, self.pulls, self.lost = {}, {}, {}, set()
 
     async def create_now(self) -> tuple[Accumulator, bool]:
         return self.registry.create(KEY, SPEC)
@@ -91,7 +148,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
         local_step = self.model.step + ahead
         result, duplicate = self.run(self.send(self.number, value, local_step))
         assert not duplicate
-        assert (result.round is None) == stale
+        assert result.outcome is (Outcome.STALE if stale else Outcome.ACCEPTED)
         if not stale:
             self.model.values.append(value)
             assert (result.global_step, result.num_accumulated) == (self.model.step, len(self.model.values))
@@ -99,29 +156,47 @@ class AccumulatorMachine(RuleBasedStateMachine):
         self.model.serve()
 
     @precondition(lambda self: self.model is not None and self.applied)
-    @rule(data=st.data())
-    def apply_again(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), same_turn=st.booleans())
+    def apply_again(self, data: st.DataObject, same_turn: bool) -> None:
+        """Once more, or twice in the same turn of the loop."""
         number = data.draw(st.sampled_from(sorted(self.applied)))
         value, local_step, stale = self.applied[number]
-        result, duplicate = self.run(self.send(number, value, local_step))
+        again = [self.loop.create_task(self.send(number, value, local_step)) for _ in range(1 + same_turn)]
+        if same_turn:
+            again[0].cancel()
+        self.settle()
+        result, duplicate = again[-1].result()
         assert duplicate
-        assert (result.round is None) == stale
+        assert (result.outcome is Outcome.STALE) == stale
+
+    @precondition(lambda self: self.model is not None)
+    @rule(value=values)
+    def apply_cancelled_and_sent_again(self, value: int) -> None:
+        """Whether the first had begun or not, it counts once."""
+        self.number += 1
+        first = self.loop.create_task(self.send(self.number, value, self.model.step))
+        self.loop.run_until_complete(asyncio.sleep(0))
+        first.cancel()
+        self.run(self.send(self.number, value, self.model.step))
+        self.applied[self.number] = (value, self.model.step, False)
+        self.model.values.append(value)
+        self.model.serve()
 
     @precondition(lambda self: self.model is not None)
     @rule(ahead=steps)
     def apply_malformed(self, ahead: int) -> None:
         self.number += 1
         bad = lambda: nullcontext(Gradient({"": np.zeros(3)}))  # noqa: E731
-        call = RequestId("client", self.number)
-        self.fails(InvalidArgumentError, self.acc.apply(call, Contribution(self.model.step + ahead), bad))
+        self.fails(
+            InvalidArgumentError, self.acc.apply(self.id(self.number), Contribution(self.model.step + ahead), bad)
+        )
 
     @precondition(lambda self: self.model is not None)
-    @rule(num_required=st.integers(1, 4))
+    @rule(num_required=needs)
     def take(self, num_required: int) -> None:
         self.number += 1
-        task = self.loop.create_task(self.acc.take(RequestId("client", self.number), num_required, None))
-        task.set_name(str(self.number))
-        self.model.queue.append((num_required, task))
+        self.takes[self.number] = num_required
+        self.model.queue.append(Waiting(self.number, num_required, self.start_take(self.number)))
         self.model.serve()
         self.settle()
 
@@ -130,28 +205,79 @@ class AccumulatorMachine(RuleBasedStateMachine):
     def take_none(self, num_required: int) -> None:
         self.fails(InvalidArgumentError, self.acc.take(None, num_required, None))
 
-    @precondition(lambda self: self.model is not None and self.taken)
-    @rule(data=st.data())
-    def take_again(self, data: st.DataObject) -> None:
-        number = data.draw(st.sampled_from(sorted(self.taken)))
-        num_required, mean, order = self.taken[number]
-        again = self.acc.take(RequestId("client", number), num_required, None)
-        if order == len(self.taken):
-            average, duplicate = self.run(again)
-            assert duplicate
-            np.testing.assert_array_equal(average.values[""], [mean, mean])
-        else:
-            self.fails(AbortedError, again)
+    @precondition(lambda self: self.model is not None)
+    @rule(value=values, ahead=steps, worker=workers, num_required=needs)
+    def push_pull(self, value: int, ahead: int, worker: str, num_required: int) -> None:
+        self.number += 1
+        pull = Pull(value, self.model.step + ahead, worker, num_required)
+        task = self.start_pull(self.number, pull)
+        if ahead < 0:
+            self.settle()
+            assert task.result()[0].outcome is Outcome.STALE
+            return
+        self.pulls[self.number] = pull
+        if not worker or worker not in self.model.workers:
+            self.model.values.append(value)
+            self.model.workers |= {worker} - {""}
+        self.model.expecting.add(self.number)
+        self.model.queue.append(Waiting(self.number, num_required, task, pull, self.model.round))
+        self.model.serve()
+        self.settle()
 
     @precondition(lambda self: self.model is not None and self.model.queue)
     @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        position = data.draw(st.integers(0, len(self.model.queue) - 1))
-        _, task = self.model.queue.pop(position)
-        task.cancel()
+    def give_up(self, data: st.DataObject) -> None:
+        """A take is as if it had never been; the gradient of a push_pull stays, and it may ask again."""
+        waiting = self.model.queue.pop(data.draw(st.integers(0, len(self.model.queue) - 1)))
+        waiting.task.cancel()
+        if waiting.pull is not None:
+            self.lost.add(waiting.number)
+        else:
+            del self.takes[waiting.number]
         self.model.serve()
         self.settle()
-        assert task.cancelled()
+        assert waiting.task.cancelled()
+
+    @precondition(lambda self: self.model is not None and self.model.queue)
+    @rule(data=st.data())
+    def cancel_and_send_again_in_the_same_turn(self, data: st.DataObject) -> None:
+        waiting = self.model.queue.pop(data.draw(st.integers(0, len(self.model.queue) - 1)))
+        waiting.task.cancel()
+        self.model.queue.append(self.again(waiting))
+        self.model.serve()
+        self.settle()
+        assert waiting.task.cancelled()
+
+    @precondition(lambda self: self.model is not None and self.lost - self.waiting())
+    @rule(data=st.data())
+    def ask_again(self, data: st.DataObject) -> None:
+        """The reply was lost, or the call gave up: it gets the average of its round, or waits for it."""
+        number = data.draw(st.sampled_from(sorted(self.lost - self.waiting())))
+        self.lost.remove(number)
+        pull = self.pulls.get(number)
+        task = self.start_take(number) if pull is None else self.start_pull(number, pull)
+        self.settle()
+        if number in self.model.ended:
+            self.check_answer(number, task, duplicate=True)
+        else:
+            assert pull is not None
+            self.model.queue.append(Waiting(number, pull.num_required, task, pull, self.model.round))
+            self.model.serve()
+            self.settle()
+
+    @precondition(lambda self: self.model is not None and self.model.ended)
+    @rule(data=st.data())
+    def ask_again_after_the_answer(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.model.ended)))
+        if number in self.lost:
+            return
+        pull = self.pulls.get(number)
+        task = self.start_take(number) if pull is None else self.start_pull(number, pull)
+        self.settle()
+        if self.model.ended[number][2] in self.model.kept_rounds:
+            self.check_answer(number, task, duplicate=True)
+        else:
+            assert isinstance(task.exception(), AbortedError)
 
     @precondition(lambda self: self.model is not None and len(self.model.values) == 0)
     @rule()
@@ -165,14 +291,20 @@ class AccumulatorMachine(RuleBasedStateMachine):
         self.model.step = step
 
     @precondition(lambda self: self.model is not None)
+    @rule(data=st.data())
+    def lose_replies(self, data: st.DataObject) -> None:
+        """The network keeps the answers of some calls that still wait."""
+        self.lost |= set(data.draw(st.lists(st.sampled_from([each.number for each in self.model.queue] or [0])))) - {0}
+
+    @precondition(lambda self: self.model is not None)
     @rule()
     def delete(self) -> None:
         async def delete_now() -> bool:
             return self.registry.delete(KEY)
 
         assert self.run(delete_now())
-        for _, task in self.model.queue:
-            assert isinstance(task.exception(), AbortedError)
+        for waiting in self.model.queue:
+            assert isinstance(waiting.task.exception(), AbortedError)
         self.check_served()
         self.model = self.acc = None
 
@@ -188,23 +320,49 @@ class AccumulatorMachine(RuleBasedStateMachine):
         state = self.acc.state
         assert state.global_step == self.model.step
         assert state.num_accumulated == len(self.model.values)
+        assert set(state.worker_ids) == self.model.workers
         assert state.num_waiting == len(self.model.queue) == self.registry.waiters.used
-        held = bool(self.model.values) + (self.model.last is not None)
+        held = bool(self.model.values) + len(self.model.kept_rounds)
         assert state.num_bytes == self.memory.used == held * ITEM_BYTES
-        assert not any(task.done() for _, task in self.model.queue)
+        assert not any(waiting.task.done() for waiting in self.model.queue)
 
     def check_served(self) -> None:
-        for num_required, task, mean, step in self.model.served:
-            average, duplicate = task.result()
-            assert not duplicate
-            np.testing.assert_array_equal(average.values[""], [mean, mean])
-            assert average.step == step
-            self.taken[int(task.get_name())] = (num_required, mean, len(self.taken) + 1)
+        for waiting in self.model.served:
+            self.check_answer(waiting.number, waiting.task)
         self.model.served.clear()
 
+    def check_answer(self, number: int, task: "asyncio.Task[Any]", duplicate: bool | None = None) -> None:
+        *_, average, was_duplicate = task.result()
+        mean, step, _ = self.model.ended[number]
+        np.testing.assert_array_equal(average.values[""], [mean, mean])
+        assert average.step == step
+        assert duplicate in (None, was_duplicate)
+
+    # Calls
+
+    def waiting(self) -> set[int]:
+        return {waiting.number for waiting in self.model.queue}
+
+    def id(self, number: int) -> RequestId:
+        unanswered = {each for each in self.lost | self.waiting() if each < number}
+        self.model.heard_of(number, unanswered)
+        return RequestId("client", number, unanswered=frozenset(unanswered))
+
+    def start_take(self, number: int) -> "asyncio.Task[Any]":
+        return self.loop.create_task(self.acc.take(self.id(number), self.takes[number], None))
+
+    def start_pull(self, number: int, pull: Pull) -> "asyncio.Task[Any]":
+        contribution = Contribution(pull.local_step, worker_id=pull.worker)
+        call = self.acc.push_pull(self.id(number), contribution, gradient(pull.value), pull.num_required, None)
+        return self.loop.create_task(call)
+
+    def again(self, waiting: Waiting) -> Waiting:
+        pull = waiting.pull
+        task = self.start_take(waiting.number) if pull is None else self.start_pull(waiting.number, pull)
+        return Waiting(waiting.number, waiting.num_required, task, pull, waiting.round)
+
     def send(self, number: int, value: int, local_step: int) -> Any:
-        gradient = Gradient({"": np.array([value, value], np.float64)})
-        return self.acc.apply(RequestId("client", number), Contribution(local_step), lambda: nullcontext(gradient))
+        return self.acc.apply(self.id(number), Contribution(local_step), gradient(value))
 
     def run(self, call: Any) -> Any:
         result = self.loop.run_until_complete(call)
@@ -227,6 +385,10 @@ class AccumulatorMachine(RuleBasedStateMachine):
                 await asyncio.sleep(0)
 
         self.loop.run_until_complete(turns())
+
+
+def gradient(value: int) -> Any:
+    return lambda: nullcontext(Gradient({"": np.array([value, value], np.float64)}))
 
 
 AccumulatorMachine.TestCase.settings = settings(

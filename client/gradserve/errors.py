@@ -5,6 +5,7 @@ GradserveError
 ├── NotFoundError (KeyError)               no such handle, accumulator or layer
 ├── AlreadyExistsError                     the name is taken by something else
 ├── AbortedError                           the state the call depended on is gone
+├── StaleGradientError                     the accumulator has moved on; carries the newest average
 ├── OutOfRangeError (IndexError)           the step asked for is not to be had
 ├── DeadlineExceededError (TimeoutError)   waited long enough
 ├── ResourceExhaustedError                 a limit of the server was reached
@@ -16,6 +17,11 @@ GradserveError
 ├── InternalError                          a fault of the server
 └── ForkedClientError (RuntimeError)       the client was connected before a fork
 """
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gradserve.results import PushPullResult
 
 
 class GradserveError(Exception):
@@ -52,6 +58,24 @@ class AlreadyExistsError(GradserveError):
 
 class AbortedError(GradserveError):
     """The state the call depended on is gone: deleted, or too old to be remembered."""
+
+
+class StaleGradientError(GradserveError):
+    """The gradient of a push_pull was computed at a step that is over, and dropped.
+
+    A worker that was late catches up: it takes over the step and applies the average, or reads parameters anew.
+
+    Attributes:
+        result: What `on_stale="return"` would have returned: the newest average kept, empty if there is none.
+        global_step: The accumulator's step: the local_step of the next gradient.
+    """
+
+    def __init__(
+        self, message: str, *, field: str | None = None, result: "PushPullResult | None" = None, global_step: int = 0
+    ) -> None:
+        super().__init__(message, field=field)
+        self.result = result
+        self.global_step = global_step
 
 
 class OutOfRangeError(GradserveError, IndexError):

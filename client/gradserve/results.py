@@ -21,6 +21,8 @@ class Outcome(Enum):
     """It is in the current round."""
     STALE = "STALE"
     """Its local_step was smaller than the accumulator's global_step: dropped."""
+    ALREADY_COUNTED = "ALREADY_COUNTED"
+    """A gradient of the same worker is in the current round already: dropped."""
 
 
 ACCEPTED = Outcome.ACCEPTED
@@ -32,7 +34,7 @@ class ApplyResult:
     """What became of a gradient.
 
     Attributes:
-        outcome: ACCEPTED or STALE.
+        outcome: ACCEPTED or STALE; ALREADY_COUNTED where the accumulator counts one gradient per worker.
         duplicate: This is the answer to an earlier call with the same request_id.
         global_step: The accumulator's step right after.
         num_accumulated: Gradients in the round right after.
@@ -122,7 +124,7 @@ class PushPullResult(Average):
     Empty, with `step` equal to `global_step`, when the gradient was stale and no average is kept.
 
     Attributes:
-        outcome: ACCEPTED or STALE.
+        outcome: ACCEPTED; ALREADY_COUNTED when an earlier gradient of the same worker is in the round instead; STALE.
         duplicate: This is the answer to an earlier call with the same request_id.
         global_step: The accumulator's current step.
     """

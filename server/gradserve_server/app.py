@@ -173,6 +173,7 @@ class Server:
     async def _expire_leases(self) -> None:
         while True:
             await asyncio.sleep(_EXPIRY_INTERVAL_SECONDS)
+            self.registry.expire()
             for what, count in (("tensors", self.store.expire()), ("forwards", self.layers.expire())):
                 if count:
                     _log.info("%d %s expired", count, what)

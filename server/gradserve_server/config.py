@@ -60,6 +60,10 @@ class LimitsConfig(_Concern):
     client_memory_seconds: Annotated[
         Seconds, Field(description="how long the request ids of a silent client are remembered")
     ] = 3600.0
+    undelivered_lease_seconds: Annotated[
+        Seconds,
+        Field(description="how long an average is kept for a call that may not have received it"),
+    ] = 60.0
 
 
 class LeaseConfig(_Concern):

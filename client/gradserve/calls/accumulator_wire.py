@@ -1,5 +1,6 @@
 """Operations on accumulators: what goes over the wire, the same for every kind."""
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,9 +11,10 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from gradserve.calls.exchange import Operation, Unary, encode_timeout
 from gradserve.calls.identity import RequestIds
+from gradserve.calls.open_calls import AccumulatorKey
 from gradserve.calls.tensor_calls import call_with_uploads, placement_of
 from gradserve.calls.tensors import cast, data_type, receive_results, send_inputs
-from gradserve.errors import GradserveError, InvalidArgumentError
+from gradserve.errors import DeadlineExceededError, GradserveError, InvalidArgumentError
 from gradserve.results import (
     AccumulatorInfo,
     ApplyResult,
@@ -39,17 +41,24 @@ _SERVICE = "AccumulatorService"
 _OUTCOMES = {
     accumulator_pb2.APPLY_OUTCOME_ACCEPTED: Outcome.ACCEPTED,
     accumulator_pb2.APPLY_OUTCOME_STALE: Outcome.STALE,
+    accumulator_pb2.APPLY_OUTCOME_ALREADY_COUNTED: Outcome.ALREADY_COUNTED,
 }
 _REDUCTIONS = {"MEAN": accumulator_pb2.REDUCTION_MEAN, "SUM": accumulator_pb2.REDUCTION_SUM}
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """How a gradient counts; see ApplyGradientRequest in the protos."""
+    """How a gradient counts; see ApplyGradientRequest in the protos.
+
+    Attributes:
+        local_step: The step at which it was computed.
+        weight: What it counts in a mean.
+        worker_id: Who sends it; None for the client's default, empty for nobody in particular.
+    """
 
     local_step: int
     weight: float
-    worker_id: str
+    worker_id: str | None
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,7 @@ class AccumulatorOptions:
     accumulate_dtype: DTypeLike | None = None
     deterministic: bool = False
     keep_averages: int = 1
+    one_per_worker: bool = False
     refuse_non_finite: bool = False
 
 
@@ -72,10 +82,22 @@ class AccumulatorWire:
         ref: accumulator_pb2.AccumulatorRef,
         components: Mapping[str, ComponentSpec],
         ids: RequestIds,
+        *,
+        has_default_workers: bool = True,
     ) -> None:
+        """Takes what describes the accumulator, and the identity of the client.
+
+        Args:
+            ref: Its name.
+            components: What it consists of.
+            ids: Numbers the calls of the client.
+            has_default_workers: Gradients that come without a worker_id get the client's. Not where the order of
+                workers matters, which would be another one in every run.
+        """
         self.ref = ref
         self.components = dict(components)
         self._ids = ids
+        self._has_default_workers = has_default_workers
 
     def apply(
         self, gradient: Mapping[str, GradientValue], how: Contribution, request_id: int | None
@@ -85,12 +107,11 @@ class AccumulatorWire:
         contents = Contents()
         tensors, parts = yield from self._send(gradient, contents)
         request = messages_pb2.ApplyGradientRequest(**self._gradient_fields(gradient, number, how, parts))
-        reply: messages_pb2.ApplyGradientResponse = yield from self._send_gradient(
-            Unary(_SERVICE, "ApplyGradient", WithContents(request, contents)),
-            tensors,
-            number,
-            released=request.release_handles,
-        )
+        call = Unary(_SERVICE, "ApplyGradient", WithContents(request, contents))
+        with _identified(number):
+            reply: messages_pb2.ApplyGradientResponse = yield from call_with_uploads(
+                call, tensors, released=request.release_handles
+            )
         return ApplyResult(_OUTCOMES[reply.outcome], reply.duplicate, reply.global_step, reply.num_accumulated)
 
     def take(self, num_required: int, timeout: float, request_id: int | None) -> Operation[Average]:
@@ -98,12 +119,12 @@ class AccumulatorWire:
         number = self._ids.next() if request_id is None else request_id
         request = messages_pb2.TakeGradientRequest(
             accumulator=self.ref,
-            request_id=self._ids.message(number),
+            request_id=self._ids.message(number, self.ref),
             num_required=_int32(num_required, "num_required"),
             placement=placement_of(keep=False),
             timeout=encode_timeout(timeout),
         )
-        with _identified(number):
+        with _identified(number, waits=True), self._ids.open_calls.opened(self._key, number):
             reply: messages_pb2.TakeGradientResponse = yield Unary(_SERVICE, "TakeGradient", request, wait=timeout)
             return (yield from _receive_average(reply.average))
 
@@ -114,26 +135,31 @@ class AccumulatorWire:
         how: Contribution,
         timeout: float,
         request_id: int | None,
+        *,
+        one_per_worker: bool,
     ) -> Operation[PushPullResult]:
         """Applies a gradient and waits for the average of its round."""
         number = self._ids.next() if request_id is None else request_id
         contents = Contents()
-        tensors, parts = yield from self._send(gradient, contents)
-        request = messages_pb2.PushPullRequest(
-            **self._gradient_fields(gradient, number, how, parts),
-            num_required=_int32(num_required, "num_required"),
-            placement=placement_of(keep=False),
-            timeout=encode_timeout(timeout),
-        )
-        reply: messages_pb2.PushPullResponse = yield from self._send_gradient(
-            Unary(_SERVICE, "PushPull", WithContents(request, contents), wait=timeout),
-            tensors,
-            number,
-            released=request.release_handles,
-        )
-        average = Average({}, reply.global_step, 0, 0.0, ())
-        if reply.HasField("average"):
-            with _identified(number):
+        with contextlib.ExitStack() as under_way:
+            if one_per_worker and how.worker_id is None and self._has_default_workers:
+                under_way.enter_context(self._ids.open_calls.alone(self._key, self._ids.worker_id()))
+            tensors, parts = yield from self._send(gradient, contents)
+            request = messages_pb2.PushPullRequest(
+                **self._gradient_fields(gradient, number, how, parts),
+                num_required=_int32(num_required, "num_required"),
+                placement=placement_of(keep=False),
+                timeout=encode_timeout(timeout),
+                one_per_worker=one_per_worker,
+            )
+            under_way.enter_context(_identified(number, waits=True))
+            under_way.enter_context(self._ids.open_calls.opened(self._key, number))
+            call = Unary(_SERVICE, "PushPull", WithContents(request, contents), wait=timeout)
+            reply: messages_pb2.PushPullResponse = yield from call_with_uploads(
+                call, tensors, released=request.release_handles
+            )
+            average = Average({}, reply.global_step, 0, 0.0, ())
+            if reply.HasField("average"):
                 average = yield from _receive_average(reply.average)
         return PushPullResult(
             **vars(average),
@@ -173,6 +199,15 @@ class AccumulatorWire:
         reply: messages_pb2.DeleteAccumulatorResponse = yield Unary(_SERVICE, "DeleteAccumulator", request)
         return reply.deleted
 
+    @property
+    def _key(self) -> AccumulatorKey:
+        return self.ref.container, self.ref.name
+
+    def _worker_id(self, how: Contribution) -> str:
+        if how.worker_id is not None:
+            return how.worker_id
+        return self._ids.worker_id() if self._has_default_workers else ""
+
     def _gradient_fields(
         self,
         gradient: Mapping[str, GradientValue],
@@ -183,11 +218,11 @@ class AccumulatorWire:
         """Returns what applying and push_pull have in common."""
         return {
             "accumulator": self.ref,
-            "request_id": self._ids.message(number),
+            "request_id": self._ids.message(number, self.ref),
             "local_step": how.local_step,
             "gradient": parts,
             "weight": how.weight,
-            "worker_id": how.worker_id,
+            "worker_id": self._worker_id(how),
             # What the caller keeps on the server stays there; what was uploaded for this call need not.
             "release_handles": not any(isinstance(value, TensorHandle) for value in gradient.values()),
         }
@@ -236,12 +271,6 @@ class AccumulatorWire:
             return value
         return cast(value, dtype, f"component {name!r}", "gradient")
 
-    def _send_gradient(
-        self, call: Unary, tensors: list[tensor_pb2.Tensor], number: int, *, released: bool
-    ) -> Operation[Any]:
-        with _identified(number):
-            return (yield from call_with_uploads(call, tensors, released=released))
-
 
 def create(
     name: str, components: Mapping[str, ComponentSpec], options: AccumulatorOptions, ids: RequestIds
@@ -256,6 +285,7 @@ def create(
         reduction=_REDUCTIONS[options.reduction_type],
         deterministic=options.deterministic,
         keep_averages=_int32(options.keep_averages, "keep_averages"),
+        one_per_worker=options.one_per_worker,
         refuse_non_finite=options.refuse_non_finite,
     )
     if options.accumulate_dtype is not None:
@@ -268,7 +298,7 @@ def create(
         accumulator=accumulator_pb2.AccumulatorRef(container=options.container, name=name), spec=spec
     )
     reply: messages_pb2.CreateAccumulatorResponse = yield Unary(_SERVICE, "CreateAccumulator", request)
-    return AccumulatorWire(reply.info.accumulator, components, ids)
+    return AccumulatorWire(reply.info.accumulator, components, ids, has_default_workers=not options.deterministic)
 
 
 def list_accumulators(container: str) -> Operation[list[AccumulatorInfo]]:
@@ -284,12 +314,14 @@ def list_accumulators(container: str) -> Operation[list[AccumulatorInfo]]:
 
 
 @contextmanager
-def _identified(number: int) -> Iterator[None]:
-    """Puts the request id on errors, for whoever wants to send the call again."""
+def _identified(number: int, *, waits: bool = False) -> Iterator[None]:
+    """Puts the request id on errors, for whoever wants to send the call again, or to wait on."""
     try:
         yield
     except GradserveError as error:
         error.request_id = number
+        if waits and isinstance(error, DeadlineExceededError):
+            error.message += f"; to wait on, make the same call again with request_id={number}"
         raise
 
 

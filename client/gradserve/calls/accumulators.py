@@ -4,7 +4,7 @@ The signatures and docstrings here are those of the blocking and of the asyncio 
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,12 +12,14 @@ from numpy.typing import ArrayLike
 from gradserve.calls.accumulator_handles import handle_of
 from gradserve.calls.accumulator_wire import AccumulatorWire, Contribution, GradientValue
 from gradserve.calls.exchange import Operation, check_timeout
+from gradserve.errors import InvalidArgumentError, StaleGradientError
 from gradserve.results import (
     AccumulatorHandle,
     AccumulatorInfo,
     ApplyResult,
     Average,
     IndexedSlices,
+    Outcome,
     PushPullResult,
     TensorHandle,
 )
@@ -83,7 +85,7 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
         local_step: int = 0,
         *,
         weight: float = 1.0,
-        worker_id: str = "",
+        worker_id: str | None = None,
         request_id: int | None = None,
     ) -> Operation[ApplyResult]:
         """Adds a gradient to the round; drops it when `local_step` is smaller than the accumulator's step.
@@ -95,7 +97,8 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
                 accumulator's dtype, which stays there.
             local_step: The step at which it was computed.
             weight: What it counts in a mean.
-            worker_id: Who sends it: for diagnosis, and the order of deterministic sums.
+            worker_id: Who sends it: for diagnosis, for deterministic sums, and for accumulators that count one gradient
+                per worker. None: the client and thread, except where sums are deterministic.
             request_id: That of an error of an earlier attempt, to send the same gradient again.
 
         Raises:
@@ -152,7 +155,7 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
         local_step: int = 0,
         *,
         weight: float = 1.0,
-        worker_id: str = "",
+        worker_id: str | None = None,
         request_id: int | None = None,
     ) -> Operation[ApplyResult]:
         """Adds rows to the round, as `ConditionalAccumulator.apply_grad` does a dense gradient.
@@ -164,7 +167,7 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
             grad_shape: Of the whole tensor; checked against the accumulator's.
             local_step: The step at which it was computed.
             weight: What it counts in a mean.
-            worker_id: Who sends it.
+            worker_id: Who sends it; see `ConditionalAccumulator.apply_grad`.
             request_id: That of an error of an earlier attempt.
         """
         slices = IndexedSlices(np.asarray(grad_values), np.asarray(grad_indices), grad_shape)
@@ -178,7 +181,7 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
         local_step: int = 0,
         *,
         weight: float = 1.0,
-        worker_id: str = "",
+        worker_id: str | None = None,
         request_id: int | None = None,
     ) -> Operation[ApplyResult]:
         """Adds rows to the round; see `apply_grad`."""
@@ -212,7 +215,7 @@ class GradientAccumulatorCalls(AccumulatorCalls):
         local_step: int = 0,
         *,
         weight: float = 1.0,
-        worker_id: str = "",
+        worker_id: str | None = None,
         request_id: int | None = None,
     ) -> Operation[ApplyResult]:
         """Adds a gradient of every component to the round, or of none; see `ConditionalAccumulator.apply_grad`."""
@@ -235,20 +238,59 @@ class GradientAccumulatorCalls(AccumulatorCalls):
         local_step: int = 0,
         *,
         weight: float = 1.0,
-        worker_id: str = "",
+        worker_id: str | None = None,
+        one_per_worker: bool = True,
+        on_stale: Literal["raise", "return"] = "raise",
         timeout: float | None = None,
         request_id: int | None = None,
     ) -> Operation[PushPullResult]:
         """Applies a gradient, waits until its round of `num_required` is full, returns the average: an all-reduce.
 
-        Waits at most `timeout` seconds (None: the client's timeout, math.inf: for ever). A stale gradient is answered
-        at once, with the newest average kept. A call that gives up waiting leaves its gradient in the round.
+        A call that gives up waiting leaves its gradient in the round. Called again, also with another gradient, it adds
+        nothing, says so (`outcome` is ALREADY_COUNTED), and waits for the same round.
+
+        Args:
+            grads: By component.
+            num_required: How many gradients end the round: the number of workers, or fewer where some are backups.
+            local_step: The step at which they were computed. Start from `info().global_step`, go on with the `step` of
+                the last result.
+            weight: What they count in a mean.
+            worker_id: Who sends them. None: the client and thread, so that each thread with a share of the work is a
+                worker; coroutines that share a client need worker ids of their own.
+            one_per_worker: Count only the first gradient of each worker in a round. Those with an empty worker_id all
+                count.
+            on_stale: What to do when the accumulator is past `local_step` and the gradients were dropped: raise
+                StaleGradientError, or return the newest average, with STALE as its `outcome`.
+            timeout: Seconds to wait; None for the client's timeout, math.inf for ever.
+            request_id: That of an error of an earlier attempt, to get the average of that attempt's round.
+
+        Returns:
+            The average of the round, by component.
 
         Raises:
-            GradserveError: As `apply_grad` and `take_grad`.
+            StaleGradientError: `local_step` is smaller than the accumulator's step. It carries the newest average.
+            InvalidArgumentError: Wrong components, dtypes or shapes, or `num_required` is not positive.
+            DeadlineExceededError: Not enough gradients in time; says how many, which workers are missing, and how to
+                wait on.
+            AbortedError: The accumulator was deleted meanwhile.
+            UnavailableError: No server; whether the gradients are in is not known. Try again with `request_id`.
         """
+        if on_stale not in ("raise", "return"):
+            raise InvalidArgumentError(f"expected 'raise' or 'return' for on_stale, got {on_stale!r}", field="on_stale")
         how = Contribution(local_step, weight, worker_id)
-        return self._wire.push_pull(grads, num_required, how, self._wait(timeout), request_id)
+        result = yield from self._wire.push_pull(
+            grads, num_required, how, self._wait(timeout), request_id, one_per_worker=one_per_worker
+        )
+        if result.outcome is Outcome.STALE and on_stale == "raise":
+            raise StaleGradientError(
+                f"the gradient was computed at step {local_step}, but accumulator {self.name!r} is at step "
+                f"{result.global_step}: it was dropped. Go on from the accumulator's step (info().global_step, or the "
+                "step of the last result); this error carries the newest average, and on_stale='return' returns it",
+                field="local_step",
+                result=result,
+                global_step=result.global_step,
+            )
+        return result
 
 
 def _only(average: Average) -> Any:

@@ -55,6 +55,7 @@ class ClientCalls:
         accumulate_dtype: DTypeLike | None = None,
         deterministic: bool = False,
         keep_averages: int = 1,
+        one_per_worker: bool = False,
         refuse_non_finite: bool = False,
     ) -> Operation[ConditionalAccumulatorCalls]:
         """Creates an accumulator of dense gradients, or finds the one of this shared name.
@@ -70,6 +71,8 @@ class ClientCalls:
                 itself rounds at each addition, as TensorFlow does.
             deterministic: Add up in the order of workers: the same bits, whatever order gradients come in.
             keep_averages: For how many past rounds the average can be read.
+            one_per_worker: Count only the first gradient of each worker in a round, not, as TensorFlow does, every one.
+                (`push_pull` does so anyway.)
             refuse_non_finite: Refuse gradients with infinite values or NaN, with an InvalidArgumentError that says
                 where the first one is; otherwise they are averaged as all others.
 
@@ -78,7 +81,13 @@ class ClientCalls:
             AlreadyExistsError: The name is taken by one with other properties; says which.
         """
         options = AccumulatorOptions(
-            reduction_type, container, accumulate_dtype, deterministic, keep_averages, refuse_non_finite
+            reduction_type,
+            container,
+            accumulate_dtype,
+            deterministic,
+            keep_averages,
+            one_per_worker,
+            refuse_non_finite,
         )
         wire = yield from self._accumulators.create(name, shared_name, {"": DenseSpec(dtype, shape)}, options)
         return ConditionalAccumulatorCalls(wire, self._timeout)
@@ -95,6 +104,7 @@ class ClientCalls:
         accumulate_dtype: DTypeLike | None = None,
         deterministic: bool = False,
         keep_averages: int = 1,
+        one_per_worker: bool = False,
         refuse_non_finite: bool = False,
     ) -> Operation[SparseConditionalAccumulatorCalls]:
         """Creates an accumulator of sparse gradients, or finds the one of this shared name.
@@ -102,7 +112,13 @@ class ClientCalls:
         `shape` is that of the whole tensor. For all else see `conditional_accumulator`.
         """
         options = AccumulatorOptions(
-            reduction_type, container, accumulate_dtype, deterministic, keep_averages, refuse_non_finite
+            reduction_type,
+            container,
+            accumulate_dtype,
+            deterministic,
+            keep_averages,
+            one_per_worker,
+            refuse_non_finite,
         )
         wire = yield from self._accumulators.create(name, shared_name, {"": SparseSpec(dtype, shape)}, options)
         return SparseConditionalAccumulatorCalls(wire, self._timeout)
@@ -118,6 +134,7 @@ class ClientCalls:
         accumulate_dtype: DTypeLike | None = None,
         deterministic: bool = False,
         keep_averages: int = 1,
+        one_per_worker: bool = False,
         refuse_non_finite: bool = False,
     ) -> Operation[GradientAccumulatorCalls]:
         """Creates an accumulator of whole models' gradients, or finds the one of this shared name.
@@ -126,7 +143,13 @@ class ClientCalls:
         do not matter), a DenseSpec or a SparseSpec. For all else see `conditional_accumulator`.
         """
         options = AccumulatorOptions(
-            reduction_type, container, accumulate_dtype, deterministic, keep_averages, refuse_non_finite
+            reduction_type,
+            container,
+            accumulate_dtype,
+            deterministic,
+            keep_averages,
+            one_per_worker,
+            refuse_non_finite,
         )
         wire = yield from self._accumulators.create(name, shared_name, component_specs(components), options)
         return GradientAccumulatorCalls(wire, self._timeout)

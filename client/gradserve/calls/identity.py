@@ -1,8 +1,15 @@
-"""The identity that makes a call count once, and names that nobody else gives."""
+"""The identity of a client: what makes its calls count once, and its gradients those of one worker."""
 
 import itertools
+import os
+import socket
+import threading
 
+from gradserve.calls.open_calls import OpenCalls
 from gradserve.v1 import accumulator_pb2
+
+_WORKER_NUMBERS = itertools.count()
+"""Tells the workers of a process apart, whichever clients they use."""
 
 
 class RequestIds:
@@ -11,7 +18,9 @@ class RequestIds:
     def __init__(self, client_id: str) -> None:
         """Takes an id that no other client has."""
         self.client_id = client_id
+        self.open_calls = OpenCalls()
         self._numbers = itertools.count(1)
+        self._thread = threading.local()
 
     def next(self) -> int:
         """Returns a number not used before."""
@@ -21,6 +30,17 @@ class RequestIds:
         """Returns a name that nobody else uses, and this client did not before."""
         return f"{self.client_id}-{self.next()}"
 
-    def message(self, number: int) -> accumulator_pb2.RequestId:
-        """Returns the id on the wire."""
-        return accumulator_pb2.RequestId(client_id=self.client_id, sequence=number)
+    def worker_id(self) -> str:
+        """Returns the worker id of those who give none: one for each client and thread, "HOST-PROCESS-NUMBER"."""
+        if not hasattr(self._thread, "worker_id"):
+            self._thread.worker_id = f"{socket.gethostname()}-{os.getpid()}-{next(_WORKER_NUMBERS)}"
+        worker_id: str = self._thread.worker_id
+        return worker_id
+
+    def message(self, number: int, accumulator: accumulator_pb2.AccumulatorRef) -> accumulator_pb2.RequestId:
+        """Returns the id of a call on an accumulator as it goes over the wire."""
+        return accumulator_pb2.RequestId(
+            client_id=self.client_id,
+            sequence=number,
+            unanswered=self.open_calls.before((accumulator.container, accumulator.name), number),
+        )

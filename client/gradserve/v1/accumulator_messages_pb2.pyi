@@ -140,7 +140,7 @@ class ReadAverageResponse(_message.Message):
     def __init__(self, average: _Optional[_Union[_accumulator_pb2.Average, _Mapping]] = ...) -> None: ...
 
 class PushPullRequest(_message.Message):
-    __slots__ = ("accumulator", "request_id", "local_step", "gradient", "weight", "worker_id", "release_handles", "num_required", "placement", "timeout")
+    __slots__ = ("accumulator", "request_id", "local_step", "gradient", "weight", "worker_id", "release_handles", "num_required", "placement", "timeout", "one_per_worker")
     ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LOCAL_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +151,7 @@ class PushPullRequest(_message.Message):
     NUM_REQUIRED_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    ONE_PER_WORKER_FIELD_NUMBER: _ClassVar[int]
     accumulator: _accumulator_pb2.AccumulatorRef
     request_id: _accumulator_pb2.RequestId
     local_step: int
@@ -161,7 +162,8 @@ class PushPullRequest(_message.Message):
     num_required: int
     placement: _tensor_pb2.Placement
     timeout: _duration_pb2.Duration
-    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., num_required: _Optional[int] = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    one_per_worker: bool
+    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., num_required: _Optional[int] = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., one_per_worker: bool = ...) -> None: ...
 
 class PushPullResponse(_message.Message):
     __slots__ = ("outcome", "duplicate", "average", "global_step")

@@ -25,6 +25,7 @@ class ApplyOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     APPLY_OUTCOME_UNSPECIFIED: _ClassVar[ApplyOutcome]
     APPLY_OUTCOME_ACCEPTED: _ClassVar[ApplyOutcome]
     APPLY_OUTCOME_STALE: _ClassVar[ApplyOutcome]
+    APPLY_OUTCOME_ALREADY_COUNTED: _ClassVar[ApplyOutcome]
 REDUCTION_UNSPECIFIED: Reduction
 REDUCTION_MEAN: Reduction
 REDUCTION_SUM: Reduction
@@ -34,6 +35,7 @@ LAYOUT_SPARSE: Layout
 APPLY_OUTCOME_UNSPECIFIED: ApplyOutcome
 APPLY_OUTCOME_ACCEPTED: ApplyOutcome
 APPLY_OUTCOME_STALE: ApplyOutcome
+APPLY_OUTCOME_ALREADY_COUNTED: ApplyOutcome
 
 class PartialShape(_message.Message):
     __slots__ = ("unknown_rank", "dims")
@@ -56,20 +58,22 @@ class ComponentSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., shape: _Optional[_Union[PartialShape, _Mapping]] = ..., layout: _Optional[_Union[Layout, str]] = ...) -> None: ...
 
 class AccumulatorSpec(_message.Message):
-    __slots__ = ("components", "reduction", "accumulate_dtype", "deterministic", "keep_averages", "refuse_non_finite")
+    __slots__ = ("components", "reduction", "accumulate_dtype", "deterministic", "keep_averages", "one_per_worker", "refuse_non_finite")
     COMPONENTS_FIELD_NUMBER: _ClassVar[int]
     REDUCTION_FIELD_NUMBER: _ClassVar[int]
     ACCUMULATE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
     KEEP_AVERAGES_FIELD_NUMBER: _ClassVar[int]
+    ONE_PER_WORKER_FIELD_NUMBER: _ClassVar[int]
     REFUSE_NON_FINITE_FIELD_NUMBER: _ClassVar[int]
     components: _containers.RepeatedCompositeFieldContainer[ComponentSpec]
     reduction: Reduction
     accumulate_dtype: _tensor_pb2.DataType
     deterministic: bool
     keep_averages: int
+    one_per_worker: bool
     refuse_non_finite: bool
-    def __init__(self, components: _Optional[_Iterable[_Union[ComponentSpec, _Mapping]]] = ..., reduction: _Optional[_Union[Reduction, str]] = ..., accumulate_dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., deterministic: bool = ..., keep_averages: _Optional[int] = ..., refuse_non_finite: bool = ...) -> None: ...
+    def __init__(self, components: _Optional[_Iterable[_Union[ComponentSpec, _Mapping]]] = ..., reduction: _Optional[_Union[Reduction, str]] = ..., accumulate_dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., deterministic: bool = ..., keep_averages: _Optional[int] = ..., one_per_worker: bool = ..., refuse_non_finite: bool = ...) -> None: ...
 
 class AccumulatorRef(_message.Message):
     __slots__ = ("container", "name", "incarnation")
@@ -128,12 +132,14 @@ class DenseShape(_message.Message):
     def __init__(self, dims: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RequestId(_message.Message):
-    __slots__ = ("client_id", "sequence")
+    __slots__ = ("client_id", "sequence", "unanswered")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    UNANSWERED_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     sequence: int
-    def __init__(self, client_id: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
+    unanswered: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, client_id: _Optional[str] = ..., sequence: _Optional[int] = ..., unanswered: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Average(_message.Message):
     __slots__ = ("components", "step", "num_gradients", "total_weight", "worker_ids")

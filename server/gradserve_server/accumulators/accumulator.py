@@ -11,9 +11,11 @@ from typing import Any, ParamSpec, TypeVar
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient
 from gradserve_server.accumulators.history import AverageHistory
 from gradserve_server.accumulators.identity import CallMemory, RequestId
+from gradserve_server.accumulators.results import AccumulatorState, Applied, Outcome
 from gradserve_server.accumulators.rounds import Round, Rounds
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.summation import Shapes, Summation, check_gradient, checking_work, value_shapes
+from gradserve_server.accumulators.undelivered import UndeliveredAverages
 from gradserve_server.accumulators.waiting import TakeQueue, Waiter
 from gradserve_server.devices.compute import Compute
 from gradserve_server.errors import (
@@ -32,21 +34,6 @@ OpenGradient = Callable[[], AbstractContextManager[Gradient]]
 """Fetches the gradient of a call. The context is left without an exception when it was accepted or dropped."""
 
 
-@dataclass(frozen=True)
-class Applied:
-    """What became of a gradient.
-
-    Attributes:
-        round: The round it is in; None when it was stale and dropped.
-        global_step: The step right after.
-        num_accumulated: Gradients in the round right after.
-    """
-
-    round: Round | None
-    global_step: int
-    num_accumulated: int
-
-
 @dataclass
 class _Take:
     """What is remembered of a take: who waits, later only which round it got."""
@@ -58,18 +45,6 @@ class _Take:
 
 CallRecord = asyncio.Task[Applied] | Applied | _Take
 """What is remembered of a call: what its gradient becomes or became, or its take."""
-
-
-@dataclass(frozen=True)
-class AccumulatorState:
-    """An accumulator at one moment; see AccumulatorInfo in the protos."""
-
-    global_step: int
-    num_accumulated: int
-    num_waiting: int
-    num_bytes: int
-    worker_ids: tuple[str, ...]
-    kept_steps: tuple[int, ...]
 
 
 class Accumulator:
@@ -90,6 +65,8 @@ class Accumulator:
         memory: Quota,
         waiters: Quota,
         calls: CallMemory[CallRecord],
+        undelivered: UndeliveredAverages,
+        expire_at: Callable[[float, "Accumulator"], None],
     ) -> None:
         """Takes the quotas that it shares with others.
 
@@ -102,6 +79,8 @@ class Accumulator:
             memory: Bytes.
             waiters: Calls that wait.
             calls: Remembers request ids.
+            undelivered: Keeps averages whose replies may be lost.
+            expire_at: Asks for a call of `expire` at a time of the clock of `undelivered`.
         """
         self.name = name
         self.spec = spec
@@ -109,8 +88,12 @@ class Accumulator:
         self._summation = summation
         self._compute = compute
         self._account = Account(memory)
+        self._undelivered_account = Account(memory)
         self._waiter_quota = waiters
         self._calls = calls
+        self._undelivered = undelivered
+        self._expire_at = expire_at
+        self._expiry_asked_for = False
         self._rounds = Rounds()
         self._round_shapes: Shapes | None = None
         self._queue = TakeQueue()
@@ -131,7 +114,7 @@ class Accumulator:
             global_step=self._rounds.global_step,
             num_accumulated=self._rounds.num_accumulated,
             num_waiting=len(self._queue),
-            num_bytes=self._account.used,
+            num_bytes=self._account.used + self._undelivered_account.used,
             worker_ids=self._rounds.current.worker_ids,
             kept_steps=self._history.steps,
         )
@@ -145,7 +128,7 @@ class Accumulator:
             InvalidArgumentError: The gradient does not fit; nothing has changed.
             ServiceError: `open_gradient` failed, or a limit was reached; nothing has changed.
         """
-        return await self._apply_once(call, contribution, open_gradient, pull=None)
+        return await self._apply_once(call, contribution, open_gradient, pull=None, one_per_worker=False)
 
     async def take(self, call: RequestId | None, num_required: int, timeout: float | None) -> tuple[Average, bool]:
         """Waits until enough gradients are in, ends the round; tells whether the call was a duplicate.
@@ -156,21 +139,21 @@ class Accumulator:
             AbortedError: The average of an earlier call is gone, or the accumulator was deleted.
         """
         _check_num_required(num_required)
-        known = self._calls.recall(call)
+        known = self._recall(call)
         self._check_open()
         with self._waiter_quota.hold():
             if known is not None:
                 assert isinstance(known, _Take), "another kind of call has another fingerprint"
                 if known.waiter is None:
                     return self._kept(known.step, known.round_number), True
-                return await self._await_take(call, known.waiter, timeout), True
-            waiter = Waiter(num_required)
+                return await self._await_take(call, known, known.waiter, timeout), True
+            waiter = Waiter(num_required, call=call)
             record = _Take(waiter)
             waiter.answer.add_done_callback(partial(self._end_take, call, record))
             self._calls.remember(call, record)
             self._queue.append(waiter)
             self._wake()
-            return await self._await_take(call, waiter, timeout), False
+            return await self._await_take(call, record, waiter, timeout), False
 
     async def push_pull(
         self,
@@ -179,8 +162,19 @@ class Accumulator:
         open_gradient: OpenGradient,
         num_required: int,
         timeout: float | None,
+        *,
+        one_per_worker: bool = True,
     ) -> tuple[Applied, Average | None, bool]:
         """Applies a gradient and waits for the average of its round.
+
+        Args:
+            call: Its id, if it has one.
+            contribution: Who sends it, and what it counts.
+            open_gradient: Fetches it.
+            num_required: How many gradients end the round.
+            timeout: Seconds to wait; None for ever.
+            one_per_worker: Count only the first gradient of each worker in a round. Those that come later are dropped,
+                and wait for the average of the round that the first is in.
 
         Returns:
             What became of the gradient; the average of its round, or if it was stale the newest one, if any; and
@@ -191,9 +185,11 @@ class Accumulator:
         """
         _check_num_required(num_required)
         with self._waiter_quota.hold():
-            waiter = Waiter(num_required)
+            waiter = Waiter(num_required, call=call)
             try:
-                applied, duplicate = await self._apply_once(call, contribution, open_gradient, pull=waiter)
+                applied, duplicate = await self._apply_once(
+                    call, contribution, open_gradient, pull=waiter, one_per_worker=one_per_worker
+                )
                 if applied.round is None:
                     return applied, self._history.newest(), duplicate
                 if duplicate:
@@ -239,7 +235,9 @@ class Accumulator:
         self._closed = error
         self._queue.fail_all(error)
         self._history.fail_all(error)
+        self._undelivered.clear()
         self._account.settle(0)
+        self._undelivered_account.settle(0)
 
     async def _apply_once(
         self,
@@ -247,6 +245,7 @@ class Accumulator:
         contribution: Contribution,
         open_gradient: OpenGradient,
         pull: Waiter | None,
+        one_per_worker: bool,
     ) -> tuple[Applied, bool]:
         if not (0 < contribution.weight < float("inf")):
             raise InvalidArgumentError(
@@ -257,7 +256,7 @@ class Accumulator:
                 f"expected a worker_id, as accumulator {self.name!r} is deterministic; got an empty one",
                 field="worker_id",
             )
-        known = self._calls.recall(call)
+        known = self._recall(call)
         if known is not None:
             assert not isinstance(known, _Take), "another kind of call has another fingerprint"
             applied = known if isinstance(known, Applied) else await asyncio.shield(known)
@@ -265,34 +264,55 @@ class Accumulator:
             with contextlib.suppress(ServiceError), open_gradient():
                 pass
             return applied, True
-        task = self._own(self._apply(contribution, open_gradient, pull))
+        once = one_per_worker or self.spec.one_per_worker
+        task = self._own(self._apply(contribution, open_gradient, pull, one_per_worker=once))
         self._calls.remember(call, task)
-        task.add_done_callback(lambda done: self._calls.settle(call, None if _failed(done) else done.result()))
+        task.add_done_callback(partial(self._end_apply, call))
         return await asyncio.shield(task), False
 
-    async def _apply(self, contribution: Contribution, open_gradient: OpenGradient, pull: Waiter | None) -> Applied:
+    async def _apply(
+        self, contribution: Contribution, open_gradient: OpenGradient, pull: Waiter | None, *, one_per_worker: bool
+    ) -> Applied:
         with open_gradient() as gradient:
             async with self._exclusive():
                 stale = self._rounds.is_stale(contribution)
                 shapes = None if stale else self._round_shapes
                 await self._run(checking_work(self.spec, gradient), check_gradient, self.spec, gradient, shapes)
                 if stale:
-                    return Applied(None, self._rounds.global_step, self._rounds.num_accumulated)
-                await self._add(gradient, contribution)
-                if self._round_shapes is None:
-                    self._round_shapes = value_shapes(gradient)
-                joined = self._rounds.admit(contribution)
-                if pull is not None and not pull.answer.cancelled():
-                    pull.round = joined
-                    self._queue.append(pull)
-                return Applied(joined, self._rounds.global_step, self._rounds.num_accumulated)
+                    return self._applied(Outcome.STALE, None)
+                outcome, joined = Outcome.ALREADY_COUNTED, self._rounds.current
+                if not (one_per_worker and joined.has_worker(contribution.worker_id)):
+                    await self._add(gradient, contribution)
+                    outcome, joined = Outcome.ACCEPTED, self._rounds.admit(contribution)
+                if pull is not None:
+                    # Also for one that gave up waiting: it may come again for the average.
+                    self._undelivered.expect(pull.call)
+                    if not pull.answer.cancelled():
+                        pull.round = joined
+                        self._queue.append(pull)
+                return self._applied(outcome, joined)
+
+    def _applied(self, outcome: Outcome, joined: Round | None) -> Applied:
+        return Applied(outcome, joined, self._rounds.global_step, self._rounds.num_accumulated)
 
     async def _add(self, gradient: Gradient, contribution: Contribution) -> None:
-        self._account.grow(self._summation.growth(gradient))
+        self._reserve(self._summation.growth(gradient))
         try:
             await self._run(gradient.work, self._summation.add, gradient, contribution)
         finally:
             self._settle()
+        if self._round_shapes is None:
+            self._round_shapes = value_shapes(gradient)
+
+    def _reserve(self, num_bytes: int) -> None:
+        """Takes memory, if need be at the cost of averages kept for calls that may be sent again."""
+        while True:
+            try:
+                return self._account.grow(num_bytes)
+            except ResourceExhaustedError:
+                if not self._undelivered.drop_oldest(self._history.rounds):
+                    raise
+                self._settle_undelivered()
 
     async def _run(self, num_bytes: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -337,23 +357,58 @@ class Accumulator:
             )
             if self._closed is None:
                 self._history.add(average)
+                self._keep_undelivered(average, head)
                 self._settle()
                 self._queue.serve(head, closed, average)
 
+    def _keep_undelivered(self, average: Average, head: Waiter) -> None:
+        self._undelivered.expect(head.call)
+        self._undelivered.round_ended(average)
+        self._settle_undelivered()
+        self._ask_for_expiry()
+
+    def expire(self) -> None:
+        """Lets go of averages kept for calls whose lease has ended."""
+        self._expiry_asked_for = False
+        if self._undelivered.expire():
+            self._settle_undelivered()
+        self._ask_for_expiry()
+
+    def _ask_for_expiry(self) -> None:
+        deadline = self._undelivered.next_deadline
+        if deadline is not None and not self._expiry_asked_for:
+            self._expiry_asked_for = True
+            self._expire_at(deadline, self)
+
+    def _recall(self, call: RequestId | None) -> CallRecord | None:
+        """Returns what is remembered of a call; what the client received before it is let go of."""
+        known = self._calls.recall(call)
+        if call is not None and self._undelivered.acknowledge(call):
+            self._settle_undelivered()
+        return known
+
+    def _end_apply(self, call: RequestId | None, task: "asyncio.Task[Applied]") -> None:
+        if _failed(task):
+            self._calls.forget(call, task)
+        else:
+            self._calls.replace(call, task, task.result())
+
     def _end_take(self, call: RequestId | None, record: _Take, answer: "asyncio.Future[Average]") -> None:
         if _failed(answer):
-            self._calls.settle(call, None)
+            self._calls.forget(call, record)
         else:
-            # From here on the memory of the average is the history's to keep.
+            # From here on others keep the memory of the average, for as long as they promise.
             record.step, record.round_number = answer.result().step, answer.result().round_number
             record.waiter = None
 
-    async def _await_take(self, call: RequestId | None, waiter: Waiter, timeout: float | None) -> Average:
+    async def _await_take(
+        self, call: RequestId | None, record: _Take, waiter: Waiter, timeout: float | None
+    ) -> Average:
         try:
             return await self._wait(waiter, timeout)
         finally:
             if waiter.answer.cancelled():
-                self._calls.settle(call, None)
+                self._calls.forget(call, record)
 
     async def _wait(self, waiter: Waiter, timeout: float | None) -> Average:
         """Waits for the answer, at most `timeout` seconds."""
@@ -383,6 +438,8 @@ class Accumulator:
     def _kept(self, step: int, round_number: int) -> Average:
         average = self._history.get(step)
         if average is None or average.round_number != round_number:
+            average = self._undelivered.get(round_number)
+        if average is None:
             raise AbortedError(
                 f"the round of this request_id ended with step {step}, whose average is no longer kept",
                 field="request_id",
@@ -413,6 +470,9 @@ class Accumulator:
     def _settle(self) -> None:
         held = self._summation.nbytes + self._history.nbytes
         self._account.settle(0 if self._closed is not None else held)
+
+    def _settle_undelivered(self) -> None:
+        self._undelivered_account.settle(self._undelivered.nbytes(besides=self._history.rounds))
 
     def _check_open(self) -> None:
         if self._closed is not None:

@@ -28,6 +28,11 @@ class AverageHistory:
         return sum(average.nbytes for average in self._averages.values())
 
     @property
+    def rounds(self) -> frozenset[int]:
+        """Numbers of the rounds whose average is kept."""
+        return frozenset(average.round_number for average in self._averages.values())
+
+    @property
     def steps(self) -> tuple[int, ...]:
         """Steps whose average is kept, oldest first."""
         return tuple(self._averages)

@@ -18,11 +18,14 @@ class RequestId:
         client_id: Unique to the client.
         sequence: Unique among its calls, and growing.
         fingerprint: Digest of what the call says, to notice an id used for something else.
+        unanswered: Smaller sequence numbers whose answers the client still waits for, or may ask for again. The
+            answers to all other smaller ones have arrived.
     """
 
     client_id: str
     sequence: int
     fingerprint: bytes = b""
+    unanswered: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if not self.client_id:
@@ -97,22 +100,29 @@ class CallMemory(Generic[RecordT]):
             forgotten, _ = window.records.popitem(last=False)
             window.floor = max(window.floor, forgotten)
 
-    def settle(self, call: RequestId | None, record: RecordT | None) -> None:
-        """Replaces the record of a call, if it is still remembered, by that of its end.
+    def replace(self, call: RequestId | None, record: RecordT, outcome: RecordT) -> None:
+        """Replaces `record`, if it still is that of the call, by that of the call's end."""
+        if call is not None and self._holds(call, record):
+            self._clients[call.client_id].records[call.sequence] = (call.fingerprint, outcome)
 
-        With None, for a call that had no effect, the next one with its id is new.
+    def forget(self, call: RequestId | None, record: RecordT) -> None:
+        """Drops `record`, if it still is that of the call: the next call with its id is new.
+
+        For a call that had no effect. The record of a later call with the same id stays: whoever ends late must not
+        erase what another has begun.
         """
-        if call is None or call.client_id not in self._clients:
+        if call is None or not self._holds(call, record):
             return
         window = self._clients[call.client_id]
-        if record is not None:
-            if call.sequence in window.records:
-                window.records[call.sequence] = (call.fingerprint, record)
-            return
-        window.records.pop(call.sequence, None)
+        del window.records[call.sequence]
         if not window.records and window.floor < 0:
             # As if the client had never called: those that come, give up and go take no place.
             del self._clients[call.client_id]
+
+    def _holds(self, call: RequestId, record: RecordT) -> bool:
+        window = self._clients.get(call.client_id)
+        entry = window.records.get(call.sequence) if window is not None else None
+        return entry is not None and entry[1] is record
 
     def _touch(self, client_id: str, window: _Window[RecordT]) -> None:
         window.last_used = self._clock()

@@ -7,7 +7,9 @@ from gradserve_server.accumulators.dense import Allocate
 from gradserve_server.accumulators.identity import CallMemory
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.summation import make_summation
+from gradserve_server.accumulators.undelivered import UndeliveredAverages
 from gradserve_server.config import LimitsConfig
+from gradserve_server.deadlines import Deadlines
 from gradserve_server.devices.compute import Compute
 from gradserve_server.errors import AbortedError, AlreadyExistsError, UnavailableError
 from gradserve_server.resources import Directory, ResourceKey
@@ -38,6 +40,7 @@ class AccumulatorRegistry:
         self._clock = clock
         self._new_incarnation = new_incarnation
         self._accumulators: Directory[Accumulator] = Directory("accumulator")
+        self._expiries: Deadlines[Accumulator] = Deadlines()
         self.count = Quota(limits.max_accumulators, "accumulators")
         self.waiters = Quota(limits.max_waiters, "waiting calls")
 
@@ -72,6 +75,8 @@ class AccumulatorRegistry:
                 silence=self._limits.client_memory_seconds,
                 clock=self._clock,
             ),
+            undelivered=UndeliveredAverages(self._limits.undelivered_lease_seconds, self._clock),
+            expire_at=self._expiries.add,
         )
         self._accumulators.add(key, accumulator)
         return accumulator, True
@@ -101,6 +106,11 @@ class AccumulatorRegistry:
     def page(self, container: str, after: str, size: int) -> list[tuple[ResourceKey, Accumulator]]:
         """Returns up to `size` accumulators of a container whose names come after `after`, by name."""
         return self._accumulators.page(container, after, size)
+
+    def expire(self) -> None:
+        """Lets go of averages kept for calls that were not heard of any more."""
+        for accumulator in self._expiries.pop_due(self._clock()):
+            accumulator.expire()
 
     def close(self) -> None:
         """Ends every wait: the server shuts down."""

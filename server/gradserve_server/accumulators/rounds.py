@@ -18,6 +18,7 @@ class Round:
     number: int = 0
     members: list[Contribution] = field(default_factory=list)
     step: int | None = None
+    _workers: dict[str, None] = field(default_factory=dict)
 
     @property
     def total_weight(self) -> float:
@@ -27,7 +28,17 @@ class Round:
     @property
     def worker_ids(self) -> tuple[str, ...]:
         """Who is in, each once, in order of arrival; those without an id left out."""
-        return tuple(dict.fromkeys(member.worker_id for member in self.members if member.worker_id))
+        return tuple(self._workers)
+
+    def has_worker(self, worker_id: str) -> bool:
+        """Tells whether a gradient of this worker is in; never of those without an id."""
+        return worker_id in self._workers
+
+    def add(self, contribution: Contribution) -> None:
+        """Adds a member."""
+        self.members.append(contribution)
+        if contribution.worker_id:
+            self._workers[contribution.worker_id] = None
 
 
 class Rounds:
@@ -54,7 +65,7 @@ class Rounds:
 
     def admit(self, contribution: Contribution) -> Round:
         """Takes a contribution into the current round; returns the round."""
-        self.current.members.append(contribution)
+        self.current.add(contribution)
         return self.current
 
     def close(self) -> Round:

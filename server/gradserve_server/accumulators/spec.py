@@ -88,6 +88,7 @@ class AccumulatorSpec:
             own type for others.
         deterministic: Add up in the order of workers, not of arrival.
         keep_averages: For how many past rounds the average is kept.
+        one_per_worker: Count only the first gradient of each worker in a round.
         refuse_non_finite: Refuse gradients with infinite values or NaN.
 
     Raises:
@@ -99,6 +100,7 @@ class AccumulatorSpec:
     accumulate_dtype: DType | None = None
     deterministic: bool = False
     keep_averages: int = 1
+    one_per_worker: bool = False
     refuse_non_finite: bool = False
 
     def __post_init__(self) -> None:
@@ -151,7 +153,14 @@ class AccumulatorSpec:
         """Returns, in words, the fields in which `other` is different."""
         found = [
             f"{name} is {_text(getattr(self, name))}, not {_text(getattr(other, name))}"
-            for name in ("reduction", "accumulate_dtype", "deterministic", "keep_averages", "refuse_non_finite")
+            for name in (
+                "reduction",
+                "accumulate_dtype",
+                "deterministic",
+                "keep_averages",
+                "one_per_worker",
+                "refuse_non_finite",
+            )
             if _differ(getattr(self, name), getattr(other, name))
         ]
         mine = [component.name for component in self.components]

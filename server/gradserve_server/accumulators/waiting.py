@@ -4,6 +4,7 @@ import asyncio
 from collections import OrderedDict
 
 from gradserve_server.accumulators.gradient import Average
+from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.rounds import Round
 
 
@@ -13,15 +14,17 @@ class Waiter:
     Attributes:
         num_required: How many gradients it needs.
         round: For a push_pull the round it is in, any end of which serves it; None for a take.
+        call: The id of the first call that waits for it, if it has one.
         answer: Resolved with the average, or with the error that ended the wait; cancelled when the last call
             that waited for it gave up.
         listeners: Calls that wait for the answer; a retry joins the first call here.
         serving: Its average is being computed: from now on it will be served.
     """
 
-    def __init__(self, num_required: int, round: Round | None = None) -> None:  # noqa: A002
+    def __init__(self, num_required: int, *, call: RequestId | None = None) -> None:
         self.num_required = num_required
-        self.round = round
+        self.call = call
+        self.round: Round | None = None
         self.answer: asyncio.Future[Average] = asyncio.get_running_loop().create_future()
         # An answer that comes after everybody left is not an error.
         self.answer.add_done_callback(_retrieve)

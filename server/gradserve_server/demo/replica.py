@@ -82,6 +82,7 @@ class Replica:
             num_required=self._num_required,
             local_step=self.step,
             worker_id=self._worker_id,
+            on_stale="return",
             timeout=self._timeout,
         )
         if result.outcome is gradserve.ACCEPTED:
@@ -109,6 +110,7 @@ class Replica:
                 num_required=1,
                 local_step=step // self._snapshot_interval - 1,
                 worker_id=self._worker_id,
+                on_stale="return",  # another worker was first, with the same weights
                 timeout=self._timeout,
             )
 

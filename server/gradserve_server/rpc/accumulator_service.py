@@ -5,11 +5,13 @@ from functools import partial
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.contents import Contents, WithContents
-from gradserve_server.accumulators.accumulator import Accumulator, Applied
+from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.gradient import Average
 from gradserve_server.accumulators.registry import AccumulatorRegistry
+from gradserve_server.accumulators.results import Applied, Outcome
 from gradserve_server.resources import DEFAULT_CONTAINER
 from gradserve_server.rpc.gradients import (
+    counts_one_per_worker,
     decode_accumulator_spec,
     decode_gradient,
     decode_key,
@@ -105,9 +107,12 @@ class AccumulatorServicer:
         gradient = decode_gradient(self._store, accumulator.spec, request)
         await self._residence.bring_to_host(gradient_handles(request))
         applied, average, duplicate = await accumulator.push_pull(
-            *gradient, request.num_required, wait_timeout(request, context)
+            *gradient,
+            request.num_required,
+            wait_timeout(request, context),
+            one_per_worker=counts_one_per_worker(request),
         )
-        stale = applied.round is None
+        stale = applied.outcome is Outcome.STALE
         contents = Contents()
         response = messages_pb2.PushPullResponse(
             outcome=_outcome(applied),
@@ -136,6 +141,12 @@ class AccumulatorServicer:
         return encode_average(average, partial(self._placer.place, placement=placement, contents=contents, shared=True))
 
 
+_OUTCOMES = {
+    Outcome.ACCEPTED: accumulator_pb2.APPLY_OUTCOME_ACCEPTED,
+    Outcome.STALE: accumulator_pb2.APPLY_OUTCOME_STALE,
+    Outcome.ALREADY_COUNTED: accumulator_pb2.APPLY_OUTCOME_ALREADY_COUNTED,
+}
+
+
 def _outcome(applied: Applied) -> accumulator_pb2.ApplyOutcome:
-    stale = applied.round is None
-    return accumulator_pb2.APPLY_OUTCOME_STALE if stale else accumulator_pb2.APPLY_OUTCOME_ACCEPTED
+    return _OUTCOMES[applied.outcome]

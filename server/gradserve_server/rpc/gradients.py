@@ -70,6 +70,7 @@ def decode_accumulator_spec(spec: accumulator_pb2.AccumulatorSpec) -> Accumulato
         ),
         deterministic=spec.deterministic,
         keep_averages=spec.keep_averages or 1,
+        one_per_worker=spec.one_per_worker,
         refuse_non_finite=spec.refuse_non_finite,
     )
 
@@ -114,6 +115,7 @@ def encode_accumulator_spec(spec: AccumulatorSpec) -> accumulator_pb2.Accumulato
         accumulate_dtype=None if spec.accumulate_dtype is None else to_data_type(spec.accumulate_dtype),
         deterministic=spec.deterministic,
         keep_averages=spec.keep_averages,
+        one_per_worker=spec.one_per_worker,
         refuse_non_finite=spec.refuse_non_finite,
     )
 
@@ -136,6 +138,7 @@ def encode_info(key: ResourceKey, accumulator: Accumulator) -> accumulator_pb2.A
 
 
 _SUMMARY_BYTES = 4096
+MAX_UNANSWERED = 1024
 
 GradientRequest = messages_pb2.ApplyGradientRequest | messages_pb2.PushPullRequest
 
@@ -177,7 +180,9 @@ def _gradient_id(request: GradientRequest) -> RequestId | None:
     """
     if not request.HasField("request_id"):
         return None
-    num_required = request.num_required if isinstance(request, messages_pb2.PushPullRequest) else None
+    pull = None
+    if isinstance(request, messages_pb2.PushPullRequest):
+        pull = (request.num_required, counts_one_per_worker(request))
     digest = blake2b(digest_size=16)
     for index, component in enumerate(request.gradient):
         digest.update(component.name.encode() + b"\0")
@@ -189,7 +194,7 @@ def _gradient_id(request: GradientRequest) -> RequestId | None:
     return _request_id(
         request.request_id,
         type(request).__name__,
-        num_required,
+        pull,
         request.local_step,
         request.weight if request.HasField("weight") else 1.0,
         request.worker_id,
@@ -204,9 +209,15 @@ def _summary(content: bytes) -> bytes:
     return content[:_SUMMARY_BYTES] + content[-_SUMMARY_BYTES:] + folded.tobytes() + str(len(content)).encode()
 
 
+def counts_one_per_worker(request: messages_pb2.PushPullRequest) -> bool:
+    """Tells whether a push_pull counts only the first gradient of its worker; unset means that it does."""
+    return request.one_per_worker if request.HasField("one_per_worker") else True
+
+
 def _request_id(message: accumulator_pb2.RequestId, *content: object) -> RequestId:
+    check_count(message.unanswered, MAX_UNANSWERED, "numbers", "request_id.unanswered")
     fingerprint = blake2b(repr(content).encode(), digest_size=16).digest()
-    return RequestId(message.client_id, message.sequence, fingerprint)
+    return RequestId(message.client_id, message.sequence, fingerprint, frozenset(message.unanswered))
 
 
 def _contribution(request: GradientRequest) -> Contribution:

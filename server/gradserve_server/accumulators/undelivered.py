@@ -1,0 +1,117 @@
+"""Averages that may not have reached those they were for."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+
+from gradserve_server.accumulators.gradient import Average
+from gradserve_server.accumulators.identity import RequestId
+
+_CallKey = tuple[str, int]
+"""client_id and sequence of a call."""
+
+
+@dataclass
+class _Held:
+    average: Average
+    num_calls: int = 0
+
+
+class UndeliveredAverages:
+    """Keeps the average of a round until the calls it answers have received it.
+
+    A reply can be lost, and its call sent again. So an average stays until a later call of the same client shows that
+    the answer arrived, or until the lease ends. Calls without an id cannot be sent again: nothing is kept for them.
+
+    Not thread-safe: used on the event loop only.
+    """
+
+    def __init__(self, lease_seconds: float, clock: Callable[[], float]) -> None:
+        """Takes a monotonic `clock` in seconds."""
+        self._lease_seconds = lease_seconds
+        self._clock = clock
+        self._expected: dict[_CallKey, None] = {}
+        self._calls: OrderedDict[_CallKey, tuple[float, int]] = OrderedDict()
+        self._by_client: dict[str, set[int]] = {}
+        self._rounds: OrderedDict[int, _Held] = OrderedDict()
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When the oldest lease ends; None when nothing is kept."""
+        first = next(iter(self._calls.values()), None)
+        return None if first is None else first[0]
+
+    def nbytes(self, besides: Container[int]) -> int:
+        """Returns the memory of the averages, those of the rounds in `besides` left out."""
+        return sum(held.average.nbytes for number, held in self._rounds.items() if number not in besides)
+
+    def get(self, round_number: int) -> Average | None:
+        """Returns the average of a round, None when it is not kept."""
+        held = self._rounds.get(round_number)
+        return None if held is None else held.average
+
+    def expect(self, call: RequestId | None) -> None:
+        """Notes that the average of the current round will answer a call."""
+        if call is not None:
+            self._expected[call.client_id, call.sequence] = None
+            self._by_client.setdefault(call.client_id, set()).add(call.sequence)
+
+    def round_ended(self, average: Average) -> None:
+        """Keeps an average for the calls that expected it."""
+        if not self._expected:
+            return
+        held = self._rounds.setdefault(average.round_number, _Held(average))
+        deadline = self._clock() + self._lease_seconds
+        for key in self._expected:
+            held.num_calls += 1
+            self._calls[key] = (deadline, average.round_number)
+        self._expected.clear()
+
+    def acknowledge(self, call: RequestId) -> bool:
+        """Lets go of what earlier calls of the client have received; tells whether an average went."""
+        received = [
+            sequence
+            for sequence in self._by_client.get(call.client_id, ())
+            if sequence < call.sequence and sequence not in call.unanswered
+        ]
+        num_rounds = len(self._rounds)
+        for sequence in received:
+            self._release((call.client_id, sequence))
+        return len(self._rounds) < num_rounds
+
+    def expire(self) -> bool:
+        """Lets go of what was kept for calls whose lease has ended; tells whether an average went."""
+        num_rounds, now = len(self._rounds), self._clock()
+        while self._calls and next(iter(self._calls.values()))[0] <= now:
+            self._release(next(iter(self._calls)))
+        return len(self._rounds) < num_rounds
+
+    def drop_oldest(self, besides: Container[int]) -> bool:
+        """Gives up the oldest average, those of the rounds in `besides` left out; returns False when there is none."""
+        oldest = next((number for number in self._rounds if number not in besides), None)
+        if oldest is None:
+            return False
+        for key in [key for key, (_, number) in self._calls.items() if number == oldest]:
+            self._release(key)
+        return True
+
+    def clear(self) -> None:
+        """Lets go of everything."""
+        self._expected.clear()
+        self._calls.clear()
+        self._by_client.clear()
+        self._rounds.clear()
+
+    def _release(self, key: _CallKey) -> None:
+        client_id, sequence = key
+        sequences = self._by_client[client_id]
+        sequences.discard(sequence)
+        if not sequences:
+            del self._by_client[client_id]
+        self._expected.pop(key, None)
+        _, number = self._calls.pop(key, (0.0, None))
+        if number is not None:
+            held = self._rounds[number]
+            held.num_calls -= 1
+            if not held.num_calls:
+                del self._rounds[number]
