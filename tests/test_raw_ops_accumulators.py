@@ -406,8 +406,8 @@ CREATION_REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "dtype",
         f"Value for attr 'dtype' of int32 is not in the list of allowed values: {FLOATS}",
     ),
-    "text": ({"dtype": "text"}, "dtype", "'text'"),
-    "no dtype": ({"dtype": None}, "dtype", "expected a dtype, got None"),
+    "text": ({"dtype": "text"}, "dtype", "for dtype, got text"),
+    "no dtype": ({"dtype": None}, "dtype", "for dtype, got None"),
     "dimension": ({"shape": (-2,)}, "spec.components[0].shape.dims", "expected dimensions of at least -1, got -2"),
 }
 
@@ -496,8 +496,8 @@ DENSE_REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
                 (op, {**DENSE_TAKE, "num_required": number}, "num_required", f"must be positive, but was {number}")
                 for number in (0, -1, -(2**31))
             ),
-            (op, {**DENSE_TAKE, "dtype": None}, "dtype", "expected a dtype, got None"),
-            (op, {**DENSE_TAKE, "dtype": "text"}, "dtype", "'text'"),
+            (op, {**DENSE_TAKE, "dtype": None}, "dtype", "for dtype, got None"),
+            (op, {**DENSE_TAKE, "dtype": "text"}, "dtype", "for dtype, got text"),
             (op, {**DENSE_TAKE, "timeout": -1}, "timeout", "of at least 0 s, math.inf for none, got -1"),
         ]
     ),

@@ -68,7 +68,7 @@ def same(found: Any, expected: Any) -> None:
 # Dense
 
 
-@pytest.mark.parametrize("reduction", ["Invalid", "mean", ""])
+@pytest.mark.parametrize("reduction", ["Invalid", "Mean", ""])
 async def test_unknown_reduction_is_refused(face: Face, reduction: str) -> None:
     with pytest.raises(INVALID):
         await face.dense("float32", (1,), reduction)

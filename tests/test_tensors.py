@@ -157,9 +157,6 @@ async def test_whatever_becomes_an_array(face: Any, value: Any) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        pytest.param(["text"], id="text"),
-        pytest.param([b"bytes"], id="bytes"),
-        pytest.param([object()], id="object"),
         pytest.param(np.zeros(2, "M8[s]"), id="dates"),
         pytest.param(np.zeros(2, np.longdouble), id="long double"),
         pytest.param(np.zeros(2, "i4,f8"), id="records"),
@@ -167,7 +164,8 @@ async def test_whatever_becomes_an_array(face: Any, value: Any) -> None:
     ],
 )
 async def test_what_no_tensor_can_hold(face: Any, value: Any) -> None:
-    with pytest.raises(gradserve.InvalidArgumentError, match=r"expected a dtype out of float16, bfloat16, .*; got "):
+    expected = r"expected a dtype out of float16, bfloat16, .* for value, got "
+    with pytest.raises(gradserve.InvalidArgumentError, match=expected):
         await face.put(value)
 
 

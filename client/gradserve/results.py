@@ -92,9 +92,12 @@ class SparseSpec:
 
 @dataclass(frozen=True, eq=False)
 class Average(Mapping[str, Any]):
-    """The result of a round: a mapping from component to array (or IndexedSlices).
+    """The result of a round: a mapping from the name of a component to its array (or IndexedSlices).
 
     Attributes:
+        components: Arrays (or IndexedSlices) by name.
+        gradients: The same as a tree of the structure of what the accumulator was made of: for
+            `jax.tree.map(lambda p, g: p - rate * g, params, average.gradients)`.
         step: The global_step the round led to: the local_step of the next gradient.
         num_gradients: How many gradients are in it.
         total_weight: The sum of their weights: the weight with which to pass this average on.
@@ -102,6 +105,7 @@ class Average(Mapping[str, Any]):
     """
 
     components: dict[str, Value] = field(repr=False)
+    gradients: Any = field(repr=False)
     step: int
     num_gradients: int
     total_weight: float
@@ -121,7 +125,8 @@ class Average(Mapping[str, Any]):
 class PushPullResult(Average):
     """The average of the round a gradient was in; of the newest round kept if the gradient was stale.
 
-    Empty, with `step` equal to `global_step`, when the gradient was stale and no average is kept.
+    Empty, with `step` equal to `global_step` and None as `gradients`, when the gradient was stale and no average is
+    kept.
 
     Attributes:
         outcome: ACCEPTED; ALREADY_COUNTED when an earlier gradient of the same worker is in the round instead; STALE.

@@ -227,18 +227,18 @@ def test_a_description_has_initial_values(server: FakeLayerServer, bn: Any) -> N
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "reuse without a scope": ({"reuse": True}, "reuse", "reuse=True cannot be used without a name_or_scope"),
     "reuse": ({"reuse": "maybe"}, "reuse", "expected reuse None, True or False, got 'maybe'"),
-    "decay": ({"decay": None}, "decay", "expected a value of decay that can be sent, got None"),
-    "a function": ({"activation_fn": np.tanh}, "activation_fn", "expected a value of activation_fn that can be sent"),
+    "decay": ({"decay": None}, "decay", "expected a number for decay, got None"),
+    "a function": ({"activation_fn": np.tanh}, "activation_fn", "expected text for activation_fn, got ufunc"),
     "no collection": ({"updates_collections": []}, "updates_collections", "or None to update in place, got none"),
     "collections": ({"updates_collections": [1]}, "updates_collections", "expected names of collections, got [1]"),
     "tags": ({"outputs_collections": [b"a"]}, "outputs_collections", "expected names of collections"),
     "tags by variable": ({"variables_collections": {"beta": [1]}}, "variables_collections", "expected names"),
-    "clipping": ({"renorm_clipping": {"rmax": "big"}}, "renorm_clipping", "expected a number as rmax, got 'big'"),
+    "clipping": ({"renorm_clipping": {"rmax": "big"}}, "renorm_clipping", "expected a number for rmax, got 'big'"),
     "adjustment": ({"adjustment": (X, X)}, "adjustment", "tensors go to the call"),
     "seed": (
         {"adjustment": RandomAdjustment((0, 1), (0, 1), -1)},
         "adjustment",
-        "expected a value of seed that can be sent",
+        "expected an integer from 0 to 18446744073709551615 for seed, got -1",
     ),
     "a scale of one number": (
         {"adjustment": RandomAdjustment(scale=1.0, bias=(0, 0))},  # type: ignore[arg-type]
@@ -253,7 +253,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "words as bounds": (
         {"adjustment": RandomAdjustment(scale="ab", bias=(0, 1))},  # type: ignore[arg-type]
         "adjustment",
-        "expected a value of scale_min that can be sent, got 'a'",
+        "expected a number for scale_min, got 'a'",
     ),
     **{
         f"{what} in place of {argument} by name": ({argument: value}, argument, "expected a dict by name")
@@ -291,12 +291,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "initializer": (
         {"param_initializers": {"beta": Initializer("normal", mean="high")}},  # type: ignore[arg-type]
         "param_initializers",
-        "expected a value of mean that can be sent, got 'high'",
+        "expected a number for mean, got 'high'",
     ),
     "initial value": ({"param_initializers": {"beta": ["a"]}}, "param_initializers", "expected an array or numbers"),
     "shape alone": ({"input_shape": (None, 3)}, "dtype", "expected dtype and input_shape together"),
     "dtype alone": ({"dtype": "float32"}, "input_shape", "expected dtype and input_shape together"),
-    "shape": ({"input_shape": ("N", 3), "dtype": "float32"}, "input_shape", "expected integers or None"),
+    "shape": (
+        {"input_shape": ("N", 3), "dtype": "float32"},
+        "input_shape",
+        "expected an integer for input_shape, got 'N'",
+    ),
     "dtype": ({"input_shape": (None, 3), "dtype": "datetime64"}, "dtype", "expected a dtype out of"),
 }
 

@@ -3,13 +3,10 @@
 from typing import Protocol
 
 from gradserve.calls.accumulator_wire import AccumulatorWire
+from gradserve.calls.components import Components
 from gradserve.calls.identity import RequestIds
 from gradserve.results import AccumulatorHandle, AccumulatorKind, DenseSpec, SparseSpec
 from gradserve.v1 import accumulator_pb2
-from gradserve.wire.dtypes import parse_dtype
-
-_COMPONENT = ""
-"""How the only component is called."""
 
 
 class HasAccumulatorRef(Protocol):
@@ -23,13 +20,13 @@ class HasAccumulatorRef(Protocol):
 
 def handle_of(wire: AccumulatorWire) -> AccumulatorHandle:
     """Returns the handle of an accumulator of one tensor."""
-    (spec,) = wire.components.values()
-    kind = AccumulatorKind.SPARSE if isinstance(spec, SparseSpec) else AccumulatorKind.DENSE
-    return AccumulatorHandle(wire.ref.container, wire.ref.name, wire.ref.incarnation, parse_dtype(spec.dtype), kind)
+    (component,) = wire.components
+    kind = AccumulatorKind.SPARSE if component.is_sparse else AccumulatorKind.DENSE
+    return AccumulatorHandle(wire.ref.container, wire.ref.name, wire.ref.incarnation, component.dtype, kind)
 
 
 def wire_of(handle: AccumulatorHandle, ids: RequestIds) -> AccumulatorWire:
     """Returns the exchanges on the accumulator of a handle."""
     ref = accumulator_pb2.AccumulatorRef(container=handle.container, name=handle.name, incarnation=handle.incarnation)
     spec = SparseSpec if handle.kind is AccumulatorKind.SPARSE else DenseSpec
-    return AccumulatorWire(ref, {_COMPONENT: spec(handle.dtype)}, ids)
+    return AccumulatorWire(ref, Components.of_one_tensor(spec(handle.dtype)), ids)

@@ -6,36 +6,35 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
+from google.protobuf.message import Message
 
+from gradserve.calls.components import Component, Components
 from gradserve.calls.exchange import Operation, Unary, encode_timeout
+from gradserve.calls.fields import plain_fields
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.open_calls import AccumulatorKey
 from gradserve.calls.tensor_calls import call_with_uploads, placement_of
-from gradserve.calls.tensors import cast, data_type, receive_results, send_inputs
+from gradserve.calls.tensors import receive_results, send_inputs
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.dtypes import AnyDType, as_dtype
+from gradserve.conversion.plain import UINT64, as_choice, as_integer, as_text
+from gradserve.conversion.trees import Tree
 from gradserve.errors import DeadlineExceededError, GradserveError, InvalidArgumentError
 from gradserve.results import (
     AccumulatorInfo,
     ApplyResult,
     Average,
-    DenseSpec,
     IndexedSlices,
     Outcome,
     PushPullResult,
-    Shape,
-    SparseSpec,
     TensorHandle,
     Value,
 )
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.contents import Contents, WithContents
-from gradserve.wire.dtypes import parse_dtype
+from gradserve.wire.dtypes import to_data_type
 from gradserve.wire.payload import Array
-
-ComponentSpec = DenseSpec | SparseSpec
-GradientValue = ArrayLike | TensorHandle | IndexedSlices
 
 _SERVICE = "AccumulatorService"
 _OUTCOMES = {
@@ -43,6 +42,7 @@ _OUTCOMES = {
     accumulator_pb2.APPLY_OUTCOME_STALE: Outcome.STALE,
     accumulator_pb2.APPLY_OUTCOME_ALREADY_COUNTED: Outcome.ALREADY_COUNTED,
 }
+_PLAIN_OPTIONS = ("deterministic", "keep_averages", "one_per_worker", "refuse_non_finite")
 _REDUCTIONS = {"MEAN": accumulator_pb2.REDUCTION_MEAN, "SUM": accumulator_pb2.REDUCTION_SUM}
 
 
@@ -67,7 +67,7 @@ class AccumulatorOptions:
 
     reduction_type: str = "MEAN"
     container: str = ""
-    accumulate_dtype: DTypeLike | None = None
+    accumulate_dtype: AnyDType | None = None
     deterministic: bool = False
     keep_averages: int = 1
     one_per_worker: bool = False
@@ -80,7 +80,7 @@ class AccumulatorWire:
     def __init__(
         self,
         ref: accumulator_pb2.AccumulatorRef,
-        components: Mapping[str, ComponentSpec],
+        components: Components,
         ids: RequestIds,
         *,
         has_default_workers: bool = True,
@@ -95,18 +95,18 @@ class AccumulatorWire:
                 workers matters, which would be another one in every run.
         """
         self.ref = ref
-        self.components = dict(components)
+        self.components = components
         self._ids = ids
         self._has_default_workers = has_default_workers
 
-    def apply(
-        self, gradient: Mapping[str, GradientValue], how: Contribution, request_id: int | None
-    ) -> Operation[ApplyResult]:
-        """Applies a gradient, given by component."""
-        number = self._ids.next() if request_id is None else request_id
+    def apply(self, gradient: Tree, how: Contribution, request_id: int | None) -> Operation[ApplyResult]:
+        """Applies a gradient: a tree of the components, or a dict by their names."""
+        number = self._number(request_id)
+        values = self.components.gradient(gradient)
+        fields = self._gradient_fields(messages_pb2.ApplyGradientRequest, values, number, how)
         contents = Contents()
-        tensors, parts = yield from self._send(gradient, contents)
-        request = messages_pb2.ApplyGradientRequest(**self._gradient_fields(gradient, number, how, parts))
+        tensors, parts = yield from _send(values, contents)
+        request = messages_pb2.ApplyGradientRequest(**fields, gradient=parts)
         call = Unary(_SERVICE, "ApplyGradient", WithContents(request, contents))
         with _identified(number):
             reply: messages_pb2.ApplyGradientResponse = yield from call_with_uploads(
@@ -116,21 +116,21 @@ class AccumulatorWire:
 
     def take(self, num_required: int, timeout: float, request_id: int | None) -> Operation[Average]:
         """Waits for enough gradients and takes their average."""
-        number = self._ids.next() if request_id is None else request_id
+        number = self._number(request_id)
         request = messages_pb2.TakeGradientRequest(
             accumulator=self.ref,
             request_id=self._ids.message(number, self.ref),
-            num_required=_int32(num_required, "num_required"),
+            **plain_fields(messages_pb2.TakeGradientRequest, {"num_required": num_required}),
             placement=placement_of(keep=False),
             timeout=encode_timeout(timeout),
         )
         with _identified(number, waits=True), self._ids.open_calls.opened(self._key, number):
             reply: messages_pb2.TakeGradientResponse = yield Unary(_SERVICE, "TakeGradient", request, wait=timeout)
-            return (yield from _receive_average(reply.average))
+            return (yield from self._receive_average(reply.average))
 
     def push_pull(
         self,
-        gradient: Mapping[str, GradientValue],
+        gradient: Tree,
         num_required: int,
         how: Contribution,
         timeout: float,
@@ -139,18 +139,19 @@ class AccumulatorWire:
         one_per_worker: bool,
     ) -> Operation[PushPullResult]:
         """Applies a gradient and waits for the average of its round."""
-        number = self._ids.next() if request_id is None else request_id
+        number = self._number(request_id)
+        values = self.components.gradient(gradient)
+        fields = self._gradient_fields(messages_pb2.PushPullRequest, values, number, how)
+        fields |= plain_fields(
+            messages_pb2.PushPullRequest, {"num_required": num_required, "one_per_worker": one_per_worker}
+        )
         contents = Contents()
         with contextlib.ExitStack() as under_way:
             if one_per_worker and how.worker_id is None and self._has_default_workers:
                 under_way.enter_context(self._ids.open_calls.alone(self._key, self._ids.worker_id()))
-            tensors, parts = yield from self._send(gradient, contents)
+            tensors, parts = yield from _send(values, contents)
             request = messages_pb2.PushPullRequest(
-                **self._gradient_fields(gradient, number, how, parts),
-                num_required=_int32(num_required, "num_required"),
-                placement=placement_of(keep=False),
-                timeout=encode_timeout(timeout),
-                one_per_worker=one_per_worker,
+                **fields, gradient=parts, placement=placement_of(keep=False), timeout=encode_timeout(timeout)
             )
             under_way.enter_context(_identified(number, waits=True))
             under_way.enter_context(self._ids.open_calls.opened(self._key, number))
@@ -158,9 +159,9 @@ class AccumulatorWire:
             reply: messages_pb2.PushPullResponse = yield from call_with_uploads(
                 call, tensors, released=request.release_handles
             )
-            average = Average({}, reply.global_step, 0, 0.0, ())
+            average = Average({}, None, reply.global_step, 0, 0.0, ())
             if reply.HasField("average"):
-                average = yield from _receive_average(reply.average)
+                average = yield from self._receive_average(reply.average)
         return PushPullResult(
             **vars(average),
             outcome=_OUTCOMES[reply.outcome],
@@ -170,11 +171,12 @@ class AccumulatorWire:
 
     def read_average(self, step: int | None, timeout: float) -> Operation[Average]:
         """Waits for the average of a step."""
+        fields = {} if step is None else plain_fields(messages_pb2.ReadAverageRequest, {"step": step})
         request = messages_pb2.ReadAverageRequest(
-            accumulator=self.ref, step=step, placement=placement_of(keep=False), timeout=encode_timeout(timeout)
+            accumulator=self.ref, **fields, placement=placement_of(keep=False), timeout=encode_timeout(timeout)
         )
         reply: messages_pb2.ReadAverageResponse = yield Unary(_SERVICE, "ReadAverage", request, wait=timeout)
-        return (yield from _receive_average(reply.average))
+        return (yield from self._receive_average(reply.average))
 
     def num_accumulated(self) -> Operation[int]:
         """Returns the number of gradients in the round."""
@@ -184,7 +186,8 @@ class AccumulatorWire:
 
     def set_global_step(self, global_step: int) -> Operation[None]:
         """Sets the step."""
-        request = messages_pb2.SetGlobalStepRequest(accumulator=self.ref, global_step=global_step)
+        step = as_integer(global_step, Argument("new_global_step"))
+        request = messages_pb2.SetGlobalStepRequest(accumulator=self.ref, global_step=step)
         yield Unary(_SERVICE, "SetGlobalStep", request)
 
     def info(self) -> Operation[AccumulatorInfo]:
@@ -208,94 +211,81 @@ class AccumulatorWire:
             return how.worker_id
         return self._ids.worker_id() if self._has_default_workers else ""
 
+    def _receive_average(self, message: accumulator_pb2.Average) -> Operation[Average]:
+        components, gradients = self.components.average((yield from _receive_values(message)))
+        return Average(
+            components=components,
+            gradients=gradients,
+            step=message.step,
+            num_gradients=message.num_gradients,
+            total_weight=message.total_weight,
+            worker_ids=tuple(message.worker_ids),
+        )
+
+    def _number(self, request_id: int | None) -> int:
+        return self._ids.next() if request_id is None else as_integer(request_id, Argument("request_id"), UINT64)
+
     def _gradient_fields(
-        self,
-        gradient: Mapping[str, GradientValue],
-        number: int,
-        how: Contribution,
-        parts: list[accumulator_pb2.ComponentGradient],
+        self, request: type[Message], values: Mapping[str, Value | TensorHandle], number: int, how: Contribution
     ) -> dict[str, Any]:
-        """Returns what applying and push_pull have in common."""
+        """Returns what applying and push_pull have in common, but for the gradient."""
+        plain = {"local_step": how.local_step, "weight": how.weight, "worker_id": self._worker_id(how)}
         return {
+            **plain_fields(request, plain),
             "accumulator": self.ref,
             "request_id": self._ids.message(number, self.ref),
-            "local_step": how.local_step,
-            "gradient": parts,
-            "weight": how.weight,
-            "worker_id": self._worker_id(how),
             # What the caller keeps on the server stays there; what was uploaded for this call need not.
-            "release_handles": not any(isinstance(value, TensorHandle) for value in gradient.values()),
+            "release_handles": not any(isinstance(value, TensorHandle) for value in values.values()),
         }
 
-    def _send(
-        self, gradient: Mapping[str, GradientValue], contents: Contents
-    ) -> Operation[tuple[list[tensor_pb2.Tensor], list[accumulator_pb2.ComponentGradient]]]:
-        values = [(name, self._value(name, value)) for name, value in gradient.items()]
-        arrays: list[Array] = []
-        for _name, value in values:
-            if isinstance(value, IndexedSlices):
-                arrays += [value.indices, value.values]
-            elif not isinstance(value, TensorHandle):
-                arrays.append(value)
-        tensors = yield from send_inputs(tuple(arrays), contents)
-        supply = iter(tensors)
-        parts = []
-        for name, value in values:
-            if isinstance(value, IndexedSlices):
-                sparse = accumulator_pb2.SparseGradient(indices=next(supply), values=next(supply))
-                if value.dense_shape is not None:
-                    sparse.dense_shape.dims.extend(value.dense_shape)
-                    sparse.dense_shape.SetInParent()
-                parts.append(accumulator_pb2.ComponentGradient(name=name, sparse=sparse))
-            elif isinstance(value, TensorHandle):
-                parts.append(accumulator_pb2.ComponentGradient(name=name, dense={"handle": value.handle}))
-            else:
-                parts.append(accumulator_pb2.ComponentGradient(name=name, dense=next(supply)))
-        return tensors, parts
 
-    def _value(self, name: str, value: GradientValue) -> Value | TensorHandle:
-        spec = self.components.get(name)
-        if spec is None:
-            raise InvalidArgumentError(f"expected components {sorted(self.components)}, got {name!r}", field="gradient")
-        dtype = parse_dtype(spec.dtype)
-        if isinstance(spec, SparseSpec) != isinstance(value, IndexedSlices):
-            expected = "IndexedSlices" if isinstance(spec, SparseSpec) else "an array"
-            raise InvalidArgumentError(
-                f"expected {expected} for component {name!r}, got {type(value).__name__}", field="gradient"
-            )
+def _send(
+    values: Mapping[str, Value | TensorHandle], contents: Contents
+) -> Operation[tuple[list[tensor_pb2.Tensor], list[accumulator_pb2.ComponentGradient]]]:
+    arrays: list[Array] = []
+    for value in values.values():
         if isinstance(value, IndexedSlices):
-            return IndexedSlices(
-                cast(value.values, dtype, f"component {name!r}", "gradient"), _indices(value.indices), value.dense_shape
-            )
-        if isinstance(value, TensorHandle):
-            return value
-        return cast(value, dtype, f"component {name!r}", "gradient")
+            arrays += [value.indices, value.values]
+        elif not isinstance(value, TensorHandle):
+            arrays.append(value)
+    tensors = yield from send_inputs(tuple(arrays), contents)
+    supply = iter(tensors)
+    parts = []
+    for name, value in values.items():
+        if isinstance(value, IndexedSlices):
+            sparse = accumulator_pb2.SparseGradient(indices=next(supply), values=next(supply))
+            if value.dense_shape is not None:
+                sparse.dense_shape.dims.extend(value.dense_shape)
+                sparse.dense_shape.SetInParent()
+            parts.append(accumulator_pb2.ComponentGradient(name=name, sparse=sparse))
+        elif isinstance(value, TensorHandle):
+            parts.append(accumulator_pb2.ComponentGradient(name=name, dense={"handle": value.handle}))
+        else:
+            parts.append(accumulator_pb2.ComponentGradient(name=name, dense=next(supply)))
+    return tensors, parts
 
 
 def create(
-    name: str, components: Mapping[str, ComponentSpec], options: AccumulatorOptions, ids: RequestIds
+    name: str, components: Components, options: AccumulatorOptions, ids: RequestIds
 ) -> Operation[AccumulatorWire]:
     """Creates an accumulator, or finds the one of this name and spec."""
-    if options.reduction_type not in _REDUCTIONS:
-        raise InvalidArgumentError(
-            f"expected reduction_type 'MEAN' or 'SUM', got {options.reduction_type!r}", field="reduction_type"
-        )
+    container = as_text(options.container, Argument("container"))
     spec = accumulator_pb2.AccumulatorSpec(
-        components=[_component_message(name, component) for name, component in components.items()],
-        reduction=_REDUCTIONS[options.reduction_type],
-        deterministic=options.deterministic,
-        keep_averages=_int32(options.keep_averages, "keep_averages"),
-        one_per_worker=options.one_per_worker,
-        refuse_non_finite=options.refuse_non_finite,
+        components=map(_component_message, components),
+        reduction=_REDUCTIONS[as_choice(options.reduction_type, tuple(_REDUCTIONS), Argument("reduction_type"))],
+        **plain_fields(
+            accumulator_pb2.AccumulatorSpec,
+            {name: getattr(options, name) for name in _PLAIN_OPTIONS},
+        ),
     )
     if options.accumulate_dtype is not None:
-        spec.accumulate_dtype = data_type(options.accumulate_dtype, "accumulate_dtype")
-    if options.keep_averages < 1:
+        spec.accumulate_dtype = to_data_type(as_dtype(options.accumulate_dtype, Argument("accumulate_dtype")))
+    if spec.keep_averages < 1:
         raise InvalidArgumentError(
-            f"expected keep_averages of at least 1, got {options.keep_averages}", field="keep_averages"
+            f"expected keep_averages of at least 1, got {spec.keep_averages}", field="keep_averages"
         )
     request = messages_pb2.CreateAccumulatorRequest(
-        accumulator=accumulator_pb2.AccumulatorRef(container=options.container, name=name), spec=spec
+        accumulator=accumulator_pb2.AccumulatorRef(container=container, name=name), spec=spec
     )
     reply: messages_pb2.CreateAccumulatorResponse = yield Unary(_SERVICE, "CreateAccumulator", request)
     return AccumulatorWire(reply.info.accumulator, components, ids, has_default_workers=not options.deterministic)
@@ -304,6 +294,7 @@ def create(
 def list_accumulators(container: str) -> Operation[list[AccumulatorInfo]]:
     """Lists the accumulators of a container."""
     found: list[AccumulatorInfo] = []
+    container = as_text(container, Argument("container"))
     request = messages_pb2.ListAccumulatorsRequest(container=container)
     while True:
         reply: messages_pb2.ListAccumulatorsResponse = yield Unary(_SERVICE, "ListAccumulators", request)
@@ -325,7 +316,7 @@ def _identified(number: int, *, waits: bool = False) -> Iterator[None]:
         raise
 
 
-def _receive_average(message: accumulator_pb2.Average) -> Operation[Average]:
+def _receive_values(message: accumulator_pb2.Average) -> Operation[dict[str, Value]]:
     tensors: list[tensor_pb2.Tensor] = []
     for part in message.components:
         sparse = part.WhichOneof("value") == "sparse"
@@ -338,7 +329,7 @@ def _receive_average(message: accumulator_pb2.Average) -> Operation[Average]:
             components[part.name] = IndexedSlices(next(arrays), indices, tuple(part.sparse.dense_shape.dims))
         else:
             components[part.name] = next(arrays)
-    return Average(components, message.step, message.num_gradients, message.total_weight, tuple(message.worker_ids))
+    return components
 
 
 def _info(info: accumulator_pb2.AccumulatorInfo) -> AccumulatorInfo:
@@ -354,31 +345,10 @@ def _info(info: accumulator_pb2.AccumulatorInfo) -> AccumulatorInfo:
     )
 
 
-def _component_message(name: str, spec: ComponentSpec) -> accumulator_pb2.ComponentSpec:
+def _component_message(component: Component) -> accumulator_pb2.ComponentSpec:
     return accumulator_pb2.ComponentSpec(
-        name=name,
-        dtype=data_type(spec.dtype, f"component {name!r}"),
-        shape=_shape_message(spec.shape),
-        layout=(accumulator_pb2.LAYOUT_SPARSE if isinstance(spec, SparseSpec) else accumulator_pb2.LAYOUT_DENSE),
+        name=component.name,
+        dtype=to_data_type(component.dtype),
+        shape=accumulator_pb2.PartialShape(unknown_rank=component.shape is None, dims=component.shape),
+        layout=accumulator_pb2.LAYOUT_SPARSE if component.is_sparse else accumulator_pb2.LAYOUT_DENSE,
     )
-
-
-def _shape_message(shape: Shape | None) -> accumulator_pb2.PartialShape:
-    if shape is None:
-        return accumulator_pb2.PartialShape(unknown_rank=True)
-    return accumulator_pb2.PartialShape(dims=[-1 if size is None else size for size in shape])
-
-
-def _int32(value: int, field: str) -> int:
-    if not -(2**31) <= value < 2**31:
-        raise InvalidArgumentError(f"expected a 32-bit {field}, got {value}", field=field)
-    return value
-
-
-def _indices(value: ArrayLike) -> Array:
-    array = np.asarray(value)
-    if array.size == 0:
-        array = array.astype(np.int64)
-    if array.dtype.kind not in "iu":
-        raise InvalidArgumentError(f"expected integer indices, got {array.dtype}", field="gradient.indices")
-    return np.asarray(array, dtype=np.int64, order="C")

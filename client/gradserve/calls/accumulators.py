@@ -3,15 +3,14 @@
 The signatures and docstrings here are those of the blocking and of the asyncio classes.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from gradserve.calls.accumulator_handles import handle_of
-from gradserve.calls.accumulator_wire import AccumulatorWire, Contribution, GradientValue
+from gradserve.calls.accumulator_wire import AccumulatorWire, Contribution
 from gradserve.calls.exchange import Operation, check_timeout
+from gradserve.conversion.trees import Tree
 from gradserve.errors import InvalidArgumentError, StaleGradientError
 from gradserve.results import (
     AccumulatorHandle,
@@ -73,7 +72,7 @@ class OneTensorAccumulatorCalls(AccumulatorCalls):
     @property
     def _component(self) -> str:
         """The name of the only component."""
-        return next(iter(self._wire.components))
+        return next(iter(self._wire.components)).name
 
 
 class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
@@ -170,7 +169,7 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
             worker_id: Who sends it; see `ConditionalAccumulator.apply_grad`.
             request_id: That of an error of an earlier attempt.
         """
-        slices = IndexedSlices(np.asarray(grad_values), np.asarray(grad_indices), grad_shape)
+        slices = IndexedSlices(cast(Array, grad_values), cast(Array, grad_indices), grad_shape)
         return self.apply_indexed_slices_grad(
             slices, local_step, weight=weight, worker_id=worker_id, request_id=request_id
         )
@@ -211,14 +210,19 @@ class GradientAccumulatorCalls(AccumulatorCalls):
 
     def apply_grad(
         self,
-        grads: Mapping[str, GradientValue],
+        grads: Tree,
         local_step: int = 0,
         *,
         weight: float = 1.0,
         worker_id: str | None = None,
         request_id: int | None = None,
     ) -> Operation[ApplyResult]:
-        """Adds a gradient of every component to the round, or of none; see `ConditionalAccumulator.apply_grad`."""
+        """Adds a gradient of every component to the round, or of none; see `ConditionalAccumulator.apply_grad`.
+
+        `grads` is a tree like the one that the accumulator was made of, or a dict by the names of the components. Its
+        leaves are arrays of any library, handles or IndexedSlices. None for one that is not there: an error, or zeros
+        with missing="zeros".
+        """
         return self._wire.apply(grads, Contribution(local_step, weight, worker_id), request_id)
 
     def take_grad(
@@ -233,7 +237,7 @@ class GradientAccumulatorCalls(AccumulatorCalls):
 
     def push_pull(
         self,
-        grads: Mapping[str, GradientValue],
+        grads: Tree,
         num_required: int,
         local_step: int = 0,
         *,

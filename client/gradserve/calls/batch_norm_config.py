@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gradserve.batch_norm_arguments import Initializer, RandomAdjustment, Regularizer
-from gradserve.calls.naming import is_name
+from gradserve.calls.fields import plain_field
 from gradserve.calls.op_wire import as_op_input
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.plain import as_number, is_text
 from gradserve.errors import InvalidArgumentError
 from gradserve.results import DenseSpec, TensorHandle
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
@@ -58,7 +60,7 @@ class BatchNormArguments:
     def initial_tensors(self) -> dict[str, Array | TensorHandle]:
         """Returns the first values that are given as such, by variable."""
         return {
-            name: as_op_input(value, _INITIAL_DTYPE, "param_initializers")
+            name: as_op_input(value, _INITIAL_DTYPE, f"the initial {name}", field="param_initializers")
             for name, value in _by_name(self.param_initializers, "param_initializers").items()
             if value is not None and not isinstance(value, Initializer | str)
         }
@@ -87,12 +89,7 @@ class BatchNormArguments:
                 config.param_regularizers[name].CopyFrom(_regularizer(regularizer))
         self._set_collections(config)
         for name, bound in _by_name(self.renorm_clipping, "renorm_clipping").items():
-            try:
-                config.renorm_clipping[name] = bound
-            except (TypeError, ValueError) as error:
-                raise InvalidArgumentError(
-                    f"expected a number as {name}, got {bound!r}: {error}", field="renorm_clipping"
-                ) from None
+            config.renorm_clipping[name] = as_number(bound, Argument(name, "renorm_clipping"))
         if self.adjustment is not None:
             config.adjustment.CopyFrom(_adjustment(self.adjustment))
         return config
@@ -138,12 +135,7 @@ def read_arguments(config: batch_norm_pb2.BatchNormConfig) -> dict[str, Any]:
 
 
 def _set(message: Any, field: str, value: Any, argument: str) -> None:
-    try:
-        setattr(message, field, value)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(
-            f"expected a value of {field} that can be sent, got {value!r}: {error}", field=argument
-        ) from None
+    setattr(message, field, plain_field(message, field, value, Argument(field, argument)))
 
 
 def _is_no_activation(name: str) -> bool:
@@ -157,7 +149,7 @@ def _by_name(values: Mapping[str, ValueT] | None, argument: str) -> Mapping[str,
     if not isinstance(values, Mapping):
         raise InvalidArgumentError(f"expected a dict by name as {argument}, got {values!r}", field=argument)
     for name in values:
-        if not is_name(name):
+        if not is_text(name):
             raise InvalidArgumentError(f"expected names as keys of {argument}, got {name!r}", field=argument)
     return values
 
@@ -167,7 +159,7 @@ def _names(collections: Collections, argument: str) -> list[str]:
         names = [collections]
     else:
         names = list(collections) if isinstance(collections, Iterable) else [collections]
-    if not all(is_name(name) for name in names):
+    if not all(is_text(name) for name in names):
         raise InvalidArgumentError(f"expected names of collections, got {collections!r}", field=argument)
     return names
 

@@ -21,7 +21,8 @@ from gradserve.calls.exchange import Operation
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.ignored_arguments import IgnoredArguments
 from gradserve.calls.op_wire import OpInput, as_op_input
-from gradserve.calls.tensors import cast
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.casting import as_array_of
 from gradserve.errors import (
     AbortedError,
     CallCancelledError,
@@ -200,7 +201,7 @@ class BatchNormLayerCalls:
             ResourceExhaustedError: The gradients do not fit into the server's memory.
         """
         forward_id, dtype = self._differentiable(forward)
-        gradient = as_op_input(dy, dtype, "outputs_gradient")
+        gradient = as_op_input(dy, dtype, "dy", field="outputs_gradient")
         try:
             reply = yield from self._wire.backward(forward_id, gradient, retain=retain, keep=keep, lease=lease)
         except (AbortedError, NotFoundError) as error:
@@ -416,5 +417,5 @@ def _tensors(
 
 def _variable(name: str, value: OpInput, dtype: DType | None) -> Array | TensorHandle:
     if isinstance(value, TensorHandle) or dtype is None:  # the server says that there is no such variable
-        return as_op_input(value, _FLOAT32, "variables")
-    return cast(value, dtype, f"variable {name!r}", "variables")
+        return as_op_input(value, _FLOAT32, f"variable {name!r}", field="variables")
+    return as_array_of(dtype, value, Argument(f"variable {name!r}", "variables"))

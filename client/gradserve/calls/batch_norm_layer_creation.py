@@ -1,6 +1,5 @@
 """Creates or finds batch normalization layers."""
 
-import operator
 from dataclasses import dataclass
 
 from numpy.typing import DTypeLike
@@ -12,11 +11,14 @@ from gradserve.calls.exchange import Operation
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.ignored_arguments import IgnoredArguments
 from gradserve.calls.made_layers import MadeLayers
-from gradserve.calls.naming import is_name, private_name
-from gradserve.calls.tensors import data_type
+from gradserve.calls.naming import private_name
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.dtypes import as_dtype
+from gradserve.conversion.plain import as_shape, is_text
 from gradserve.errors import InvalidArgumentError
 from gradserve.results import Shape
 from gradserve.v1 import layer_pb2, tensor_pb2
+from gradserve.wire.dtypes import to_data_type
 
 _PRIVATE_SCOPE = "BatchNorm"
 
@@ -47,7 +49,7 @@ def make_layer(
         made: Takes the object, and before that a layer without a scope as soon as it exists.
     """
     for argument, value in {"container": place.container, "scope": "" if place.scope is None else place.scope}.items():
-        if not is_name(value):
+        if not is_text(value):
             raise InvalidArgumentError(f"expected a name as {argument}, got {value!r}", field=argument)
     creation = Creation(_reuse(place), ids.name(), *_inputs(place.dtype, place.input_shape))
     name = private_name(_PRIVATE_SCOPE, ids) if place.scope is None else place.scope
@@ -78,10 +80,4 @@ def _inputs(dtype: DTypeLike | None, shape: Shape | None) -> tuple[tensor_pb2.Da
         raise InvalidArgumentError("expected dtype and input_shape together, or none of them", field=missing)
     if dtype is None or shape is None:
         return tensor_pb2.DATA_TYPE_UNSPECIFIED, ()
-    try:
-        sizes = tuple(-1 if size is None else operator.index(size) for size in shape)
-    except TypeError:
-        raise InvalidArgumentError(
-            f"expected integers or None in input_shape, got {shape!r}", field="input_shape"
-        ) from None
-    return data_type(dtype, "dtype"), sizes
+    return to_data_type(as_dtype(dtype, Argument("dtype"))), as_shape(shape, Argument("input_shape"))

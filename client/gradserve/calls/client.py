@@ -4,14 +4,15 @@ The signatures and docstrings here are those of the blocking and of the asyncio 
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 from numpy.typing import ArrayLike, DTypeLike
 
 from gradserve.batch_norm_arguments import RandomAdjustment, Regularizer
 from gradserve.batch_norm_results import BatchNormLayerInfo
 from gradserve.calls import tensors
-from gradserve.calls.accumulator_wire import AccumulatorOptions, ComponentSpec, list_accumulators
+from gradserve.calls.accumulator_wire import AccumulatorOptions, list_accumulators
 from gradserve.calls.accumulators import (
     ConditionalAccumulatorCalls,
     GradientAccumulatorCalls,
@@ -21,13 +22,16 @@ from gradserve.calls.batch_norm_config import BatchNormArguments, Collections, I
 from gradserve.calls.batch_norm_layer import BatchNormLayerCalls
 from gradserve.calls.batch_norm_layer_creation import LayerPlace, make_layer
 from gradserve.calls.batch_norm_layer_wire import list_layers
+from gradserve.calls.components import Components
 from gradserve.calls.exchange import Operation, check_timeout
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.made_accumulators import MadeAccumulators
 from gradserve.calls.made_layers import MadeLayers
-from gradserve.calls.naming import component_specs
 from gradserve.calls.raw_ops import RawOpsCalls
 from gradserve.calls.server import server_info
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.arrays import as_array
+from gradserve.conversion.trees import Tree
 from gradserve.errors import GradserveError
 from gradserve.results import AccumulatorInfo, DenseSpec, ServerInfo, Shape, SparseSpec, TensorHandle
 from gradserve.wire.payload import Array
@@ -89,7 +93,9 @@ class ClientCalls:
             one_per_worker,
             refuse_non_finite,
         )
-        wire = yield from self._accumulators.create(name, shared_name, {"": DenseSpec(dtype, shape)}, options)
+        wire = yield from self._accumulators.create(
+            name, shared_name, Components.of_one_tensor(DenseSpec(dtype, shape)), options
+        )
         return ConditionalAccumulatorCalls(wire, self._timeout)
 
     def sparse_conditional_accumulator(
@@ -120,12 +126,14 @@ class ClientCalls:
             one_per_worker,
             refuse_non_finite,
         )
-        wire = yield from self._accumulators.create(name, shared_name, {"": SparseSpec(dtype, shape)}, options)
+        wire = yield from self._accumulators.create(
+            name, shared_name, Components.of_one_tensor(SparseSpec(dtype, shape)), options
+        )
         return SparseConditionalAccumulatorCalls(wire, self._timeout)
 
     def gradient_accumulator(
         self,
-        components: Mapping[str, ArrayLike | TensorHandle | ComponentSpec],
+        components: Tree,
         shared_name: str | None = None,
         name: str = "gradient_accumulator",
         reduction_type: str = "MEAN",
@@ -136,11 +144,30 @@ class ClientCalls:
         keep_averages: int = 1,
         one_per_worker: bool = False,
         refuse_non_finite: bool = False,
+        missing: Literal["error", "zeros"] = "error",
     ) -> Operation[GradientAccumulatorCalls]:
         """Creates an accumulator of whole models' gradients, or finds the one of this shared name.
 
-        `components` gives for each name an array or handle that has the dtype and shape of its gradients (its values
-        do not matter), a DenseSpec or a SparseSpec. For all else see `conditional_accumulator`.
+        Args:
+            components: The parameters of the model, or what has their dtypes and shapes: a dict by name, or a tree of
+                dicts, lists, tuples and named tuples, as JAX's pytrees. A leaf is an array of any library, a handle,
+                numbers in lists, a DenseSpec or a SparseSpec; its way names its component, such as "layers/0/w". None
+                has no component.
+            shared_name: See `conditional_accumulator`, as for all but the last.
+            name: How one without a shared name is called in lists.
+            reduction_type: "MEAN" or "SUM".
+            container: Namespace of the shared name.
+            accumulate_dtype: Type of the running sums.
+            deterministic: Add up in the order of workers.
+            keep_averages: For how many past rounds the average can be read.
+            one_per_worker: Count only the first gradient of each worker in a round.
+            refuse_non_finite: Refuse gradients with NaN or an infinity.
+            missing: What becomes of a gradient that this object is given without a component, or with None for it:
+                "error", or "zeros", which are sent in its place, and count in the mean as others do.
+
+        Raises:
+            InvalidArgumentError: One of them cannot be.
+            AlreadyExistsError: The name is taken by one with other properties; says which.
         """
         options = AccumulatorOptions(
             reduction_type,
@@ -151,7 +178,7 @@ class ClientCalls:
             one_per_worker,
             refuse_non_finite,
         )
-        wire = yield from self._accumulators.create(name, shared_name, component_specs(components), options)
+        wire = yield from self._accumulators.create(name, shared_name, Components.of_tree(components, missing), options)
         return GradientAccumulatorCalls(wire, self._timeout)
 
     def list_accumulators(self, container: str = "") -> Operation[list[AccumulatorInfo]]:
@@ -294,12 +321,15 @@ class ClientCalls:
             InvalidArgumentError: No tensor can have its dtype.
             ResourceExhaustedError: It does not fit.
         """
-        (handle,) = yield from tensors.put([value], lease)
+        (handle,) = yield from tensors.put([as_array(value, Argument("value"))], lease)
         return handle
 
     def put_all(self, values: Sequence[ArrayLike], *, lease: float | None = None) -> Operation[list[TensorHandle]]:
         """Stores several arrays in one stream, all or none; see `put`."""
-        return tensors.put(values, lease)
+        if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+            raise Argument("values").error("a list of arrays", values)
+        arrays = [as_array(value, Argument(f"values[{index}]")) for index, value in enumerate(values)]
+        return (yield from tensors.put(arrays, lease))
 
     def get(self, handle: TensorHandle, *, release: bool = False) -> Operation[Array]:
         """Reads a stored array; `release` deletes it then.

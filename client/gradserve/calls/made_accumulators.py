@@ -1,12 +1,14 @@
 """The accumulators that a client made."""
 
 import threading
-from collections.abc import Mapping
 
-from gradserve.calls.accumulator_wire import AccumulatorOptions, AccumulatorWire, ComponentSpec, create
+from gradserve.calls.accumulator_wire import AccumulatorOptions, AccumulatorWire, create
+from gradserve.calls.components import Components
 from gradserve.calls.exchange import Operation
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.naming import private_name
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.plain import as_text
 
 
 class MadeAccumulators:
@@ -25,7 +27,7 @@ class MadeAccumulators:
         self,
         name: str,
         shared_name: str | None,
-        components: Mapping[str, ComponentSpec],
+        components: Components,
         options: AccumulatorOptions,
     ) -> Operation[AccumulatorWire]:
         """Creates an accumulator, or finds the one of this shared name.
@@ -33,9 +35,11 @@ class MadeAccumulators:
         Args:
             name: What the name of one without a shared name begins with.
             shared_name: Under which others find it; None for one that only this client uses.
-            components: What it consists of, by name.
+            components: What it consists of.
             options: Its other properties.
         """
+        name = as_text(name, Argument("name"))
+        shared_name = None if shared_name is None else as_text(shared_name, Argument("shared_name"))
         full_name = private_name(name, self._ids) if shared_name is None else shared_name
         wire = yield from create(full_name, components, options, self._ids)
         if shared_name is None:

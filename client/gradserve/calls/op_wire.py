@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import ArrayLike
 
 from gradserve.calls.exchange import Operation
+from gradserve.calls.fields import plain_fields
 from gradserve.calls.tensor_calls import OpInputs, call_with_inputs, listed, placement_of, receive_outputs
-from gradserve.calls.tensors import as_wire_array, delete_quietly
-from gradserve.errors import InvalidArgumentError
+from gradserve.calls.tensors import delete_quietly
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.casting import as_array_or_numbers
 from gradserve.results import TensorHandle
 from gradserve.wire.dtypes import DType
 from gradserve.wire.payload import Array
@@ -20,23 +21,24 @@ OpInput: TypeAlias = ArrayLike | TensorHandle
 _SERVICE = "GradientOpsService"
 
 
-def as_op_input(value: OpInput, default_dtype: DType, name: str) -> Array | TensorHandle:
+def as_op_input(value: OpInput, default_dtype: DType, name: str, *, field: str | None = None) -> Array | TensorHandle:
     """Returns a value as an input of an op.
 
     Handles and arrays of any library keep their dtype. Numbers and sequences of numbers, which have none, get the
-    default one. `name` is that of the input.
+    default one.
+
+    Args:
+        value: The input.
+        default_dtype: That of numbers.
+        name: Of the input.
+        field: Of an error, where that is another.
 
     Raises:
-        InvalidArgumentError: No tensor can have its dtype.
+        InvalidArgumentError: It is no array and no numbers, or no tensor can have its dtype.
     """
     if isinstance(value, TensorHandle):
         return value
-    try:
-        return as_wire_array(value if hasattr(value, "dtype") else np.asarray(value, default_dtype))
-    except InvalidArgumentError as error:
-        raise InvalidArgumentError(error.message, field=name) from None
-    except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"expected an array or numbers: {error}", field=name) from None
+    return as_array_or_numbers(value, default_dtype, Argument(name, field))
 
 
 def run_op(
@@ -62,15 +64,16 @@ def run_op(
     Returns:
         The outputs by name, some of them lists: handles if they stay on the server, else new arrays.
     """
+    fields = plain_fields(request, attributes)
     placement = placement_of(keep=keep, lease=lease)
     reply = yield from call_with_inputs(
-        _SERVICE, method, inputs, lambda tensors: request(**tensors, **attributes, placement=placement)
+        _SERVICE, method, inputs, lambda tensors: request(**tensors, **fields, placement=placement)
     )
-    fields = [(part.name, list(value) if part.is_repeated else value) for part, value in reply.ListFields()]
-    received = yield from receive_outputs([tensor for _, value in fields for tensor in listed(value)], keep=keep)
+    tensors = [(part.name, list(value) if part.is_repeated else value) for part, value in reply.ListFields()]
+    received = yield from receive_outputs([each for _, value in tensors for each in listed(value)], keep=keep)
     outputs = iter(received)
     return {
-        name: [next(outputs) for _ in value] if isinstance(value, list) else next(outputs) for name, value in fields
+        name: [next(outputs) for _ in value] if isinstance(value, list) else next(outputs) for name, value in tensors
     }
 
 

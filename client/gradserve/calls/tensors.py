@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
-from numpy.typing import ArrayLike, DTypeLike
 
 from gradserve.calls.exchange import Download, Operation, Unary, upload
 from gradserve.errors import GradserveError, InvalidArgumentError
@@ -12,18 +11,17 @@ from gradserve.results import TensorHandle
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve.v1 import tensor_pb2
 from gradserve.wire.contents import Contents
-from gradserve.wire.dtypes import BFLOAT16, DType, to_data_type, to_dtype
+from gradserve.wire.dtypes import to_data_type, to_dtype
 from gradserve.wire.durations import encode_duration
-from gradserve.wire.payload import Array, buffer_of, wire_array
+from gradserve.wire.payload import Array, buffer_of
 
 INLINE_LIMIT_BYTES = 3 << 20
 """Arrays of up to this size together travel inside the request; a stream of their own would take longer."""
 
 
-def put(values: Sequence[ArrayLike], lease: float | None) -> Operation[list[TensorHandle]]:
+def put(arrays: Sequence[Array], lease: float | None) -> Operation[list[TensorHandle]]:
     """Stores arrays on the server."""
-    arrays = tuple(as_wire_array(value) for value in values)
-    stored = yield from upload(_header(arrays, lease), arrays)
+    stored = yield from upload(_header(arrays, lease), tuple(arrays))
     return [TensorHandle(tensor.handle, array.dtype, array.shape) for tensor, array in zip(stored, arrays, strict=True)]
 
 
@@ -104,50 +102,6 @@ def encode_lease(lease: float) -> Duration:
 def handle_of(tensor: tensor_pb2.Tensor) -> TensorHandle:
     """Returns the handle in a reply."""
     return TensorHandle(tensor.handle, to_dtype(tensor.dtype), tuple(tensor.shape))
-
-
-def as_wire_array(value: ArrayLike) -> Array:
-    """Returns `value` as an array that can be sent.
-
-    Raises:
-        InvalidArgumentError: No tensor can have its dtype.
-    """
-    try:
-        return wire_array(value)
-    except TypeError as error:
-        raise InvalidArgumentError(str(error)) from None
-
-
-def cast(value: ArrayLike, dtype: DType, what: str, field: str) -> Array:
-    """Returns a value as an array of a dtype that can be sent.
-
-    Args:
-        value: Booleans or numbers, not complex.
-        dtype: What it becomes.
-        what: Describes it in an error.
-        field: That of the error.
-
-    Raises:
-        InvalidArgumentError: It is something else.
-    """
-    array = np.asarray(value)
-    if array.dtype.kind not in "biuf" and array.dtype != BFLOAT16:
-        raise InvalidArgumentError(
-            f"expected values that can become {dtype} for {what}, got {array.dtype}", field=field
-        )
-    return np.asarray(array, dtype=dtype, order="C")
-
-
-def data_type(dtype: DTypeLike, field: str) -> tensor_pb2.DataType:
-    """Returns the wire type of a dtype.
-
-    Raises:
-        InvalidArgumentError: No tensor can have it; `field` is that of the error.
-    """
-    try:
-        return to_data_type(dtype)
-    except TypeError as error:
-        raise InvalidArgumentError(str(error), field=field) from None
 
 
 def inline_array(tensor: tensor_pb2.Tensor) -> Array:

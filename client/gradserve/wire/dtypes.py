@@ -31,6 +31,9 @@ _DTYPES: dict[tensor_pb2.DataType, DType] = {
 }
 _DATA_TYPES = {dtype: data_type for data_type, dtype in _DTYPES.items()}
 
+KNOWN_NAMES = ", ".join(str(dtype) for dtype in _DATA_TYPES)
+"""The names of the dtypes that tensors can have."""
+
 
 def to_dtype(data_type: tensor_pb2.DataType) -> DType:
     """Returns the NumPy dtype of a wire type.
@@ -60,9 +63,15 @@ def parse_dtype(dtype: DTypeLike) -> DType:
     Raises:
         TypeError: It is not one of the types a tensor can have.
     """
+    if dtype is None:  # NumPy's float64
+        raise TypeError(f"expected a dtype out of {KNOWN_NAMES}; got None")
     parsed = BFLOAT16 if isinstance(dtype, str) and dtype == "bfloat16" else np.dtype(dtype)
     parsed = parsed.newbyteorder("<")
     if parsed not in _DATA_TYPES:
-        known = ", ".join(str(each) for each in _DATA_TYPES)
-        raise TypeError(f"expected a dtype out of {known}; got {parsed}")
+        raise TypeError(f"expected a dtype out of {KNOWN_NAMES}; got {parsed}")
     return parsed
+
+
+def is_real(dtype: DType) -> bool:
+    """Tells whether a dtype that tensors can have is one of real numbers, or bool."""
+    return dtype.kind != "c"

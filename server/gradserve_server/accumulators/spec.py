@@ -150,7 +150,7 @@ class AccumulatorSpec:
         return np.dtype(np.float32) if component.dtype.itemsize == 2 else component.dtype
 
     def differences(self, other: "AccumulatorSpec") -> list[str]:
-        """Returns, in words, the fields in which `other` is different."""
+        """Returns, in words, the fields in which `other` is different. The order of components is no difference."""
         found = [
             f"{name} is {_text(getattr(self, name))}, not {_text(getattr(other, name))}"
             for name in (
@@ -163,11 +163,12 @@ class AccumulatorSpec:
             )
             if _differ(getattr(self, name), getattr(other, name))
         ]
+        theirs = {component.name: component for component in other.components}
         mine = [component.name for component in self.components]
-        theirs = [component.name for component in other.components]
-        if mine != theirs:
-            return [f"components are {mine}, not {theirs}", *found]
-        for ours, their in zip(self.components, other.components, strict=True):
+        if set(mine) != theirs.keys():
+            return [f"components are {mine}, not {list(theirs)}", *found]
+        for ours in self.components:
+            their = theirs[ours.name]
             found += [
                 f"{name} of component {ours.name!r} is {_text(getattr(ours, name))}, not {_text(getattr(their, name))}"
                 for name in ("dtype", "shape", "layout")

@@ -23,6 +23,7 @@ from gradserve_server.accumulators.spec import (
 )
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
+from gradserve_server.rpc.component_names import components_named
 from gradserve_server.rpc.tensors import MAX_COMPONENTS, check_count, decode_tensor, request_fields
 from gradserve_server.tensors.store import TensorStore
 
@@ -60,19 +61,21 @@ def decode_accumulator_spec(spec: accumulator_pb2.AccumulatorSpec) -> Accumulato
     check_count(spec.components, MAX_COMPONENTS, "components", "spec.components")
     if spec.reduction not in _REDUCTIONS:
         raise InvalidArgumentError(f"expected a known reduction, got {spec.reduction}", field="spec.reduction")
-    return AccumulatorSpec(
-        components=tuple(
-            _decode_component(component, f"spec.components[{index}]") for index, component in enumerate(spec.components)
-        ),
-        reduction=_REDUCTIONS[spec.reduction],
-        accumulate_dtype=(
-            _decode_dtype(spec.accumulate_dtype, "spec.accumulate_dtype") if spec.accumulate_dtype else None
-        ),
-        deterministic=spec.deterministic,
-        keep_averages=spec.keep_averages or 1,
-        one_per_worker=spec.one_per_worker,
-        refuse_non_finite=spec.refuse_non_finite,
-    )
+    with components_named("spec.components", spec.components):
+        return AccumulatorSpec(
+            components=tuple(
+                _decode_component(component, f"spec.components[{index}]")
+                for index, component in enumerate(spec.components)
+            ),
+            reduction=_REDUCTIONS[spec.reduction],
+            accumulate_dtype=(
+                _decode_dtype(spec.accumulate_dtype, "spec.accumulate_dtype") if spec.accumulate_dtype else None
+            ),
+            deterministic=spec.deterministic,
+            keep_averages=spec.keep_averages or 1,
+            one_per_worker=spec.one_per_worker,
+            refuse_non_finite=spec.refuse_non_finite,
+        )
 
 
 def _decode_component(component: accumulator_pb2.ComponentSpec, field: str) -> ComponentSpec:
@@ -240,6 +243,7 @@ def _gradient_opener(store: TensorStore, spec: AccumulatorSpec, request: Gradien
         }
         handles = [tensor.handle for tensor in tensors.values()]
         with (
+            components_named("gradient", request.gradient),
             request_fields({f"handles[{index}]": f"{path}.handle" for index, path in enumerate(tensors)}),
             store.use(handles, release=request.release_handles) as inputs,
         ):

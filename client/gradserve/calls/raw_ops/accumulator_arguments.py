@@ -8,9 +8,12 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from gradserve.calls.accumulator_handles import HasAccumulatorRef
 from gradserve.calls.tensorflow_text import check_attribute, dtype_text, shape_text
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.arrays import as_array
+from gradserve.conversion.dtypes import AnyDType, as_dtype
 from gradserve.errors import InvalidArgumentError
 from gradserve.results import AccumulatorHandle, AccumulatorKind
-from gradserve.wire.dtypes import BFLOAT16, DType, parse_dtype
+from gradserve.wire.dtypes import BFLOAT16, DType
 from gradserve.wire.payload import Array
 
 AccumulatorInput: TypeAlias = AccumulatorHandle | HasAccumulatorRef
@@ -120,9 +123,9 @@ def int64_array(value: ArrayLike, name: str) -> Array:
 def _integers(value: ArrayLike, dtype: DTypeLike, name: str) -> Array:
     wanted = np.dtype(dtype)
     try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise InvalidArgumentError(f"expected {wanted} values for {name}: {error}", field=name) from None
+        array = as_array(value, Argument(name))
+    except InvalidArgumentError:
+        raise InvalidArgumentError(f"expected {wanted} values for {name}, got {value!r}", field=name) from None
     if array.size == 0:
         return np.empty(array.shape, wanted)
     limits = np.iinfo(wanted)
@@ -131,13 +134,8 @@ def _integers(value: ArrayLike, dtype: DTypeLike, name: str) -> Array:
     return array.astype(wanted)
 
 
-def _known_dtype(dtype: DTypeLike) -> DType:
-    if dtype is None:  # which NumPy takes for float64
-        raise InvalidArgumentError("expected a dtype, got None", field="dtype")
-    try:
-        return parse_dtype(dtype)
-    except TypeError as error:
-        raise InvalidArgumentError(str(error), field="dtype") from None
+def _known_dtype(dtype: AnyDType) -> DType:
+    return as_dtype(dtype, Argument("dtype"))
 
 
 def _check_signature(signature: str, dtype: DType, handle: AccumulatorHandle, field: str) -> None:

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from gradserve.calls.accumulator_handles import handle_of, wire_of
-from gradserve.calls.accumulator_wire import AccumulatorOptions, AccumulatorWire, ComponentSpec, Contribution
+from gradserve.calls.accumulator_wire import AccumulatorOptions, AccumulatorWire, Contribution
+from gradserve.calls.components import Components, ComponentSpec
 from gradserve.calls.exchange import Operation, check_timeout
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.made_accumulators import MadeAccumulators
@@ -48,7 +49,9 @@ class AccumulatorOpsBase:
     ) -> Operation[AccumulatorHandle]:
         check_reduction(reduction_type)
         options = AccumulatorOptions(reduction_type, container)
-        return handle_of((yield from self._made.create(name, shared_name or None, {"": spec}, options)))
+        return handle_of(
+            (yield from self._made.create(name, shared_name or None, Components.of_one_tensor(spec), options))
+        )
 
     def _wire(self, handle: AccumulatorHandle) -> AccumulatorWire:
         return wire_of(handle, self._ids)

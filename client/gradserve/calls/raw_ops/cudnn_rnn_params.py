@@ -9,10 +9,12 @@ from numpy.typing import ArrayLike, DTypeLike
 from gradserve.calls.exchange import Operation
 from gradserve.calls.op_wire import OpInput, as_op_input, run_op
 from gradserve.calls.tensor_calls import OpInputs
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.arrays import as_array
+from gradserve.conversion.dtypes import as_dtype
 from gradserve.errors import InvalidArgumentError
 from gradserve.op_outputs import CudnnRNNParamsToCanonicalOutputs
 from gradserve.v1 import cudnn_rnn_messages_pb2 as messages_pb2
-from gradserve.wire.dtypes import parse_dtype
 
 _FLOAT32 = np.dtype(np.float32)
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -60,7 +62,7 @@ class CudnnRnnParamsCalls:
         """
         _check_float(T)
         network = _network(num_layers, num_units, input_size, rnn_mode, input_mode, direction)
-        attributes = {**network, "num_proj": num_proj, "s": str(np.dtype(S))}
+        attributes = {**network, "num_proj": num_proj, "s": as_dtype(S, Argument("S")).name}
         request = messages_pb2.CudnnRNNParamsSizeRequest
         outputs = yield from run_op("CudnnRNNParamsSize", request, {}, attributes, keep=keep, lease=lease)
         return outputs["params_size"]
@@ -225,7 +227,7 @@ def _network(
     """Returns the attributes of a network; its sizes are scalar tensors to TensorFlow."""
     sizes = {"num_layers": num_layers, "num_units": num_units, "input_size": input_size}
     for name, value in sizes.items():
-        size = np.asarray(value)
+        size = as_array(value, Argument(name))
         if size.ndim:
             raise InvalidArgumentError(f"{name} is not a scalar", field=name)
         if size.dtype.kind not in "iu" or int(size) not in _INT32:
@@ -235,10 +237,7 @@ def _network(
 
 
 def _check_float(dtype: DTypeLike) -> None:
-    try:
-        name = parse_dtype(dtype).name
-    except TypeError as error:
-        raise InvalidArgumentError(str(error), field="T") from None
+    name = as_dtype(dtype, Argument("T")).name
     if name not in _FLOATS:
         raise InvalidArgumentError(
             f"Value for attr 'T' of {name} is not in the list of allowed values: {', '.join(_FLOATS)}", field="T"

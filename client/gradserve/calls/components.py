@@ -1,0 +1,182 @@
+"""The components of an accumulator: what it takes for each, and what trees of them look like."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self, TypeAlias
+
+import numpy as np
+
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.arrays import as_array
+from gradserve.conversion.casting import as_array_of
+from gradserve.conversion.dtypes import as_dtype
+from gradserve.conversion.plain import as_choice, as_shape
+from gradserve.conversion.slices import as_slices
+from gradserve.conversion.trees import Structure, Tree, leaves_of, taken_apart
+from gradserve.errors import InvalidArgumentError
+from gradserve.results import DenseSpec, IndexedSlices, SparseSpec, TensorHandle, Value
+from gradserve.wire.dtypes import DType
+
+ComponentSpec: TypeAlias = DenseSpec | SparseSpec
+Missing: TypeAlias = Literal["error", "zeros"]
+
+_FIELD = "gradient"
+_INT64 = np.dtype(np.int64)
+
+
+@dataclass(frozen=True)
+class Component:
+    """One tensor of an accumulator.
+
+    Attributes:
+        name: Its name; empty for the only one of an accumulator of one tensor.
+        dtype: Of its sums.
+        shape: -1 for a dimension, or None instead of all, where unknown.
+        is_sparse: Whether its gradients are IndexedSlices.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...] | None
+    is_sparse: bool
+
+    @property
+    def title(self) -> str:
+        """What errors call it."""
+        return f"component {self.name!r}" if self.name else "the gradient"
+
+    def value(self, value: Any) -> Value | TensorHandle:
+        """Returns a gradient as it is sent.
+
+        Raises:
+            InvalidArgumentError: It is none, or a value does not fit into the dtype.
+        """
+        argument = Argument(self.title, _FIELD)
+        slices = as_slices(value)
+        if self.is_sparse:
+            if slices is None:
+                raise argument.error("IndexedSlices", value)
+            return self._slices(slices)
+        if slices is not None:
+            raise argument.error_saying("an array or numbers", "rows, which a SparseSpec takes")
+        return value if isinstance(value, TensorHandle) else as_array_of(self.dtype, value, argument)
+
+    def zeros(self) -> Value:
+        """Returns a gradient of zeros; for a sparse component, one without rows.
+
+        Raises:
+            InvalidArgumentError: The shape is not known.
+        """
+        sizes = self.shape[1:] if self.shape is not None and self.is_sparse else self.shape
+        if sizes is None or -1 in sizes:
+            raise InvalidArgumentError(
+                f"expected a gradient of {self.title}, got none; its shape, of which zeros could be made, is not known",
+                field=_FIELD,
+            )
+        if self.is_sparse:
+            return IndexedSlices(np.zeros((0, *sizes), self.dtype), np.zeros(0, np.int64))
+        return np.zeros(sizes, self.dtype)
+
+    def missing(self, got: str | None) -> InvalidArgumentError:
+        """Returns the error of a gradient that is not there."""
+        return InvalidArgumentError(
+            f"expected a gradient of {self.title}, got {got}; pass zeros for a parameter without a gradient, or have "
+            "them sent for it: missing='zeros' of gradient_accumulator",
+            field=_FIELD,
+        )
+
+    def _slices(self, slices: IndexedSlices) -> IndexedSlices:
+        values = as_array_of(self.dtype, slices.values, Argument(f"the values of {self.title}", _FIELD))
+        where = Argument(f"the indices of {self.title}", f"{_FIELD}.indices")
+        indices = as_array(slices.indices, where)
+        if indices.size and indices.dtype.kind not in "iu":
+            raise where.error_saying("integers", f"an array of {indices.dtype}")
+        shape = slices.dense_shape
+        if shape is not None:
+            shape = as_shape(shape, Argument(f"the dense_shape of {self.title}", f"{_FIELD}.dense_shape"))
+        return IndexedSlices(values, as_array_of(_INT64, indices, where), shape)
+
+
+class Components:
+    """All components of an accumulator, and the tree that they form."""
+
+    def __init__(self, components: Mapping[str, Component], structure: Structure, has_zeros: bool) -> None:
+        self._components = components
+        self._structure = structure
+        self._has_zeros = has_zeros
+
+    @classmethod
+    def of_one_tensor(cls, spec: ComponentSpec) -> Self:
+        """Returns the only component of an accumulator of one tensor, which has no name."""
+        component = _component("", spec, dtype=Argument("dtype"), shape=Argument("shape"))
+        leaves, structure = taken_apart({"": component}, Argument("dtype"))
+        return cls(leaves, structure, False)
+
+    @classmethod
+    def of_tree(cls, tree: Tree, missing: Missing) -> Self:
+        """Returns a component for each leaf of a tree.
+
+        Args:
+            tree: Its leaves are specs, or what has the dtype and shape of gradients.
+            missing: What stands for a gradient that is not there: an error, or zeros.
+
+        Raises:
+            InvalidArgumentError: It is no such tree.
+        """
+        has_zeros = as_choice(missing, ("error", "zeros"), Argument("missing")) == "zeros"
+        leaves, structure = taken_apart(tree, Argument("components"))
+        return cls({name: _component_like(name, leaf) for name, leaf in leaves.items()}, structure, has_zeros)
+
+    def __iter__(self) -> Iterator[Component]:
+        return iter(self._components.values())
+
+    def gradient(self, tree: Tree) -> dict[str, Value | TensorHandle]:
+        """Returns a gradient as it is sent, by component.
+
+        Raises:
+            InvalidArgumentError: It has a component too many or too few, or one that cannot be sent.
+        """
+        leaves = leaves_of(tree, self._components, Argument("the gradient", _FIELD))
+        values: dict[str, Value | TensorHandle] = {}
+        for name, component in self._components.items():
+            value = leaves.get(name)
+            if value is not None or not name:
+                values[name] = component.value(value)
+            elif self._has_zeros:
+                values[name] = component.zeros()
+            else:
+                raise component.missing(None if name in leaves else "none")
+        return values
+
+    def average(self, values: Mapping[str, Value]) -> tuple[dict[str, Value], Tree]:
+        """Returns an average by component, in the order in which these were given, and as their tree."""
+        ordered = {name: values[name] for name in self._components}
+        return ordered, self._structure.filled(ordered)
+
+
+def _component_like(name: str, leaf: Any) -> Component:
+    """Returns the component of a leaf of the tree that an accumulator was made of."""
+    title = f"component {name!r}" if name else "components"
+    argument = Argument(title, "components")
+    if isinstance(leaf, DenseSpec | SparseSpec):
+        spec: ComponentSpec = leaf
+    elif (slices := as_slices(leaf)) is not None:
+        spec = SparseSpec(as_array(slices.values, argument).dtype, slices.dense_shape)
+    elif not isinstance(leaf, np.ma.MaskedArray) and hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
+        # Also what has no values: jax.ShapeDtypeStruct, tf.TensorSpec, a tensor of a GPU.
+        spec = DenseSpec(leaf.dtype, leaf.shape)
+    else:
+        array = as_array(leaf, argument)
+        spec = DenseSpec(array.dtype, array.shape)
+    return _component(
+        name, spec, dtype=Argument(f"the dtype of {title}", "dtype"), shape=Argument(f"the shape of {title}", "shape")
+    )
+
+
+def _component(name: str, spec: ComponentSpec, *, dtype: Argument, shape: Argument) -> Component:
+    return Component(
+        name,
+        as_dtype(spec.dtype, dtype),
+        None if spec.shape is None else as_shape(spec.shape, shape),
+        isinstance(spec, SparseSpec),
+    )

@@ -1,0 +1,43 @@
+"""What a value was passed as, for errors."""
+
+import reprlib
+from dataclasses import dataclass
+
+from gradserve.errors import InvalidArgumentError
+
+_SHOWN = (bool, int, float, complex, str, bytes, type(None), list, tuple, dict, set)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument, or a part of one.
+
+    Attributes:
+        name: What its user calls it: "x", "component 'w'".
+        field: The `field` of an error; None where the name is that too.
+    """
+
+    name: str
+    field: str | None = None
+
+    def error(self, expected: str, got: object) -> InvalidArgumentError:
+        """Returns the error of a value that cannot be used.
+
+        Args:
+            expected: What could be: "an array".
+            got: The value.
+        """
+        return self.error_saying(expected, described(got))
+
+    def error_saying(self, expected: str, got: str) -> InvalidArgumentError:
+        """Returns the error of a value that cannot be used, described in words."""
+        return InvalidArgumentError(
+            f"expected {expected} for {self.name}, got {got}", field=self.name if self.field is None else self.field
+        )
+
+
+def described(value: object) -> str:
+    """Returns a value in short: as it is written, or by its type."""
+    if isinstance(value, type):
+        return value.__qualname__
+    return reprlib.repr(value) if isinstance(value, _SHOWN) else type(value).__qualname__

@@ -1,0 +1,123 @@
+"""Arrays of whatever library, and numbers, as NumPy arrays."""
+
+from typing import Any
+
+import numpy as np
+
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.dlpack import array_from_dlpack, is_in_host_memory
+from gradserve.conversion.dtypes import as_dtype, name_of
+from gradserve.errors import InvalidArgumentError
+from gradserve.wire.payload import Array
+
+_NUMBERS = frozenset({bool, int, float, complex})
+_ARRAY_PROTOCOLS = ("dtype", "__array__", "__array_interface__", "__dlpack__")
+_NO_NUMBERS = frozenset("OSU")
+"""Kinds of dtypes that NumPy gives what has no numbers: objects, bytes and text."""
+_MAX_DIMENSIONS = 64
+"""As many as NumPy has."""
+_EXPECTED = "an array or numbers"
+
+
+def as_array(value: object, argument: Argument) -> Array:
+    """Returns a value as a little-endian, C-contiguous array of a dtype that tensors can have.
+
+    Copies only what is not so already. Takes numbers, in lists of any depth, and arrays of NumPy and of every library
+    whose arrays have `__array__` or `__dlpack__`. A tensor of PyTorch that requires a gradient is detached.
+
+    Args:
+        value: The array or numbers.
+        argument: What they were passed as.
+
+    Raises:
+        InvalidArgumentError: It is something else; or a masked array; or of a dtype that tensors cannot have; or in
+            the memory of a GPU, and its library does not copy it from there by itself.
+    """
+    array = _read(value, argument, 0)
+    return np.asarray(array, dtype=as_dtype(array.dtype, argument), order="C")
+
+
+def has_dtype(value: object) -> bool:
+    """Tells whether a value is an array with a dtype of its own, rather than numbers."""
+    return any(hasattr(value, protocol) for protocol in _ARRAY_PROTOCOLS)
+
+
+def _read(value: Any, argument: Argument, depth: int) -> Array:
+    if isinstance(value, np.ma.MaskedArray):
+        raise argument.error_saying(_EXPECTED, "a masked array; .filled() replaces what is masked")
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    if isinstance(value, list | tuple):
+        return _read_sequence(value, argument, depth)
+    if type(value) in _NUMBERS:
+        return _read_numbers(value, argument)
+    return _read_foreign(value, argument)
+
+
+def _read_sequence(values: list[Any] | tuple[Any, ...], argument: Argument, depth: int) -> Array:
+    if depth == _MAX_DIMENSIONS:
+        raise argument.error_saying(f"lists in at most {_MAX_DIMENSIONS} levels", "more")
+    if not _NUMBERS.issuperset(map(type, values)):
+        values = [each if type(each) in _NUMBERS else _read(each, argument, depth + 1) for each in values]
+    try:
+        return _read_numbers(values, argument)
+    except ValueError:
+        raise argument.error_saying(_EXPECTED, "rows of different lengths") from None
+
+
+def _read_numbers(values: Any, argument: Argument) -> Array:
+    array = np.asarray(values)
+    if array.dtype != object:
+        return array
+    try:
+        return np.asarray(values, np.float64)  # integers of more than 64 bits
+    except OverflowError:
+        raise argument.error("numbers that fit into a float64", values) from None
+
+
+def _read_foreign(value: Any, argument: Argument) -> Array:
+    """Reads by NumPy's protocols, and what these refuse by DLPack: PyTorch's bfloat16, what has no `__array__`."""
+    dtype = name_of(getattr(value, "dtype", None))
+    if dtype is not None:
+        as_dtype(dtype, argument)
+    reason: Exception | None = None
+    for read in (np.asarray, array_from_dlpack) if hasattr(value, "__dlpack__") else (np.asarray,):
+        try:
+            array: Array = read(_detached(value))
+        except MemoryError:
+            raise
+        except Exception as error:  # each library has its own
+            reason = reason or error
+        else:
+            if array.dtype.kind not in _NO_NUMBERS:
+                return array
+    raise _unreadable(value, argument, reason)
+
+
+def _detached(value: Any) -> Any:
+    """Returns a tensor of PyTorch without what its memory does not show: gradients, conjugation, negation."""
+    if getattr(value, "requires_grad", None) is True:
+        value = value.detach()
+    for method in ("resolve_conj", "resolve_neg"):
+        if hasattr(value, method):
+            value = getattr(value, method)()
+    return value
+
+
+def _unreadable(value: Any, argument: Argument, reason: Exception | None) -> InvalidArgumentError:
+    if reason is None:
+        return argument.error(_EXPECTED, value)
+    kind, why = type(value).__qualname__, str(reason).partition("\n")[0]
+    if _is_in_device_memory(value):
+        device = getattr(value, "device", "a GPU")
+        return argument.error_saying(
+            "an array in the memory of the host", f"{kind} on {device}; copy it first, such as with .cpu(): {why}"
+        )
+    return argument.error_saying(_EXPECTED, f"{kind}, which cannot be read: {why}")
+
+
+def _is_in_device_memory(value: Any) -> bool:
+    try:
+        return hasattr(value, "__dlpack_device__") and not is_in_host_memory(value)
+    except (TypeError, ValueError, RuntimeError):  # a device that DLPack does not know
+        return False

@@ -1,0 +1,73 @@
+"""DLPack, with the one type that NumPy does not read: bfloat16.
+
+The standard is https://dmlc.github.io/dlpack: a capsule with a pointer to a tensor in some library's memory.
+"""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from gradserve.wire.dtypes import BFLOAT16
+from gradserve.wire.payload import Array
+
+_CAPSULE_NAME = b"dltensor"
+_UNSIGNED, _BFLOAT = 1, 4
+_HOST_MEMORY = frozenset({1, 3, 11, 13})
+"""Device types: of the CPU, and pinned or managed by CUDA or ROCm."""
+
+_get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+class _Tensor(ctypes.Structure):
+    """DLTensor, with which begins what a capsule points to."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("num_dimensions", ctypes.c_int32),
+        ("type_code", ctypes.c_uint8),
+        ("type_bits", ctypes.c_uint8),
+        ("type_lanes", ctypes.c_uint16),
+    )
+
+
+class _Exported:
+    """A capsule as NumPy takes it."""
+
+    def __init__(self, capsule: Any, device: tuple[int, int]) -> None:
+        self._capsule = capsule
+        self._device = device
+
+    def __dlpack__(self, **_: object) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device
+
+
+def is_in_host_memory(producer: Any) -> bool:
+    """Tells whether a tensor with `__dlpack__` says that it lies where the CPU can read it."""
+    return int(producer.__dlpack_device__()[0]) in _HOST_MEMORY
+
+
+def array_from_dlpack(producer: Any) -> Array:
+    """Returns the tensor of any library with `__dlpack__` as an array; shares its memory, unless that is a GPU's.
+
+    Raises:
+        Exception: Whatever the library or NumPy raises for a tensor that cannot be read.
+    """
+    if not is_in_host_memory(producer):
+        copied: Array = np.from_dlpack(producer, device="cpu")
+        return copied
+    capsule = producer.__dlpack__()
+    tensor = _Tensor.from_address(_get_pointer(capsule, _CAPSULE_NAME))
+    is_bfloat16 = (tensor.type_code, tensor.type_bits) == (_BFLOAT, BFLOAT16.itemsize * 8)
+    if is_bfloat16:
+        # What describes the tensor is the receiver's own. NumPy, who receives it next, knows unsigned integers.
+        tensor.type_code = _UNSIGNED
+    array: Array = np.from_dlpack(_Exported(capsule, producer.__dlpack_device__()))
+    return array.view(BFLOAT16) if is_bfloat16 else array

@@ -1,0 +1,51 @@
+"""Arrays in another dtype, without values that become infinite or another integer on the way."""
+
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+
+class DoesNotFitError(ValueError):
+    """A value cannot be represented in a dtype, not even rounded."""
+
+
+def converted(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Returns an array of real numbers as a C-contiguous one of another dtype; the same one if it is that already.
+
+    Floating dtypes round. NaN and infinities stay what they are.
+
+    Raises:
+        DoesNotFitError: A finite value would become infinite, or in an integer dtype another value; says which.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        result = np.asarray(array, dtype, order="C")
+    if dtype.kind in "iu":
+        lost = result != array
+    elif _largest(array.dtype) > _largest(dtype):
+        lost = np.isinf(result)
+        if lost.any():
+            lost &= np.isfinite(array)
+    else:
+        return result
+    if lost.any():
+        index = np.unravel_index(int(np.argmax(lost)), lost.shape)
+        where = f" at {[int(each) for each in index]}" if index else ""
+        raise DoesNotFitError(f"{_text(array[index])}{where}, which does not fit into {dtype}")
+    return result
+
+
+@cache
+def _largest(dtype: np.dtype[Any]) -> float:
+    """Returns the largest finite number of a dtype."""
+    if dtype.kind == "b":
+        return 1.0
+    if dtype.kind in "iu":
+        return float(np.iinfo(dtype).max)
+    return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+
+
+def _text(number: np.generic) -> str:
+    return str(number) if isinstance(number, np.integer) else f"{float(number):g}"

@@ -1,0 +1,28 @@
+"""Names components in errors: their place in a request says little to whoever has a model of a hundred."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from gradserve.v1 import accumulator_pb2
+from gradserve_server.errors import ServiceError
+
+Components = Sequence[accumulator_pb2.ComponentGradient] | Sequence[accumulator_pb2.ComponentSpec]
+
+
+@contextmanager
+def components_named(field: str, components: Components) -> Iterator[None]:
+    """Begins the message of an error about a component with its name, where it has one.
+
+    Args:
+        field: The path of the components in the request.
+        components: The elements of that field.
+    """
+    try:
+        yield
+    except ServiceError as error:
+        place = re.match(rf"{re.escape(field)}\[(\d+)\]", error.field or "")
+        name = components[int(place[1])].name if place else ""
+        if name and repr(name) not in error.message:
+            error.message = f"component {name!r}: {error.message}"
+        raise
