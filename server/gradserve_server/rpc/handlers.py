@@ -5,6 +5,7 @@ every method the same boundary: malformed messages, draining and domain errors a
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,21 +66,23 @@ def _method_handler(
     encode = codec.encode or encode_message
     name = method.full_name
 
-    if method.server_streaming:
-
-        async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
-            async with status_boundary(name, context):
-                admission.check()
-                async for response in call(_sound(request), context):
-                    yield response
-
-        return grpc.unary_stream_rpc_method_handler(stream, decode, encode)
+    def checked(request: Any) -> Any:
+        admission.check()
+        return _sound_all(request) if method.client_streaming else _sound(request)
 
     async def unary(request: Any, context: Context) -> Any:
         async with status_boundary(name, context):
-            admission.check()
-            return await call(_sound_all(request) if method.client_streaming else _sound(request), context)
+            return await call(checked(request), context)
 
+    async def stream(request: Any, context: Context) -> None:
+        async with status_boundary(name, context), aclosing(call(checked(request), context)) as responses:
+            async for response in responses:
+                await context.write(response)
+
+    if method.client_streaming and method.server_streaming:
+        return grpc.stream_stream_rpc_method_handler(stream, decode, encode)
+    if method.server_streaming:
+        return grpc.unary_stream_rpc_method_handler(stream, decode, encode)
     if method.client_streaming:
         return grpc.stream_unary_rpc_method_handler(unary, decode, encode)
     return grpc.unary_unary_rpc_method_handler(unary, decode, encode)

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 
-import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gradserve_server.errors import NotFoundError
 from gradserve_server.rpc.status import Context
 
 _Response = health_pb2.HealthCheckResponse
@@ -29,7 +29,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> _Response:
         if request.service not in self._names:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r}")
+            raise NotFoundError(f"no service {request.service!r}", field="service")
         return _response(serving=not self._draining.is_set())
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> AsyncIterator[_Response]:

@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha.reflection import aio as reflection
 
 from gradserve.v1 import (
     accumulator_service_pb2,
@@ -19,6 +21,7 @@ from gradserve_server.rpc.accumulator_service import AccumulatorServicer
 from gradserve_server.rpc.admission import Admission
 from gradserve_server.rpc.batch_norm_layer_service import BatchNormLayerServicer
 from gradserve_server.rpc.gradient_ops_service import GradientOpsServicer
+from gradserve_server.rpc.grpc_log import quiet_client_faults
 from gradserve_server.rpc.handlers import make_handler
 from gradserve_server.rpc.health_service import HealthServicer
 from gradserve_server.rpc.server_service import ServerServicer
@@ -31,6 +34,9 @@ SERVICES = (
     batch_norm_layer_service_pb2.DESCRIPTOR.services_by_name["BatchNormLayerService"],
     server_service_pb2.DESCRIPTOR.services_by_name["ServerService"],
 )
+
+_HEALTH: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
+_REFLECTION: Any = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 
 _MIN_PING_INTERVAL_MS = 10_000
 """Clients may ping this often without a call under way; gRPC's own limit of 5 minutes outlasts most firewalls."""
@@ -81,8 +87,11 @@ class GrpcServer:
             self._server.add_generic_rpc_handlers((make_handler(descriptor, servicer, self._admission, codecs),))
         names = [descriptor.full_name for descriptor in SERVICES]
         self._health = HealthServicer(names)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
+        described = reflection.ReflectionServicer([*names, _HEALTH.full_name, _REFLECTION.full_name])
+        always = Admission()
+        self._server.add_generic_rpc_handlers(
+            (make_handler(_HEALTH, self._health, always), make_handler(_REFLECTION, described, self._admission))
+        )
 
     def bind(self, addresses: Sequence[str]) -> list[str]:
         """Binds to HOST:PORT or unix:PATH addresses; returns them with the ports that were picked for port 0.
@@ -104,6 +113,7 @@ class GrpcServer:
 
     async def start(self) -> None:
         """Starts serving."""
+        quiet_client_faults()
         await self._server.start()
 
     def refuse_new_calls(self) -> None:

@@ -59,16 +59,19 @@ async def status_boundary(method: str, context: Context) -> AsyncIterator[None]:
         await _abort(context, ResourceExhaustedError("the server has no memory left for this call"))
     except grpc.aio.AbortError:
         raise
+    except grpc.aio.InternalError:
+        # Nothing can be sent any more.
+        _log.debug("the client of %s left while it was answered", method)
+        raise asyncio.CancelledError from None
     except Exception:
         _log.exception("%s failed", method)
         await _end(context, grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
 
 
-async def _abort(context: Context, error: ServiceError) -> NoReturn:
+async def _abort(context: Context, error: ServiceError) -> None:
     message = _cut(error.message)
     code = STATUS_CODES[type(error)]
     await _end(context, code, message, _details(code, message, error.field))
-    raise AssertionError("abort raises")
 
 
 def _cut(message: str) -> str:
@@ -91,6 +94,9 @@ async def _end(context: Context, code: grpc.StatusCode, message: str, trailers: 
         assert task is not None
         task.add_done_callback(partial(_release_frames, aborted))
         raise
+    except grpc.aio.InternalError:
+        _log.debug("a client left before it learned of %s: %s", code.name, message)
+        raise asyncio.CancelledError from None
 
 
 def _release_frames(aborted: grpc.aio.AbortError, _done: object) -> None:
