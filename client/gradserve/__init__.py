@@ -9,6 +9,7 @@ with gradserve.connect("localhost:50051") as client:
 """
 
 from gradserve.accumulators import (
+    Accumulator,
     ConditionalAccumulator,
     GradientAccumulator,
     SparseConditionalAccumulator,
@@ -57,6 +58,7 @@ from gradserve.op_outputs import (
     GRUBlockCellOutputs,
     SparseAccumulatorTakeGradientOutputs,
 )
+from gradserve.public_names import publish as _publish
 from gradserve.raw_ops import RawOps
 from gradserve.results import (
     ACCEPTED,
@@ -82,6 +84,7 @@ __all__ = [
     "ACCEPTED",
     "STALE",
     "AbortedError",
+    "Accumulator",
     "AccumulatorHandle",
     "AccumulatorInfo",
     "AccumulatorKind",
@@ -140,3 +143,5 @@ __all__ = [
     "VariableInfo",
     "connect",
 ]
+
+_publish(__name__, globals(), __all__)

@@ -16,8 +16,8 @@ KindT = TypeVar("KindT", bound=AccumulatorCalls)
 OneTensorKindT = TypeVar("OneTensorKindT", bound=OneTensorAccumulatorCalls)
 
 
-class _Accumulator(BlockingFace[KindT]):
-    """What all accumulators have."""
+class Accumulator(BlockingFace[KindT]):
+    """What accumulators of every kind have."""
 
     @property
     def name(self) -> str:
@@ -30,7 +30,7 @@ class _Accumulator(BlockingFace[KindT]):
     delete = blocking(AccumulatorCalls.delete)
 
 
-class _OneTensorAccumulator(_Accumulator[OneTensorKindT]):
+class _OneTensorAccumulator(Accumulator[OneTensorKindT]):
     """What accumulators of one tensor have."""
 
     @property
@@ -63,7 +63,7 @@ class SparseConditionalAccumulator(_OneTensorAccumulator[SparseConditionalAccumu
     read_average = blocking(SparseConditionalAccumulatorCalls.read_average)
 
 
-class GradientAccumulator(_Accumulator[GradientAccumulatorCalls]):
+class GradientAccumulator(Accumulator[GradientAccumulatorCalls]):
     """Averages the gradients of a whole model: several named components, applied and counted as one.
 
     Made by `Client.gradient_accumulator`.

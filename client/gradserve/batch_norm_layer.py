@@ -3,7 +3,7 @@
 from typing import Self
 
 from gradserve.calls.batch_norm_layer import BatchNormLayerCalls
-from gradserve.face import BlockingFace, blocking
+from gradserve.face import BlockingFace, BriefErrors, blocking
 from gradserve.wire.payload import Array
 
 
@@ -33,7 +33,8 @@ class BatchNormLayer(BlockingFace[BatchNormLayerCalls]):
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._transport.run(self._calls.leave())
+        with BriefErrors():
+            self._transport.run(self._calls.leave())
 
     __call__ = blocking(BatchNormLayerCalls.__call__)
     forward = blocking(BatchNormLayerCalls.forward)

@@ -11,7 +11,7 @@ from gradserve.accumulators import (
 from gradserve.batch_norm_layer import BatchNormLayer
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.identity import RequestIds
-from gradserve.face import BlockingFace, blocking, blocking_making
+from gradserve.face import BlockingFace, BriefErrors, blocking, blocking_making
 from gradserve.raw_ops import RawOps
 from gradserve.transport import DEFAULT_TIMEOUT_SECONDS, SyncTransport
 
@@ -33,8 +33,9 @@ class Client(BlockingFace[ClientCalls]):
 
     def __init__(self, address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> None:
         """See `connect`."""
-        calls = ClientCalls(RequestIds(uuid.uuid4().hex), timeout)
-        transport = SyncTransport(address, timeout)
+        with BriefErrors():
+            calls = ClientCalls(RequestIds(uuid.uuid4().hex), timeout)
+            transport = SyncTransport(address, timeout)
         super().__init__(transport, calls)
         self.address = address
         self.raw_ops = RawOps(transport, calls.raw_ops)
@@ -48,8 +49,9 @@ class Client(BlockingFace[ClientCalls]):
 
     def close(self) -> None:
         """Deletes what this client made without a shared name or scope, and disconnects."""
-        self._transport.run(self._calls.delete_private())
-        self._transport.close()
+        with BriefErrors():
+            self._transport.run(self._calls.delete_private())
+            self._transport.close()
 
     conditional_accumulator = blocking_making(ClientCalls.conditional_accumulator, ConditionalAccumulator)
     sparse_conditional_accumulator = blocking_making(

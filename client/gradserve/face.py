@@ -3,12 +3,15 @@
 So signatures, docstrings and behaviour exist once, and the two faces cannot drift apart.
 """
 
-import functools
-import inspect
+from __future__ import annotations
+
+import sys
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_args, get_type_hints
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from gradserve.calls.exchange import Operation
+from gradserve.errors import GradserveError
+from gradserve.public_names import described_as, name_methods
 from gradserve.transport import AsyncTransport, SyncTransport
 
 P = ParamSpec("P")
@@ -25,6 +28,9 @@ class BlockingFace(Generic[CallsT_co]):
         self._transport = transport
         self._calls = calls
 
+    def __init_subclass__(cls) -> None:
+        name_methods(cls)
+
 
 class AsyncFace(Generic[CallsT_co]):
     """Something whose calls are coroutines."""
@@ -33,15 +39,37 @@ class AsyncFace(Generic[CallsT_co]):
         self._transport = transport
         self._calls = calls
 
+    def __init_subclass__(cls) -> None:
+        name_methods(cls)
+
+
+class BriefErrors:
+    """Errors of gradserve leave the block without its frames: a traceback then ends at the line that made the call.
+
+    What else is raised is a fault of gradserve, or none of its business, and keeps its frames. An error tells of the
+    exception that its caller was handling, as any error does, unless it has a cause of its own.
+    """
+
+    def __enter__(self) -> None:
+        self._handled = sys.exception()
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, GradserveError):
+            error.__traceback__ = None
+            if error.__suppress_context__ and error.__cause__ is None:  # raised from None, inside the caller's handler
+                error.__context__ = self._handled
+                error.__suppress_context__ = False
+
 
 def blocking(
     operation: Callable[Concatenate[CallsT, P], Operation[T]],
 ) -> Callable[Concatenate[BlockingFace[CallsT], P], T]:
     """Returns an operation as a blocking method."""
 
-    @_like(operation)
+    @described_as(operation)
     def method(self: BlockingFace[CallsT], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._transport.run(operation(self._calls, *args, **kwargs))
+        with BriefErrors():
+            return self._transport.run(operation(self._calls, *args, **kwargs))
 
     return method
 
@@ -51,9 +79,10 @@ def blocking_making(
 ) -> Callable[Concatenate[BlockingFace[CallsT], P], MadeT]:
     """Returns an operation whose result is calls again as a blocking method that returns their face."""
 
-    @_like(operation, face)
+    @described_as(operation, face)
     def method(self: BlockingFace[CallsT], /, *args: P.args, **kwargs: P.kwargs) -> MadeT:
-        return face(self._transport, self._transport.run(operation(self._calls, *args, **kwargs)))
+        with BriefErrors():
+            return face(self._transport, self._transport.run(operation(self._calls, *args, **kwargs)))
 
     return method
 
@@ -63,9 +92,10 @@ def awaiting(
 ) -> Callable[Concatenate[AsyncFace[CallsT], P], Coroutine[Any, Any, T]]:
     """Returns an operation as a coroutine method."""
 
-    @_like(operation)
+    @described_as(operation)
     async def method(self: AsyncFace[CallsT], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._transport.run(operation(self._calls, *args, **kwargs))
+        with BriefErrors():
+            return await self._transport.run(operation(self._calls, *args, **kwargs))
 
     return method
 
@@ -75,21 +105,9 @@ def awaiting_making(
 ) -> Callable[Concatenate[AsyncFace[CallsT], P], Coroutine[Any, Any, MadeT]]:
     """Returns an operation whose result is calls again as a coroutine method that returns their face."""
 
-    @_like(operation, face)
+    @described_as(operation, face)
     async def method(self: AsyncFace[CallsT], /, *args: P.args, **kwargs: P.kwargs) -> MadeT:
-        return face(self._transport, await self._transport.run(operation(self._calls, *args, **kwargs)))
+        with BriefErrors():
+            return face(self._transport, await self._transport.run(operation(self._calls, *args, **kwargs)))
 
     return method
-
-
-def _like(operation: Callable[..., Any], made: Any = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Gives a method the name, docstring and signature of an operation, with what it really returns."""
-    result = made if made is not None else get_args(get_type_hints(operation)["return"])[-1]
-    signature = inspect.signature(operation).replace(return_annotation=result)
-
-    def decorate(method: Callable[P, T]) -> Callable[P, T]:
-        wrapped = functools.wraps(operation)(method)
-        wrapped.__signature__ = signature  # type: ignore[attr-defined]
-        return wrapped
-
-    return decorate

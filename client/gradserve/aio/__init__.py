@@ -7,6 +7,7 @@ async with gradserve.aio.connect("localhost:50051") as client:
 """
 
 from gradserve.aio.accumulators import (
+    Accumulator,
     ConditionalAccumulator,
     GradientAccumulator,
     SparseConditionalAccumulator,
@@ -14,8 +15,10 @@ from gradserve.aio.accumulators import (
 from gradserve.aio.batch_norm_layer import BatchNormLayer
 from gradserve.aio.client import Client, connect
 from gradserve.aio.raw_ops import RawOps
+from gradserve.public_names import publish as _publish
 
 __all__ = [
+    "Accumulator",
     "BatchNormLayer",
     "Client",
     "ConditionalAccumulator",
@@ -24,3 +27,5 @@ __all__ = [
     "SparseConditionalAccumulator",
     "connect",
 ]
+
+_publish(__name__, globals(), __all__)

@@ -3,7 +3,7 @@
 from typing import Self
 
 from gradserve.calls.batch_norm_layer import BatchNormLayerCalls
-from gradserve.face import AsyncFace, awaiting
+from gradserve.face import AsyncFace, BriefErrors, awaiting
 
 
 class BatchNormLayer(AsyncFace[BatchNormLayerCalls]):
@@ -27,7 +27,8 @@ class BatchNormLayer(AsyncFace[BatchNormLayerCalls]):
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        await self._transport.run(self._calls.leave())
+        with BriefErrors():
+            await self._transport.run(self._calls.leave())
 
     __call__ = awaiting(BatchNormLayerCalls.__call__)
     forward = awaiting(BatchNormLayerCalls.forward)

@@ -12,7 +12,7 @@ from gradserve.aio.batch_norm_layer import BatchNormLayer
 from gradserve.aio.raw_ops import RawOps
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.identity import RequestIds
-from gradserve.face import AsyncFace, awaiting, awaiting_making
+from gradserve.face import AsyncFace, BriefErrors, awaiting, awaiting_making
 from gradserve.transport import DEFAULT_TIMEOUT_SECONDS, AsyncTransport
 
 
@@ -33,8 +33,9 @@ class Client(AsyncFace[ClientCalls]):
 
     def __init__(self, address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> None:
         """See `connect`."""
-        calls = ClientCalls(RequestIds(uuid.uuid4().hex), timeout)
-        transport = AsyncTransport(address, timeout)
+        with BriefErrors():
+            calls = ClientCalls(RequestIds(uuid.uuid4().hex), timeout)
+            transport = AsyncTransport(address, timeout)
         super().__init__(transport, calls)
         self.address = address
         self.raw_ops = RawOps(transport, calls.raw_ops)
@@ -48,8 +49,9 @@ class Client(AsyncFace[ClientCalls]):
 
     async def close(self) -> None:
         """Deletes what this client made without a shared name or scope, and disconnects."""
-        await self._transport.run(self._calls.delete_private())
-        await self._transport.close()
+        with BriefErrors():
+            await self._transport.run(self._calls.delete_private())
+            await self._transport.close()
 
     conditional_accumulator = awaiting_making(ClientCalls.conditional_accumulator, ConditionalAccumulator)
     sparse_conditional_accumulator = awaiting_making(

@@ -3,6 +3,8 @@
 The signatures and docstrings here are those of the blocking and of the asyncio classes.
 """
 
+from __future__ import annotations
+
 from typing import Any, Literal, cast
 
 from numpy.typing import ArrayLike

@@ -3,6 +3,8 @@
 The signatures and docstrings here are those of the blocking and of the asyncio class.
 """
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias

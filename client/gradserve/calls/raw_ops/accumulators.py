@@ -3,6 +3,8 @@
 TensorFlow has dense accumulators twice, as references and as resources; here both are the same.
 """
 
+from __future__ import annotations
+
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 

@@ -3,6 +3,8 @@
 The server knows the newest version; the older ones are views of it that take less and return less.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

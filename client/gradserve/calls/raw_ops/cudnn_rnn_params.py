@@ -1,5 +1,7 @@
 """The ops on the parameters of CudnnRNN, in TensorFlow's two versions."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,5 +1,7 @@
 """GRUBlockCell and its gradient."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 import numpy as np

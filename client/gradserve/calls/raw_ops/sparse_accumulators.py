@@ -1,5 +1,7 @@
 """The ops of sparse conditional accumulators."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,0 +1,80 @@
+"""What users see of public things, in help(), errors and tracebacks, has the names that users know."""
+
+import inspect
+import pickle
+import re
+from collections.abc import Callable, Generator
+from typing import Any, get_origin, get_type_hints
+
+import pytest
+
+import gradserve
+import gradserve.aio
+
+MODULES = {"gradserve": gradserve, "gradserve.aio": gradserve.aio}
+CLASSES = [
+    pytest.param(module, getattr(contents, name), id=f"{module}.{name}")
+    for module, contents in MODULES.items()
+    for name in contents.__all__
+    if inspect.isclass(getattr(contents, name))
+]
+
+
+def methods(public: type) -> dict[str, Callable[..., Any]]:
+    """Returns the public methods of a class, with those that it inherits from others of gradserve."""
+    found = inspect.getmembers(public, inspect.isfunction)
+    return {
+        name: method
+        for name, method in found
+        if (not name.startswith("_") or name == "__call__") and method.__module__.startswith("gradserve")
+    }
+
+
+@pytest.mark.parametrize("module", list(MODULES))
+def test_public_things_are_of_the_module_they_are_imported_from(module: str) -> None:
+    for name in MODULES[module].__all__:
+        public = getattr(MODULES[module], name)
+        assert pickle.loads(pickle.dumps(public)) is public
+        if inspect.isclass(public) or inspect.isfunction(public):
+            assert (public.__module__, public.__qualname__) == (module, name)
+
+
+@pytest.mark.parametrize(("module", "public"), CLASSES)
+def test_methods_are_of_a_public_class(module: str, public: type) -> None:
+    for name, method in methods(public).items():
+        owner, _, last = method.__qualname__.partition(".")
+        assert (method.__module__, last) == (module, method.__name__), name
+        assert issubclass(public, getattr(MODULES[module], owner)), name
+
+
+@pytest.mark.parametrize(("module", "public"), CLASSES)
+def test_signatures_are_as_written(module: str, public: type) -> None:
+    """ArrayLike is that, not the union that it stands for."""
+    for name, method in methods(public).items():
+        for annotation in re.findall(r"(?:: |-> )([^:=]+)", str(inspect.signature(method))):
+            assert not re.search(r"Union|\bnumpy\._|typing\.|gradserve\.|~|\+", annotation), name
+
+
+@pytest.mark.parametrize(("module", "public"), CLASSES)
+def test_annotations_can_be_evaluated(module: str, public: type) -> None:
+    """As editors and other tools do."""
+    get_type_hints(public)
+    for name, method in methods(public).items():
+        hints = get_type_hints(method)
+        assert "return" in hints, name
+        assert set(hints) - {"return"} == set(inspect.signature(method).parameters) - {"self"}, name
+        assert get_origin(hints["return"]) is not Generator, name
+
+
+def test_a_wrong_call_names_the_method(client: gradserve.Client) -> None:
+    with pytest.raises(TypeError, match=r"^Client\.get\(\) missing 1 required positional argument: 'handle'$"):
+        client.get()  # type: ignore[call-arg]
+    accumulator = client.conditional_accumulator("float32")
+    with pytest.raises(TypeError, match=r"^Accumulator\.info\(\) got an unexpected keyword argument 'verbose'$"):
+        accumulator.info(verbose=True)  # type: ignore[call-arg]
+
+
+def test_an_error_prints_with_its_public_name(client: gradserve.Client) -> None:
+    with pytest.raises(gradserve.InvalidArgumentError) as raised:
+        client.conditional_accumulator("float32", reduction_type="MEDIAN")
+    assert raised.exconly().startswith("gradserve.InvalidArgumentError: ")
