@@ -77,7 +77,7 @@ MALFORMED_TENSORS = [
     ),
     *bad_gradient(
         "model",
-        "no tensor with the handle 'nobody'",
+        "component 'w': no tensor with the handle 'nobody'",
         "gradient[1].dense.handle",
         sparse([], (0, 2), name="e"),
         dense({"handle": "nobody"}, "w"),
@@ -217,14 +217,14 @@ BAD_GRADIENTS = [
     ),
     *bad_gradient(
         "model",
-        "Shape mismatch: expected [2], got [3]",
+        "component 'w': Shape mismatch: expected [2], got [3]",
         "gradient[1].dense.shape",
         sparse([0], (1, 2), name="e"),
         dense(zeros(3), "w"),
     ),
     *bad_gradient(
         "model",
-        "Shape mismatch: expected values dim 1 to be 2, got 3",
+        "component 'e': Shape mismatch: expected values dim 1 to be 2, got 3",
         "gradient[0].sparse.values",
         sparse([0], (1, 3), name="e"),
         dense(zeros(2), "w"),

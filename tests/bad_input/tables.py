@@ -164,6 +164,19 @@ BAD_SPECS = [
     ),
     bad_spec("expected dimensions of at least -1, got -2", f"{FIRST}.shape.dims", component(dims=[3, -2])),
     bad_spec(
+        "component 'b': expected dimensions of at least -1, got -2",
+        "spec.components[1].shape.dims",
+        component("a"),
+        component("b", dims=[3, -2]),
+    ),
+    bad_spec(
+        "component 'b': expected a known DataType, got 99",
+        "spec.components[1].dtype",
+        component("a"),
+        component("b", 99),
+    ),
+    bad_spec("component 'a': expected a dtype out of", f"{FIRST}.dtype", component("a", tensor_pb2.DATA_TYPE_INT8)),
+    bad_spec(
         f"expected dimensions of at least -1, got {INT64_MIN}", f"{FIRST}.shape.dims", component(dims=[INT64_MIN])
     ),
     bad_spec(

@@ -94,8 +94,8 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
         Never waits for other workers. Counts once, also when the network makes the client send it again.
 
         Args:
-            grad: Of the accumulator's shape; converted to its dtype. Or the handle of a tensor on the server, of the
-                accumulator's dtype, which stays there.
+            grad: Of the accumulator's shape; converted to its dtype. An array of any library, numbers, or the handle of
+                a tensor on the server, which stays there.
             local_step: The step at which it was computed.
             weight: What it counts in a mean.
             worker_id: Who sends it: for diagnosis, for deterministic sums, and for accumulators that count one gradient
@@ -103,7 +103,8 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
             request_id: That of an error of an earlier attempt, to send the same gradient again.
 
         Raises:
-            InvalidArgumentError: Wrong dtype or shape, or the weight is not positive and finite.
+            InvalidArgumentError: Wrong shape, a value that does not fit into the dtype, or the weight is not positive
+                and finite.
             NotFoundError: The accumulator was deleted.
             UnavailableError: No server; whether the gradient is in is not known. Try again with `request_id`.
         """

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
+from gradserve_server.accumulators.checking import checked_gradient, checking_work
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient
 from gradserve_server.accumulators.history import AverageHistory
 from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.results import AccumulatorState, Applied, Outcome
 from gradserve_server.accumulators.rounds import Round, Rounds
 from gradserve_server.accumulators.spec import AccumulatorSpec
-from gradserve_server.accumulators.summation import Shapes, Summation, check_gradient, checking_work, value_shapes
+from gradserve_server.accumulators.summation import Shapes, Summation, value_shapes
 from gradserve_server.accumulators.undelivered import UndeliveredAverages
 from gradserve_server.accumulators.waiting import TakeQueue, Waiter
 from gradserve_server.devices.compute import Compute
@@ -273,11 +274,11 @@ class Accumulator:
     async def _apply(
         self, contribution: Contribution, open_gradient: OpenGradient, pull: Waiter | None, *, one_per_worker: bool
     ) -> Applied:
-        with open_gradient() as gradient:
+        with open_gradient() as given:
             async with self._exclusive():
                 stale = self._rounds.is_stale(contribution)
                 shapes = None if stale else self._round_shapes
-                await self._run(checking_work(self.spec, gradient), check_gradient, self.spec, gradient, shapes)
+                gradient = await self._run(checking_work(self.spec, given), checked_gradient, self.spec, given, shapes)
                 if stale:
                     return self._applied(Outcome.STALE, None)
                 outcome, joined = Outcome.ALREADY_COUNTED, self._rounds.current

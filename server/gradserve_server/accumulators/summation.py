@@ -5,12 +5,10 @@ from typing import Protocol
 
 import numpy as np
 
-from gradserve_server.accumulators.dense import Allocate, DenseSum, check_dense
-from gradserve_server.accumulators.finite import first_non_finite
+from gradserve_server.accumulators.dense import Allocate, DenseSum
 from gradserve_server.accumulators.gradient import Contribution, Gradient, SparseSlices, Value
-from gradserve_server.accumulators.sparse import SparseSum, check_sparse
-from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout, shape_text
-from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.accumulators.sparse import SparseSum
+from gradserve_server.accumulators.spec import AccumulatorSpec, Layout
 
 Shapes = dict[str, tuple[int, ...]]
 """Shape of the values of each component."""
@@ -46,48 +44,6 @@ class Summation(Protocol):
             MemoryError: Not enough of it.
         """
         ...
-
-
-def checking_work(spec: AccumulatorSpec, gradient: Gradient) -> int:
-    """Returns how many bytes of a gradient `check_gradient` looks at."""
-    return gradient.nbytes if spec.refuse_non_finite else gradient.sparse_nbytes
-
-
-def check_gradient(spec: AccumulatorSpec, gradient: Gradient, round_shapes: Shapes | None) -> None:
-    """Checks the shapes of all components, and where the spec says so their values.
-
-    Args:
-        spec: Of the accumulator; the gradient has its components, with its layouts and dtypes.
-        gradient: What to check.
-        round_shapes: Of the gradients already in the round, None when there are none.
-
-    Raises:
-        InvalidArgumentError: The gradient does not fit the spec or the round.
-    """
-    for component in spec.components:
-        value = gradient.values[component.name]
-        round_shape = round_shapes[component.name] if round_shapes is not None else None
-        if isinstance(value, SparseSlices):
-            check_sparse(component, value, round_shape)
-        else:
-            check_dense(component, value, round_shape)
-    if spec.refuse_non_finite:
-        for component in spec.components:
-            _check_finite(component, gradient.values[component.name])
-
-
-def _check_finite(component: ComponentSpec, value: Value) -> None:
-    values = value.values if isinstance(value, SparseSlices) else value
-    index = first_non_finite(values)
-    if index is None:
-        return
-    whose = f" for component {component.name!r}" if component.name else ""
-    where = f" at {shape_text(index)}" if index else ""
-    field = f"{component.field}.dense"
-    if isinstance(value, SparseSlices):
-        where += f", in row {value.indices[index[0]]} of the whole tensor"
-        field = f"{component.field}.sparse.values"
-    raise InvalidArgumentError(f"expected finite values{whose}, got {values[index]}{where}", field=field)
 
 
 def value_shapes(gradient: Gradient) -> Shapes:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.dtypes import to_data_type, to_dtype
+from gradserve.wire.dtypes import is_real, to_data_type, to_dtype
 from gradserve_server.accumulators.accumulator import Accumulator, OpenGradient
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, SparseSlices, Value
 from gradserve_server.accumulators.identity import RequestId
@@ -307,15 +307,23 @@ def _decode_value(
         )
     if given == "dense":
         dense: NDArray[Any] = decode_tensor(part.dense, stored, f"{field}.dense")
-        _check_dtype(dense, (component.dtype,), f"{field}.dense.dtype")
+        _check_values_dtype(component, part.dense, dense, f"{field}.dense.dtype")
         return dense
     sparse = part.sparse
     indices = decode_tensor(sparse.indices, stored, f"{field}.sparse.indices")
     values = decode_tensor(sparse.values, stored, f"{field}.sparse.values")
     _check_dtype(indices, (np.dtype(np.int64), np.dtype(np.int32)), f"{field}.sparse.indices.dtype")
-    _check_dtype(values, (component.dtype,), f"{field}.sparse.values.dtype")
+    _check_values_dtype(component, sparse.values, values, f"{field}.sparse.values.dtype")
     dense_shape = tuple(sparse.dense_shape.dims) if sparse.HasField("dense_shape") else None
     return SparseSlices(indices.astype(np.int64, copy=False), values, dense_shape)
+
+
+def _check_values_dtype(component: ComponentSpec, tensor: tensor_pb2.Tensor, array: NDArray[Any], field: str) -> None:
+    """Checks a dtype. What came inline was made for this component; a stored tensor may be converted to it."""
+    if tensor.WhichOneof("data") == "content":
+        _check_dtype(array, (component.dtype,), field)
+    elif not is_real(array.dtype):
+        raise InvalidArgumentError(f"expected {component.dtype} or another real dtype, got {array.dtype}", field=field)
 
 
 def _check_dtype(array: NDArray[Any], expected: tuple[np.dtype[Any], ...], field: str) -> None:

@@ -1,0 +1,85 @@
+"""What a gradient must be, and becomes, before it is added."""
+
+from dataclasses import replace
+
+from gradserve.wire.narrowing import DoesNotFitError, converted
+from gradserve_server.accumulators.dense import check_dense
+from gradserve_server.accumulators.finite import first_non_finite
+from gradserve_server.accumulators.gradient import Array, Gradient, SparseSlices, Value
+from gradserve_server.accumulators.sparse import check_sparse
+from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, shape_text
+from gradserve_server.accumulators.summation import Shapes
+from gradserve_server.errors import InvalidArgumentError
+
+
+def checking_work(spec: AccumulatorSpec, gradient: Gradient) -> int:
+    """Returns how many bytes of a gradient `checked_gradient` looks at."""
+    return gradient.nbytes if spec.refuse_non_finite or _other_dtypes(spec, gradient) else gradient.sparse_nbytes
+
+
+def checked_gradient(spec: AccumulatorSpec, gradient: Gradient, round_shapes: Shapes | None) -> Gradient:
+    """Checks the shapes of all components, and where the spec says so their values.
+
+    Args:
+        spec: Of the accumulator; the gradient has its components, with its layouts, of real numbers.
+        gradient: What to check.
+        round_shapes: Of the gradients already in the round, None when there are none.
+
+    Returns:
+        The gradient, in the dtypes of the spec.
+
+    Raises:
+        InvalidArgumentError: The gradient does not fit the spec or the round, or a value the dtype.
+        MemoryError: Not enough of it.
+    """
+    for component in spec.components:
+        value = gradient.values[component.name]
+        round_shape = round_shapes[component.name] if round_shapes is not None else None
+        if isinstance(value, SparseSlices):
+            check_sparse(component, value, round_shape)
+        else:
+            check_dense(component, value, round_shape)
+    if _other_dtypes(spec, gradient):
+        # Not as owned: some of the arrays may be the caller's.
+        gradient = Gradient({each.name: _converted(each, gradient.values[each.name]) for each in spec.components})
+    if spec.refuse_non_finite:
+        for component in spec.components:
+            _check_finite(component, gradient.values[component.name])
+    return gradient
+
+
+def _other_dtypes(spec: AccumulatorSpec, gradient: Gradient) -> bool:
+    """Tells whether a gradient has to be converted: stored tensors may have other dtypes than the components."""
+    return any(_values(gradient.values[each.name]).dtype != each.dtype for each in spec.components)
+
+
+def _converted(component: ComponentSpec, value: Value) -> Value:
+    try:
+        array = converted(_values(value), component.dtype)
+    except DoesNotFitError as error:
+        raise InvalidArgumentError(
+            f"expected values of {component.dtype}, got {error}", field=_values_field(component, value)
+        ) from None
+    return replace(value, values=array) if isinstance(value, SparseSlices) else array
+
+
+def _check_finite(component: ComponentSpec, value: Value) -> None:
+    values = _values(value)
+    index = first_non_finite(values)
+    if index is None:
+        return
+    whose = f" for component {component.name!r}" if component.name else ""
+    where = f" at {shape_text(index)}" if index else ""
+    if isinstance(value, SparseSlices):
+        where += f", in row {value.indices[index[0]]} of the whole tensor"
+    raise InvalidArgumentError(
+        f"expected finite values{whose}, got {values[index]}{where}", field=_values_field(component, value)
+    )
+
+
+def _values(value: Value) -> Array:
+    return value.values if isinstance(value, SparseSlices) else value
+
+
+def _values_field(component: ComponentSpec, value: Value) -> str:
+    return f"{component.field}.{'sparse.values' if isinstance(value, SparseSlices) else 'dense'}"
