@@ -25,7 +25,9 @@ from gradserve.batch_norm_results import (
     IgnoredArgumentWarning,
     VariableInfo,
 )
+from gradserve.calls.raw_ops.accumulator_arguments import AccumulatorLike
 from gradserve.client import Client, connect
+from gradserve.conversion.trees import Tree
 from gradserve.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -74,8 +76,10 @@ from gradserve.results import (
     Outcome,
     PushPullResult,
     ServerInfo,
+    Shape,
     SparseSpec,
     TensorHandle,
+    TensorLike,
 )
 
 __version__ = "0.1.0"
@@ -88,6 +92,7 @@ __all__ = [
     "AccumulatorHandle",
     "AccumulatorInfo",
     "AccumulatorKind",
+    "AccumulatorLike",
     "AlreadyExistsError",
     "ApplyResult",
     "Average",
@@ -132,11 +137,14 @@ __all__ = [
     "Regularizer",
     "ResourceExhaustedError",
     "ServerInfo",
+    "Shape",
     "SparseAccumulatorTakeGradientOutputs",
     "SparseConditionalAccumulator",
     "SparseSpec",
     "StaleGradientError",
     "TensorHandle",
+    "TensorLike",
+    "Tree",
     "UnauthenticatedError",
     "UnavailableError",
     "UnimplementedError",

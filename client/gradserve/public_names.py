@@ -68,6 +68,8 @@ def publish(module: str, contents: Mapping[str, Any], names: Iterable[str]) -> N
     """
     for name in names:
         public = contents[name]
+        if not getattr(public, "__module__", "").startswith("gradserve."):
+            continue  # an alias of what others have made
         if isinstance(public, type):
             _publish_class(module, public)
         elif isinstance(public, FunctionType):

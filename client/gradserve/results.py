@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from gradserve.wire.payload import Array
 
@@ -104,7 +104,7 @@ class Average(Mapping[str, Any]):
         worker_ids: Who sent them.
     """
 
-    components: dict[str, Value] = field(repr=False)
+    components: Mapping[str, NDArray[Any] | IndexedSlices] = field(repr=False)
     gradients: Any = field(repr=False)
     step: int
     num_gradients: int
@@ -207,6 +207,10 @@ class TensorHandle:
     handle: str
     dtype: np.dtype[np.generic]
     shape: tuple[int, ...]
+
+
+TensorLike: TypeAlias = ArrayLike | TensorHandle
+"""An array, what NumPy makes one of, or the handle of one on the server."""
 
 
 @dataclass(frozen=True)

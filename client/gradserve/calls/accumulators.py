@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, cast
 
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from gradserve.calls.accumulator_handles import handle_of
 from gradserve.calls.accumulator_wire import AccumulatorWire, Contribution
@@ -22,9 +22,8 @@ from gradserve.results import (
     IndexedSlices,
     Outcome,
     PushPullResult,
-    TensorHandle,
+    TensorLike,
 )
-from gradserve.wire.payload import Array
 
 
 class AccumulatorCalls:
@@ -82,7 +81,7 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
 
     def apply_grad(
         self,
-        grad: ArrayLike | TensorHandle,
+        grad: TensorLike,
         local_step: int = 0,
         *,
         weight: float = 1.0,
@@ -113,7 +112,7 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
 
     def take_grad(
         self, num_required: int, timeout: float | None = None, *, request_id: int | None = None
-    ) -> Operation[Array]:
+    ) -> Operation[NDArray[Any]]:
         """Waits until `num_required` gradients are in, and returns the average of all that are.
 
         Bumps the accumulator's step and begins the next round. Takers are served first in, first out, strictly.
@@ -129,10 +128,10 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
             AbortedError: The accumulator was deleted meanwhile.
         """
         average = yield from self._wire.take(num_required, self._wait(timeout), request_id)
-        taken: Array = _only(average)
+        taken: NDArray[Any] = _only(average)
         return taken
 
-    def read_average(self, step: int | None = None, timeout: float | None = None) -> Operation[Array]:
+    def read_average(self, step: int | None = None, timeout: float | None = None) -> Operation[NDArray[Any]]:
         """Returns the average of the round that led to `step` (None: the newest), without effect on the rounds.
 
         Waits while that step lies ahead, at most `timeout` seconds (None: the client's timeout, math.inf: for ever).
@@ -142,7 +141,7 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
             DeadlineExceededError: It did not come within `timeout` seconds.
         """
         average = yield from self._wire.read_average(step, self._wait(timeout))
-        read: Array = _only(average)
+        read: NDArray[Any] = _only(average)
         return read
 
 
@@ -172,7 +171,7 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
             worker_id: Who sends it; see `ConditionalAccumulator.apply_grad`.
             request_id: That of an error of an earlier attempt.
         """
-        slices = IndexedSlices(cast(Array, grad_values), cast(Array, grad_indices), grad_shape)
+        slices = IndexedSlices(cast(NDArray[Any], grad_values), cast(NDArray[Any], grad_indices), grad_shape)
         return self.apply_indexed_slices_grad(
             slices, local_step, weight=weight, worker_id=worker_id, request_id=request_id
         )

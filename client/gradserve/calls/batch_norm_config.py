@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from gradserve.batch_norm_arguments import Initializer, RandomAdjustment, Regularizer
 from gradserve.calls.fields import plain_field
@@ -13,13 +12,13 @@ from gradserve.calls.op_wire import as_op_input
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_number, is_text
 from gradserve.errors import InvalidArgumentError
-from gradserve.results import DenseSpec, TensorHandle
+from gradserve.results import DenseSpec, TensorHandle, TensorLike
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve.v1 import layer_pb2, tensor_pb2
 from gradserve.wire.dtypes import to_dtype
 from gradserve.wire.payload import Array
 
-InitialValue: TypeAlias = ArrayLike | TensorHandle | Initializer | str
+InitialValue: TypeAlias = TensorLike | Initializer | str
 Collections: TypeAlias = str | Sequence[str]
 ValueT = TypeVar("ValueT")
 

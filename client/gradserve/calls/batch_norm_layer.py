@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradserve.batch_norm_results import BatchNormForward, BatchNormGradients, BatchNormLayerInfo
 from gradserve.calls.batch_norm_forwards import Forwards, UnusedForward, in_requests
@@ -22,7 +23,7 @@ from gradserve.calls.batch_norm_layer_wire import (
 from gradserve.calls.exchange import Operation
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.ignored_arguments import IgnoredArguments
-from gradserve.calls.op_wire import OpInput, as_op_input
+from gradserve.calls.op_wire import as_op_input
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.casting import as_array_of
 from gradserve.errors import (
@@ -35,12 +36,10 @@ from gradserve.errors import (
     NotFoundError,
     UnavailableError,
 )
-from gradserve.results import TensorHandle
+from gradserve.results import TensorHandle, TensorLike
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.wire.dtypes import DType, to_dtype
 from gradserve.wire.payload import Array
-
-Adjustment: TypeAlias = tuple[OpInput, OpInput]
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _UNKNOWN_OUTCOMES = (UnavailableError, DeadlineExceededError, InternalError, CallCancelledError)
@@ -79,10 +78,10 @@ class BatchNormLayerCalls:
 
     def __call__(
         self,
-        inputs: OpInput,
+        inputs: TensorLike,
         is_training: bool = True,
-        batch_weights: OpInput | None = None,
-        adjustment: Adjustment | None = None,
+        batch_weights: TensorLike | None = None,
+        adjustment: tuple[TensorLike, TensorLike] | None = None,
         keep: bool = False,
     ) -> Operation[Any]:
         """Normalises inputs: `forward`, where only the outputs are asked for.
@@ -117,10 +116,10 @@ class BatchNormLayerCalls:
 
     def forward(
         self,
-        inputs: OpInput,
+        inputs: TensorLike,
         is_training: bool = True,
-        batch_weights: OpInput | None = None,
-        adjustment: Adjustment | None = None,
+        batch_weights: TensorLike | None = None,
+        adjustment: tuple[TensorLike, TensorLike] | None = None,
         keep: bool = False,
         *,
         keep_for_backward: bool | None = None,
@@ -173,7 +172,7 @@ class BatchNormLayerCalls:
 
     def backward(
         self,
-        dy: OpInput,
+        dy: TensorLike,
         forward: BatchNormForward | None = None,
         *,
         retain: bool = False,
@@ -252,7 +251,7 @@ class BatchNormLayerCalls:
             self._forwards.forget(part)
         return num_released
 
-    def get_variables(self, *names: str) -> Operation[dict[str, Array]]:
+    def get_variables(self, *names: str) -> Operation[dict[str, NDArray[Any]]]:
         """Reads variables, all of one moment.
 
         Args:
@@ -269,7 +268,7 @@ class BatchNormLayerCalls:
         """
         return self._wire.get_variables(names)
 
-    def set_variables(self, values: Mapping[str, OpInput]) -> Operation[None]:
+    def set_variables(self, values: Mapping[str, TensorLike]) -> Operation[None]:
         """Sets variables, all at once or none.
 
         Args:
@@ -402,7 +401,7 @@ def _updatable(forward: BatchNormForward | str) -> str | None:
 
 
 def _tensors(
-    inputs: OpInput, batch_weights: OpInput | None, adjustment: Adjustment | None
+    inputs: TensorLike, batch_weights: TensorLike | None, adjustment: tuple[TensorLike, TensorLike] | None
 ) -> dict[str, Array | TensorHandle]:
     tensors = {"inputs": as_op_input(inputs, _FLOAT32, "inputs")}
     dtype = _FLOAT64 if tensors["inputs"].dtype == _FLOAT64 else _FLOAT32
@@ -417,7 +416,7 @@ def _tensors(
     return tensors
 
 
-def _variable(name: str, value: OpInput, dtype: DType | None) -> Array | TensorHandle:
+def _variable(name: str, value: TensorLike, dtype: DType | None) -> Array | TensorHandle:
     if isinstance(value, TensorHandle) or dtype is None:  # the server says that there is no such variable
         return as_op_input(value, _FLOAT32, f"variable {name!r}", field="variables")
     return as_array_of(dtype, value, Argument(f"variable {name!r}", "variables"))

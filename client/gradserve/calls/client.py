@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from gradserve.batch_norm_arguments import RandomAdjustment, Regularizer
+from gradserve.batch_norm_arguments import Initializer, RandomAdjustment, Regularizer
 from gradserve.batch_norm_results import BatchNormLayerInfo
 from gradserve.calls import tensors
 from gradserve.calls.accumulator_wire import AccumulatorOptions, list_accumulators
@@ -20,7 +20,7 @@ from gradserve.calls.accumulators import (
     GradientAccumulatorCalls,
     SparseConditionalAccumulatorCalls,
 )
-from gradserve.calls.batch_norm_config import BatchNormArguments, Collections, InitialValue
+from gradserve.calls.batch_norm_config import BatchNormArguments
 from gradserve.calls.batch_norm_layer import BatchNormLayerCalls
 from gradserve.calls.batch_norm_layer_creation import LayerPlace, make_layer
 from gradserve.calls.batch_norm_layer_wire import list_layers
@@ -35,8 +35,7 @@ from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array
 from gradserve.conversion.trees import Tree
 from gradserve.errors import GradserveError
-from gradserve.results import AccumulatorInfo, DenseSpec, ServerInfo, Shape, SparseSpec, TensorHandle
-from gradserve.wire.payload import Array
+from gradserve.results import AccumulatorInfo, DenseSpec, ServerInfo, Shape, SparseSpec, TensorHandle, TensorLike
 
 
 class ClientCalls:
@@ -194,12 +193,12 @@ class ClientCalls:
         scale: bool = False,
         epsilon: float = 0.001,
         activation_fn: str | None = None,
-        param_initializers: Mapping[str, InitialValue | None] | None = None,
+        param_initializers: Mapping[str, TensorLike | Initializer | str | None] | None = None,
         param_regularizers: Mapping[str, Regularizer | None] | None = None,
-        updates_collections: Collections | None = "update_ops",
+        updates_collections: str | Sequence[str] | None = "update_ops",
         reuse: bool | None = None,
-        variables_collections: Collections | Mapping[str, Collections] | None = None,
-        outputs_collections: Collections | None = None,
+        variables_collections: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+        outputs_collections: str | Sequence[str] | None = None,
         trainable: bool = True,
         fused: bool | None = None,
         data_format: str = "NHWC",
@@ -333,7 +332,7 @@ class ClientCalls:
         arrays = [as_array(value, Argument(f"values[{index}]")) for index, value in enumerate(values)]
         return (yield from tensors.put(arrays, lease))
 
-    def get(self, handle: TensorHandle, *, release: bool = False) -> Operation[Array]:
+    def get(self, handle: TensorHandle, *, release: bool = False) -> Operation[NDArray[Any]]:
         """Reads a stored array; `release` deletes it then.
 
         Raises:
@@ -342,7 +341,7 @@ class ClientCalls:
         (array,) = yield from tensors.get([handle], release=release)
         return array
 
-    def get_all(self, handles: Sequence[TensorHandle], *, release: bool = False) -> Operation[list[Array]]:
+    def get_all(self, handles: Sequence[TensorHandle], *, release: bool = False) -> Operation[list[NDArray[Any]]]:
         """Reads several stored arrays in one stream; see `get`."""
         return tensors.get(handles, release=release)
 

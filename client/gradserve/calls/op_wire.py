@@ -1,10 +1,9 @@
 """Operations on ops: what goes over the wire, the same for every op."""
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from google.protobuf.message import Message
-from numpy.typing import ArrayLike
 
 from gradserve.calls.exchange import Operation
 from gradserve.calls.fields import plain_fields
@@ -12,16 +11,16 @@ from gradserve.calls.tensor_calls import OpInputs, call_with_inputs, listed, pla
 from gradserve.calls.tensors import delete_quietly
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.casting import as_array_or_numbers
-from gradserve.results import TensorHandle
+from gradserve.results import TensorHandle, TensorLike
 from gradserve.wire.dtypes import DType
 from gradserve.wire.payload import Array
-
-OpInput: TypeAlias = ArrayLike | TensorHandle
 
 _SERVICE = "GradientOpsService"
 
 
-def as_op_input(value: OpInput, default_dtype: DType, name: str, *, field: str | None = None) -> Array | TensorHandle:
+def as_op_input(
+    value: TensorLike, default_dtype: DType, name: str, *, field: str | None = None
+) -> Array | TensorHandle:
     """Returns a value as an input of an op.
 
     Handles and arrays of any library keep their dtype. Numbers and sequences of numbers, which have none, get the

@@ -16,14 +16,14 @@ from gradserve.results import AccumulatorHandle, AccumulatorKind
 from gradserve.wire.dtypes import BFLOAT16, DType
 from gradserve.wire.payload import Array
 
-AccumulatorInput: TypeAlias = AccumulatorHandle | HasAccumulatorRef
+AccumulatorLike: TypeAlias = AccumulatorHandle | HasAccumulatorRef
 """The handle of an accumulator, or an accumulator that has one."""
 
 _FLOATING = (np.dtype(np.float16), BFLOAT16, np.dtype(np.float32), np.dtype(np.float64))
 
 
 def as_handle(
-    value: AccumulatorInput, kind: AccumulatorKind | None = None, *, field: str = "handle"
+    value: AccumulatorLike, kind: AccumulatorKind | None = None, *, field: str = "handle"
 ) -> AccumulatorHandle:
     """Returns the handle of an accumulator.
 

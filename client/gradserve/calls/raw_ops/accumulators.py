@@ -5,8 +5,10 @@ TensorFlow has dense accumulators twice, as references and as resources; here bo
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from gradserve.calls.accumulator_handles import handle_of, wire_of
 from gradserve.calls.accumulator_wire import AccumulatorOptions, AccumulatorWire, Contribution
@@ -14,9 +16,9 @@ from gradserve.calls.components import Components, ComponentSpec
 from gradserve.calls.exchange import Operation, check_timeout
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.made_accumulators import MadeAccumulators
-from gradserve.calls.op_wire import OpInput, as_op_input
+from gradserve.calls.op_wire import as_op_input
 from gradserve.calls.raw_ops.accumulator_arguments import (
-    AccumulatorInput,
+    AccumulatorLike,
     accumulator_dtype,
     as_handle,
     check_apply_signature,
@@ -25,8 +27,7 @@ from gradserve.calls.raw_ops.accumulator_arguments import (
     scalar,
 )
 from gradserve.errors import NotFoundError
-from gradserve.results import AccumulatorHandle, AccumulatorKind, Average, DenseSpec, Shape
-from gradserve.wire.payload import Array
+from gradserve.results import AccumulatorHandle, AccumulatorKind, Average, DenseSpec, Shape, TensorLike
 
 _REFERENCE, _RESOURCE = "string_ref", "resource"
 
@@ -113,7 +114,7 @@ class AccumulatorOps(AccumulatorOpsBase):
         return (yield from self._create(_dense(dtype, shape), container, shared_name, reduction_type, name))
 
     def AccumulatorApplyGradient(
-        self, *, handle: AccumulatorInput, local_step: ArrayLike, gradient: OpInput, request_id: int | None = None
+        self, *, handle: AccumulatorLike, local_step: ArrayLike, gradient: TensorLike, request_id: int | None = None
     ) -> Operation[None]:
         """Adds a gradient to the round; drops it when `local_step` is smaller than the accumulator's step.
 
@@ -134,7 +135,7 @@ class AccumulatorOps(AccumulatorOpsBase):
         return self._apply(_REFERENCE, handle, local_step, gradient, request_id)
 
     def ResourceAccumulatorApplyGradient(
-        self, *, handle: AccumulatorInput, local_step: ArrayLike, gradient: OpInput, request_id: int | None = None
+        self, *, handle: AccumulatorLike, local_step: ArrayLike, gradient: TensorLike, request_id: int | None = None
     ) -> Operation[None]:
         """Adds a gradient to the round, or drops it: AccumulatorApplyGradient."""
         return self._apply(_RESOURCE, handle, local_step, gradient, request_id)
@@ -142,12 +143,12 @@ class AccumulatorOps(AccumulatorOpsBase):
     def AccumulatorTakeGradient(
         self,
         *,
-        handle: AccumulatorInput,
+        handle: AccumulatorLike,
         num_required: ArrayLike,
         dtype: DTypeLike,
         timeout: float | None = None,
         request_id: int | None = None,
-    ) -> Operation[Array]:
+    ) -> Operation[NDArray[Any]]:
         """Waits until `num_required` gradients are in, and returns the average of all that are.
 
         Bumps the accumulator's step and begins the next round. Takers are served first in, first out, strictly.
@@ -172,16 +173,16 @@ class AccumulatorOps(AccumulatorOpsBase):
     def ResourceAccumulatorTakeGradient(
         self,
         *,
-        handle: AccumulatorInput,
+        handle: AccumulatorLike,
         num_required: ArrayLike,
         dtype: DTypeLike,
         timeout: float | None = None,
         request_id: int | None = None,
-    ) -> Operation[Array]:
+    ) -> Operation[NDArray[Any]]:
         """Waits for `num_required` gradients and returns their average: AccumulatorTakeGradient."""
         return self._take_dense(_RESOURCE, handle, num_required, dtype, timeout, request_id)
 
-    def AccumulatorNumAccumulated(self, *, handle: AccumulatorInput) -> Operation[np.int32]:
+    def AccumulatorNumAccumulated(self, *, handle: AccumulatorLike) -> Operation[np.int32]:
         """Returns the number of gradients accepted since the last take.
 
         Args:
@@ -195,11 +196,11 @@ class AccumulatorOps(AccumulatorOpsBase):
         """
         return np.int32((yield from self._wire(as_handle(handle)).num_accumulated()))
 
-    def ResourceAccumulatorNumAccumulated(self, *, handle: AccumulatorInput) -> Operation[np.int32]:
+    def ResourceAccumulatorNumAccumulated(self, *, handle: AccumulatorLike) -> Operation[np.int32]:
         """Returns the number of gradients accepted since the last take: AccumulatorNumAccumulated."""
         return np.int32((yield from self._wire(as_handle(handle)).num_accumulated()))
 
-    def AccumulatorSetGlobalStep(self, *, handle: AccumulatorInput, new_global_step: ArrayLike) -> Operation[None]:
+    def AccumulatorSetGlobalStep(self, *, handle: AccumulatorLike, new_global_step: ArrayLike) -> Operation[None]:
         """Sets the step, also to a smaller one; gradients in the round stay.
 
         Args:
@@ -213,12 +214,12 @@ class AccumulatorOps(AccumulatorOpsBase):
         return self._set_global_step(handle, new_global_step)
 
     def ResourceAccumulatorSetGlobalStep(
-        self, *, handle: AccumulatorInput, new_global_step: ArrayLike
+        self, *, handle: AccumulatorLike, new_global_step: ArrayLike
     ) -> Operation[None]:
         """Sets the step: AccumulatorSetGlobalStep."""
         return self._set_global_step(handle, new_global_step)
 
-    def DestroyResourceOp(self, *, resource: AccumulatorInput, ignore_lookup_error: bool = True) -> Operation[None]:
+    def DestroyResourceOp(self, *, resource: AccumulatorLike, ignore_lookup_error: bool = True) -> Operation[None]:
         """Deletes an accumulator; calls that wait on it end with AbortedError.
 
         Args:
@@ -237,9 +238,9 @@ class AccumulatorOps(AccumulatorOpsBase):
     def _apply(
         self,
         reference: str,
-        accumulator: AccumulatorInput,
+        accumulator: AccumulatorLike,
         local_step: ArrayLike,
-        gradient: OpInput,
+        gradient: TensorLike,
         request_id: int | None,
     ) -> Operation[None]:
         handle = as_handle(accumulator, AccumulatorKind.DENSE)
@@ -251,19 +252,19 @@ class AccumulatorOps(AccumulatorOpsBase):
     def _take_dense(
         self,
         reference: str,
-        accumulator: AccumulatorInput,
+        accumulator: AccumulatorLike,
         num_required: ArrayLike,
         dtype: DTypeLike,
         timeout: float | None,
         request_id: int | None,
-    ) -> Operation[Array]:
+    ) -> Operation[NDArray[Any]]:
         handle = as_handle(accumulator, AccumulatorKind.DENSE)
         check_take_signature((reference, "int32"), ("{}",), dtype, handle)
         average = yield from self._take(handle, num_required, timeout, request_id)
-        taken: Array = average[""]
+        taken: NDArray[Any] = average[""]
         return taken
 
-    def _set_global_step(self, handle: AccumulatorInput, new_global_step: ArrayLike) -> Operation[None]:
+    def _set_global_step(self, handle: AccumulatorLike, new_global_step: ArrayLike) -> Operation[None]:
         return self._wire(as_handle(handle)).set_global_step(scalar(new_global_step, np.int64, "new_global_step"))
 
 

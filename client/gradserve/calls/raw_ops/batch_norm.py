@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gradserve.calls.exchange import Operation
-from gradserve.calls.op_wire import OpInput, as_op_input, run_op, without_output
+from gradserve.calls.op_wire import as_op_input, run_op, without_output
 from gradserve.calls.tensorflow_text import check_attribute, dtype_text
 from gradserve.op_outputs import (
     FusedBatchNormGradOutputs,
@@ -19,7 +19,7 @@ from gradserve.op_outputs import (
     FusedBatchNormOutputs,
     FusedBatchNormV3Outputs,
 )
-from gradserve.results import TensorHandle
+from gradserve.results import TensorHandle, TensorLike
 from gradserve.v1 import fused_batch_norm_messages_pb2 as messages_pb2
 from gradserve.wire.dtypes import DType
 from gradserve.wire.payload import Array
@@ -35,11 +35,11 @@ class BatchNormCalls:
     def FusedBatchNorm(
         self,
         *,
-        x: OpInput,
-        scale: OpInput,
-        offset: OpInput,
-        mean: OpInput,
-        variance: OpInput,
+        x: TensorLike,
+        scale: TensorLike,
+        offset: TensorLike,
+        mean: TensorLike,
+        variance: TensorLike,
         epsilon: float = 0.0001,
         exponential_avg_factor: float = 1,
         data_format: str = "NHWC",
@@ -57,11 +57,11 @@ class BatchNormCalls:
     def FusedBatchNormV2(
         self,
         *,
-        x: OpInput,
-        scale: OpInput,
-        offset: OpInput,
-        mean: OpInput,
-        variance: OpInput,
+        x: TensorLike,
+        scale: TensorLike,
+        offset: TensorLike,
+        mean: TensorLike,
+        variance: TensorLike,
         epsilon: float = 0.0001,
         exponential_avg_factor: float = 1,
         data_format: str = "NHWC",
@@ -78,11 +78,11 @@ class BatchNormCalls:
     def FusedBatchNormV3(
         self,
         *,
-        x: OpInput,
-        scale: OpInput,
-        offset: OpInput,
-        mean: OpInput,
-        variance: OpInput,
+        x: TensorLike,
+        scale: TensorLike,
+        offset: TensorLike,
+        mean: TensorLike,
+        variance: TensorLike,
         epsilon: float = 0.0001,
         exponential_avg_factor: float = 1,
         data_format: str = "NHWC",
@@ -130,11 +130,11 @@ class BatchNormCalls:
     def FusedBatchNormGrad(
         self,
         *,
-        y_backprop: OpInput,
-        x: OpInput,
-        scale: OpInput,
-        reserve_space_1: OpInput,
-        reserve_space_2: OpInput,
+        y_backprop: TensorLike,
+        x: TensorLike,
+        scale: TensorLike,
+        reserve_space_1: TensorLike,
+        reserve_space_2: TensorLike,
         epsilon: float = 0.0001,
         data_format: str = "NHWC",
         is_training: bool = True,
@@ -152,11 +152,11 @@ class BatchNormCalls:
     def FusedBatchNormGradV2(
         self,
         *,
-        y_backprop: OpInput,
-        x: OpInput,
-        scale: OpInput,
-        reserve_space_1: OpInput,
-        reserve_space_2: OpInput,
+        y_backprop: TensorLike,
+        x: TensorLike,
+        scale: TensorLike,
+        reserve_space_1: TensorLike,
+        reserve_space_2: TensorLike,
         epsilon: float = 0.0001,
         data_format: str = "NHWC",
         is_training: bool = True,
@@ -173,12 +173,12 @@ class BatchNormCalls:
     def FusedBatchNormGradV3(
         self,
         *,
-        y_backprop: OpInput,
-        x: OpInput,
-        scale: OpInput,
-        reserve_space_1: OpInput,
-        reserve_space_2: OpInput,
-        reserve_space_3: OpInput | None = None,
+        y_backprop: TensorLike,
+        x: TensorLike,
+        scale: TensorLike,
+        reserve_space_1: TensorLike,
+        reserve_space_2: TensorLike,
+        reserve_space_3: TensorLike | None = None,
         epsilon: float = 0.0001,
         data_format: str = "NHWC",
         is_training: bool = True,
@@ -224,14 +224,14 @@ class BatchNormCalls:
         return FusedBatchNormGradV3Outputs(**(yield from _gradient(inputs, attributes, keep, lease)))
 
 
-def _inputs(x: OpInput, **params: OpInput) -> _Inputs:
+def _inputs(x: TensorLike, **params: TensorLike) -> _Inputs:
     images = as_op_input(x, _FLOAT32, "x")
     param_dtype = _param_dtype(images)
     return {"x": images} | {name: as_op_input(value, param_dtype, name) for name, value in params.items()}
 
 
 def _grad_inputs(
-    y_backprop: OpInput, x: OpInput, scale: OpInput, reserve_space_1: OpInput, reserve_space_2: OpInput
+    y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike
 ) -> _Inputs:
     inputs = _inputs(x, scale=scale, reserve_space_1=reserve_space_1, reserve_space_2=reserve_space_2)
     return {"y_backprop": as_op_input(y_backprop, inputs["x"].dtype, "y_backprop"), **inputs}

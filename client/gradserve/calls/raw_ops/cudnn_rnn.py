@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from gradserve.calls.exchange import Operation
-from gradserve.calls.op_wire import OpInput, as_op_input, run_op, without_output
+from gradserve.calls.op_wire import as_op_input, run_op, without_output
 from gradserve.op_outputs import CudnnRNNBackpropOutputs, CudnnRNNOutputs, CudnnRNNV3Outputs
-from gradserve.results import TensorHandle
+from gradserve.results import TensorHandle, TensorLike
 from gradserve.v1 import cudnn_rnn_messages_pb2 as messages_pb2
 from gradserve.wire.payload import Array
 
@@ -27,10 +27,10 @@ class CudnnRnnCalls:
     def CudnnRNN(
         self,
         *,
-        input: OpInput,  # noqa: A002  (TensorFlow's name)
-        input_h: OpInput,
-        input_c: OpInput | None = None,
-        params: OpInput,
+        input: TensorLike,  # noqa: A002  (TensorFlow's name)
+        input_h: TensorLike,
+        input_c: TensorLike | None = None,
+        params: TensorLike,
         rnn_mode: str = "lstm",
         input_mode: str = "linear_input",
         direction: str = "unidirectional",
@@ -59,10 +59,10 @@ class CudnnRnnCalls:
     def CudnnRNNV2(
         self,
         *,
-        input: OpInput,  # noqa: A002
-        input_h: OpInput,
-        input_c: OpInput | None = None,
-        params: OpInput,
+        input: TensorLike,  # noqa: A002
+        input_h: TensorLike,
+        input_c: TensorLike | None = None,
+        params: TensorLike,
         rnn_mode: str = "lstm",
         input_mode: str = "linear_input",
         direction: str = "unidirectional",
@@ -91,11 +91,11 @@ class CudnnRnnCalls:
     def CudnnRNNV3(
         self,
         *,
-        input: OpInput,  # noqa: A002
-        input_h: OpInput,
-        input_c: OpInput | None = None,
-        params: OpInput,
-        sequence_lengths: OpInput | None = None,
+        input: TensorLike,  # noqa: A002
+        input_h: TensorLike,
+        input_c: TensorLike | None = None,
+        params: TensorLike,
+        sequence_lengths: TensorLike | None = None,
         rnn_mode: str = "lstm",
         input_mode: str = "linear_input",
         direction: str = "unidirectional",
@@ -164,17 +164,17 @@ class CudnnRnnCalls:
     def CudnnRNNBackprop(
         self,
         *,
-        input: OpInput,  # noqa: A002
-        input_h: OpInput,
-        input_c: OpInput | None = None,
-        params: OpInput,
-        output: OpInput,
-        output_h: OpInput,
-        output_c: OpInput | None = None,
-        output_backprop: OpInput,
-        output_h_backprop: OpInput,
-        output_c_backprop: OpInput | None = None,
-        reserve_space: OpInput,
+        input: TensorLike,  # noqa: A002
+        input_h: TensorLike,
+        input_c: TensorLike | None = None,
+        params: TensorLike,
+        output: TensorLike,
+        output_h: TensorLike,
+        output_c: TensorLike | None = None,
+        output_backprop: TensorLike,
+        output_h_backprop: TensorLike,
+        output_c_backprop: TensorLike | None = None,
+        reserve_space: TensorLike,
         rnn_mode: str = "lstm",
         input_mode: str = "linear_input",
         direction: str = "unidirectional",
@@ -215,18 +215,18 @@ class CudnnRnnCalls:
     def CudnnRNNBackpropV2(
         self,
         *,
-        input: OpInput,  # noqa: A002
-        input_h: OpInput,
-        input_c: OpInput | None = None,
-        params: OpInput,
-        output: OpInput,
-        output_h: OpInput,
-        output_c: OpInput | None = None,
-        output_backprop: OpInput,
-        output_h_backprop: OpInput,
-        output_c_backprop: OpInput | None = None,
-        reserve_space: OpInput,
-        host_reserved: OpInput,
+        input: TensorLike,  # noqa: A002
+        input_h: TensorLike,
+        input_c: TensorLike | None = None,
+        params: TensorLike,
+        output: TensorLike,
+        output_h: TensorLike,
+        output_c: TensorLike | None = None,
+        output_backprop: TensorLike,
+        output_h_backprop: TensorLike,
+        output_c_backprop: TensorLike | None = None,
+        reserve_space: TensorLike,
+        host_reserved: TensorLike,
         rnn_mode: str = "lstm",
         input_mode: str = "linear_input",
         direction: str = "unidirectional",
@@ -267,19 +267,19 @@ class CudnnRnnCalls:
     def CudnnRNNBackpropV3(
         self,
         *,
-        input: OpInput,  # noqa: A002
-        input_h: OpInput,
-        input_c: OpInput | None = None,
-        params: OpInput,
-        sequence_lengths: OpInput | None = None,
-        output: OpInput,
-        output_h: OpInput,
-        output_c: OpInput | None = None,
-        output_backprop: OpInput,
-        output_h_backprop: OpInput,
-        output_c_backprop: OpInput | None = None,
-        reserve_space: OpInput,
-        host_reserved: OpInput,
+        input: TensorLike,  # noqa: A002
+        input_h: TensorLike,
+        input_c: TensorLike | None = None,
+        params: TensorLike,
+        sequence_lengths: TensorLike | None = None,
+        output: TensorLike,
+        output_h: TensorLike,
+        output_c: TensorLike | None = None,
+        output_backprop: TensorLike,
+        output_h_backprop: TensorLike,
+        output_c_backprop: TensorLike | None = None,
+        reserve_space: TensorLike,
+        host_reserved: TensorLike,
         rnn_mode: str = "lstm",
         input_mode: str = "linear_input",
         direction: str = "unidirectional",
@@ -361,14 +361,14 @@ class CudnnRnnCalls:
         )
 
 
-def _inputs(**values: OpInput | None) -> _Inputs:
+def _inputs(**values: TensorLike | None) -> _Inputs:
     """Returns those that are there; what has no dtype gets that of `input`."""
     dtype = getattr(values["input"], "dtype", _FLOAT32)
     default = dtype if isinstance(dtype, np.dtype) else _FLOAT32
     return {name: as_op_input(value, default, name) for name, value in values.items() if value is not None}
 
 
-def _lengths(sequence_lengths: OpInput | None) -> _Inputs:
+def _lengths(sequence_lengths: TensorLike | None) -> _Inputs:
     if sequence_lengths is None:
         return {}
     return {"sequence_lengths": as_op_input(sequence_lengths, _INT32, "sequence_lengths")}

@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from gradserve.calls.exchange import Operation
-from gradserve.calls.op_wire import OpInput, as_op_input, run_op
+from gradserve.calls.op_wire import as_op_input, run_op
 from gradserve.calls.tensor_calls import OpInputs
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array
 from gradserve.conversion.dtypes import as_dtype
 from gradserve.errors import InvalidArgumentError
 from gradserve.op_outputs import CudnnRNNParamsToCanonicalOutputs
+from gradserve.results import TensorLike
 from gradserve.v1 import cudnn_rnn_messages_pb2 as messages_pb2
 
 _FLOAT32 = np.dtype(np.float32)
@@ -75,8 +76,8 @@ class CudnnRnnParamsCalls:
         num_layers: ArrayLike,
         num_units: ArrayLike,
         input_size: ArrayLike,
-        weights: Sequence[OpInput],
-        biases: Sequence[OpInput],
+        weights: Sequence[TensorLike],
+        biases: Sequence[TensorLike],
         rnn_mode: str = "lstm",
         input_mode: str = "linear_input",
         direction: str = "unidirectional",
@@ -93,8 +94,8 @@ class CudnnRnnParamsCalls:
         num_layers: ArrayLike,
         num_units: ArrayLike,
         input_size: ArrayLike,
-        weights: Sequence[OpInput],
-        biases: Sequence[OpInput],
+        weights: Sequence[TensorLike],
+        biases: Sequence[TensorLike],
         rnn_mode: str = "lstm",
         input_mode: str = "linear_input",
         direction: str = "unidirectional",
@@ -138,7 +139,7 @@ class CudnnRnnParamsCalls:
         num_layers: ArrayLike,
         num_units: ArrayLike,
         input_size: ArrayLike,
-        params: OpInput,
+        params: TensorLike,
         num_params: int,
         rnn_mode: str = "lstm",
         input_mode: str = "linear_input",
@@ -160,7 +161,7 @@ class CudnnRnnParamsCalls:
         num_layers: ArrayLike,
         num_units: ArrayLike,
         input_size: ArrayLike,
-        params: OpInput,
+        params: TensorLike,
         num_params_weights: int,
         num_params_biases: int,
         rnn_mode: str = "lstm",
@@ -199,8 +200,8 @@ class CudnnRnnParamsCalls:
 
 
 def _canonical_to_params(
-    weights: Sequence[OpInput],
-    biases: Sequence[OpInput],
+    weights: Sequence[TensorLike],
+    biases: Sequence[TensorLike],
     attributes: Mapping[str, Any],
     keep: bool,
     lease: float | None,
@@ -215,7 +216,7 @@ def _canonical_to_params(
 
 
 def _params_to_canonical(
-    params: OpInput, attributes: Mapping[str, Any], keep: bool, lease: float | None
+    params: TensorLike, attributes: Mapping[str, Any], keep: bool, lease: float | None
 ) -> Operation[CudnnRNNParamsToCanonicalOutputs]:
     inputs = {"params": as_op_input(params, _FLOAT32, "params")}
     request = messages_pb2.CudnnRNNParamsToCanonicalRequest

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from gradserve.calls.exchange import Operation
-from gradserve.calls.op_wire import OpInput, as_op_input, run_op
+from gradserve.calls.op_wire import as_op_input, run_op
 from gradserve.op_outputs import GRUBlockCellAllGradOutputs, GRUBlockCellGradOutputs, GRUBlockCellOutputs
-from gradserve.results import TensorHandle
+from gradserve.results import TensorHandle, TensorLike
 from gradserve.v1 import gru_block_cell_messages_pb2 as messages_pb2
 from gradserve.wire.payload import Array
 
@@ -20,12 +20,12 @@ class GRUCalls:
     def GRUBlockCell(
         self,
         *,
-        x: OpInput,
-        h_prev: OpInput,
-        w_ru: OpInput,
-        w_c: OpInput,
-        b_ru: OpInput,
-        b_c: OpInput,
+        x: TensorLike,
+        h_prev: TensorLike,
+        w_ru: TensorLike,
+        w_c: TensorLike,
+        b_ru: TensorLike,
+        b_c: TensorLike,
         keep: bool = False,
         lease: float | None = None,
     ) -> Operation[GRUBlockCellOutputs]:
@@ -66,16 +66,16 @@ class GRUCalls:
     def GRUBlockCellGrad(
         self,
         *,
-        x: OpInput,
-        h_prev: OpInput,
-        w_ru: OpInput,
-        w_c: OpInput,
-        b_ru: OpInput,
-        b_c: OpInput,
-        r: OpInput,
-        u: OpInput,
-        c: OpInput,
-        d_h: OpInput,
+        x: TensorLike,
+        h_prev: TensorLike,
+        w_ru: TensorLike,
+        w_c: TensorLike,
+        b_ru: TensorLike,
+        b_c: TensorLike,
+        r: TensorLike,
+        u: TensorLike,
+        c: TensorLike,
+        d_h: TensorLike,
         weight_gradients: bool = False,
         keep: bool = False,
         lease: float | None = None,
@@ -120,6 +120,6 @@ class GRUCalls:
         return GRUBlockCellAllGradOutputs(**outputs) if weight_gradients else GRUBlockCellGradOutputs(**outputs)
 
 
-def _inputs(x: OpInput, **others: OpInput) -> Mapping[str, Array | TensorHandle]:
+def _inputs(x: TensorLike, **others: TensorLike) -> Mapping[str, Array | TensorHandle]:
     first = as_op_input(x, np.dtype(np.float32), "x")
     return {"x": first} | {name: as_op_input(value, first.dtype, name) for name, value in others.items()}

@@ -12,7 +12,7 @@ from gradserve.calls.accumulator_wire import Contribution
 from gradserve.calls.exchange import Operation
 from gradserve.calls.op_wire import as_op_input
 from gradserve.calls.raw_ops.accumulator_arguments import (
-    AccumulatorInput,
+    AccumulatorLike,
     accumulator_dtype,
     as_handle,
     check_apply_signature,
@@ -58,7 +58,7 @@ class SparseAccumulatorOps(AccumulatorOpsBase):
     def SparseAccumulatorApplyGradient(
         self,
         *,
-        handle: AccumulatorInput,
+        handle: AccumulatorLike,
         local_step: ArrayLike,
         gradient_indices: ArrayLike,
         gradient_values: ArrayLike,
@@ -102,7 +102,7 @@ class SparseAccumulatorOps(AccumulatorOpsBase):
     def SparseAccumulatorTakeGradient(
         self,
         *,
-        handle: AccumulatorInput,
+        handle: AccumulatorLike,
         num_required: ArrayLike,
         dtype: DTypeLike,
         timeout: float | None = None,
