@@ -27,18 +27,18 @@ def test_the_host(wanted: str) -> None:
 @pytest.mark.usefixtures("only_a_cpu")
 @pytest.mark.parametrize("wanted", ["cuda", "cuda:0", "cuda:7"])
 def test_a_gpu_that_is_not_there(wanted: str) -> None:
-    with pytest.raises(NoSuchDeviceError, match=r"expected a device of \['cpu'\] or auto, got 'cuda:[07]'"):
+    with pytest.raises(NoSuchDeviceError, match=r"expected a device of this machine, cpu or auto, got 'cuda:[07]'"):
         choose_device(wanted, HOST)
 
 
 def test_a_server_says_what_it_lacks() -> None:
     done = run_cli("serve", "--listen", "127.0.0.1:0", "--device", "cuda:99")
     assert done.returncode == 1
-    assert "Error: expected a device of ['cpu'" in done.stderr
+    assert "Error: --device: expected a device of this machine, cpu" in done.stderr
 
 
 @pytest.mark.parametrize("wanted", ["gpu", "cuda:", "cuda:x", "CPU", ""])
 def test_names_that_no_device_has(wanted: str) -> None:
     done = run_cli("serve", "--device", wanted)
     assert done.returncode == 2
-    assert "bad configuration: device: String should match pattern" in done.stderr
+    assert done.stderr == f"Error: --device: expected cpu, cuda, cuda:N or auto, got {wanted!r}\n"

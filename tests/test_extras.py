@@ -87,7 +87,7 @@ def run(plain: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_says_it_in_a_line(plain: Path) -> None:
-    done = run(plain, "-m", "gradserve", "serve")
+    done = run(plain, "-m", "gradserve_server", "serve")
     assert (done.returncode, done.stderr) == (1, f"gradserve: {NEEDS}'gradserve[server]'\n")
 
 

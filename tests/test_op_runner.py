@@ -98,7 +98,8 @@ async def world() -> AsyncIterator[World]:
     runner = OpRunner(device=device, families={"doubling": family}, compute=compute, memory=memory)
     yield World(family, memory, runner)
     family.may_compute.set()
-    await runner.close()
+    runner.close()
+    runner.join()
     compute.close()
 
 
@@ -169,7 +170,8 @@ async def test_the_first_call_starts_the_preparation_and_does_not_wait_for_it(wo
 
 async def test_closing_breaks_the_preparation_off(world: World) -> None:
     world.runner.prepare()
-    await world.runner.close()
+    world.runner.close()
+    await asyncio.to_thread(world.runner.join)
     assert world.family.stopped
     assert world.family.num_prepared == 0
 
@@ -181,7 +183,7 @@ async def test_a_preparation_that_fails_is_logged(world: World, caplog: pytest.L
     world.family.prepare = fail  # type: ignore[method-assign]
     world.family.may_compute.set()
     await world.runner.run(call_of(3), on_host=True)
-    await world.runner.close()
+    await asyncio.to_thread(world.runner.join)
     assert "preparing the kernels of doubling failed" in caplog.text
     assert "no compiler" in caplog.text
     await world.runner.run(call_of(3), on_host=True)

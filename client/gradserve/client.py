@@ -8,6 +8,7 @@ from gradserve.accumulators import (
     GradientAccumulator,
     SparseConditionalAccumulator,
 )
+from gradserve.address import Address
 from gradserve.batch_norm_layer import BatchNormLayer
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.identity import RequestIds
@@ -20,10 +21,13 @@ def connect(address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> "Clien
     """Returns a client of the server at an address. Nothing is sent before the first call.
 
     Args:
-        address: "HOST:PORT" or "unix:PATH".
+        address: "HOST:PORT", "HOST" for port 50051, "[IPV6]:PORT" or "unix:PATH".
         timeout: Seconds after which a call fails with DeadlineExceededError, and for which calls that wait for
             other workers wait unless they are told otherwise. math.inf: never. Whatever it is, a call fails with
             UnavailableError when the server is gone, or has given no sign of life for about a minute.
+
+    Raises:
+        InvalidArgumentError: One of them cannot be.
     """
     return Client(address, timeout=timeout)
 
@@ -34,10 +38,11 @@ class Client(BlockingFace[ClientCalls]):
     def __init__(self, address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> None:
         """See `connect`."""
         with BriefErrors():
+            place = Address.to_connect(address)
             calls = ClientCalls(RequestIds(uuid.uuid4().hex), timeout)
-            transport = SyncTransport(address, timeout)
+            transport = SyncTransport(place, timeout)
         super().__init__(transport, calls)
-        self.address = address
+        self.address = str(place)
         self.raw_ops = RawOps(transport, calls.raw_ops)
         """TensorFlow's gradient ops and accumulator ops, carried out by the server."""
 

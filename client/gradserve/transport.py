@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 
 import grpc
 
+from gradserve.address import Address
 from gradserve.calls import methods
 from gradserve.calls.exchange import Download, Operation, Pause, Unary, Upload
 from gradserve.calls.retries import Attempt, with_retries
-from gradserve.calls.status import error_from_status
+from gradserve.calls.status import error_from_status, explain
 from gradserve.calls.streams import DownloadParts, upload_parts
 from gradserve.errors import CallCancelledError, GradserveError
 from gradserve.process import OwnProcess
@@ -24,11 +25,12 @@ DEFAULT_TIMEOUT_SECONDS = 60.0
 class SyncTransport:
     """Runs operations in the calling thread. Safe to use from several threads."""
 
-    def __init__(self, address: str, timeout: float) -> None:
+    def __init__(self, address: Address, timeout: float) -> None:
+        self._address = address
         self._timeout = timeout
         self._process = OwnProcess()
         self._closed = False
-        self._channel = grpc.insecure_channel(address, options=methods.CHANNEL_OPTIONS)
+        self._channel = grpc.insecure_channel(address.target, options=methods.CHANNEL_OPTIONS)
         put, get = methods.PUT_TENSORS, methods.GET_TENSORS
         self._put = self._channel.stream_unary(put.path, put.encode, put.decode)
         self._get = self._channel.unary_stream(get.path, get.encode, get.decode)
@@ -71,7 +73,7 @@ class SyncTransport:
                 case Pause(seconds):
                     return time.sleep(seconds)
         except grpc.RpcError as error:
-            raise _failure(error, self._closed) from None
+            raise _failure(error, self._address, self._closed) from None
         except ValueError:
             # What gRPC raises for a call on a closed channel; its words depend on the kind of call.
             if self._closed:
@@ -96,11 +98,12 @@ class SyncTransport:
 class AsyncTransport:
     """Runs operations on the event loop it was made on."""
 
-    def __init__(self, address: str, timeout: float) -> None:
+    def __init__(self, address: Address, timeout: float) -> None:
+        self._address = address
         self._timeout = timeout
         self._process = OwnProcess()
         self._closed = False
-        self._channel = grpc.aio.insecure_channel(address, options=methods.CHANNEL_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(address.target, options=methods.CHANNEL_OPTIONS)
         put, get = methods.PUT_TENSORS, methods.GET_TENSORS
         self._put = self._channel.stream_unary(put.path, put.encode, put.decode)
         self._get = self._channel.unary_stream(get.path, get.encode, get.decode)
@@ -143,7 +146,7 @@ class AsyncTransport:
                 case Pause(seconds):
                     return await asyncio.sleep(seconds)
         except grpc.RpcError as error:
-            raise _failure(error, self._closed) from None
+            raise _failure(error, self._address, self._closed) from None
         except grpc.aio.UsageError:
             raise _closed() from None
         except asyncio.CancelledError:
@@ -172,7 +175,8 @@ def _closed() -> GradserveError:
     return CallCancelledError("the client is closed")
 
 
-def _failure(error: Any, is_closed: bool) -> GradserveError:
+def _failure(error: Any, address: Address, is_closed: bool) -> GradserveError:
     if is_closed and error.code() is grpc.StatusCode.CANCELLED:
         return _closed()
-    return error_from_status(error.code(), error.details(), error.trailing_metadata())
+    message = explain(error.code(), error.details(), address)
+    return error_from_status(error.code(), message, error.trailing_metadata())

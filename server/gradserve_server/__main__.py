@@ -1,6 +1,28 @@
-"""`python -m gradserve_server`."""
+"""`gradserve` and `python -m gradserve_server`: the command line."""
 
-from gradserve_server.cli import cli
+import signal
+import sys
+
+
+def main() -> None:
+    """Runs the command line; where the server's extra is not installed, says how to install it."""
+    signals = None
+    if sys.argv[1:2] == ["serve"]:
+        # Before anything else, as imports may take seconds: until somebody listens, signals wait.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+        from gradserve_server.signals import StopSignals
+
+        signals = StopSignals()
+    from gradserve_server.extras import MissingExtraError, require
+
+    try:
+        require("server")
+    except MissingExtraError as error:
+        sys.exit(f"gradserve: {error}")
+    from gradserve_server.cli import cli
+
+    cli(obj=signals)
+
 
 if __name__ == "__main__":
-    cli()
+    main()

@@ -3,16 +3,17 @@
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
-import signal
 import time
 import uuid
 from functools import partial
 from pathlib import Path
 
 import gradserve
+import gradserve_server.installed  # noqa: F401
+from gradserve.address import Address
 from gradserve_server.accumulators.registry import AccumulatorRegistry
+from gradserve_server.address_file import write_addresses
 from gradserve_server.config import ServerConfig
 from gradserve_server.devices.compute import ThreadCompute
 from gradserve_server.devices.device import CpuDevice
@@ -24,6 +25,7 @@ from gradserve_server.layers.families import make_layer_families
 from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.ops.registry import make_families
 from gradserve_server.ops.runner import OpRunner
+from gradserve_server.own_file import OwnFile
 from gradserve_server.rpc.accumulator_service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layer_service import BatchNormLayerServicer
 from gradserve_server.rpc.gradient_ops_service import GradientOpsServicer
@@ -45,7 +47,7 @@ class Server:
 
     async with Server(config) as server:
         print(server.addresses)
-        await server.run_until_signal()
+        await stop.wait()
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -112,6 +114,7 @@ class Server:
             limits=limits,
         )
         self._expiry: asyncio.Task[None] | None = None
+        self._address_file: OwnFile | None = None
         self.addresses: tuple[str, ...] = ()
         """Where the server listens, once started."""
 
@@ -119,7 +122,7 @@ class Server:
         try:
             await self.start()
         except BaseException:
-            await self.drain()
+            await self._close(0)
             raise
         return self
 
@@ -132,43 +135,42 @@ class Server:
         Raises:
             OSError: An address cannot be bound, or the file not be written.
         """
-        self.addresses = tuple(self._grpc.bind(self._config.listen.listen))
+        listen = [Address.to_listen(address) for address in self._config.listen.listen]
+        self.addresses = tuple(map(str, self._grpc.bind(listen)))
         await self._grpc.start()
         self._expiry = asyncio.create_task(self._expire_leases())
+        if self._config.listen.address_file is not None:
+            self._address_file = write_addresses(Path(self._config.listen.address_file), self.addresses)
+        _log.info("serving on %s", ", ".join(self.addresses))
         if self._config.runtime.warm_up:
             self.runner.prepare()
-        if self._config.listen.address_file is not None:
-            _write_addresses(Path(self._config.listen.address_file), self.addresses)
-        _log.info("serving on %s", ", ".join(self.addresses))
-
-    async def run_until_signal(self) -> None:
-        """Serves until SIGTERM or SIGINT."""
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        signals = (signal.SIGTERM, signal.SIGINT)
-        for number in signals:
-            loop.add_signal_handler(number, stop.set)
-        try:
-            await stop.wait()
-        finally:
-            # A second signal ends a drain that takes too long for somebody.
-            for number in signals:
-                loop.remove_signal_handler(number)
 
     async def drain(self) -> None:
-        """Shuts down: refuses new calls, ends waits with UNAVAILABLE, lets streams finish within the drain time."""
+        """Shuts down: refuses new calls, ends waits with UNAVAILABLE, lets streams finish within the drain time.
+
+        A thread that is compiling a kernel goes on until that is done; `join` waits for it.
+        """
         _log.info("draining")
         self._grpc.refuse_new_calls()
+        await self._close(self._config.runtime.drain_seconds)
+        _log.info("stopped")
+
+    def join(self) -> None:
+        """Waits until no thread of the server is left."""
+        self.runner.join()
+
+    async def _close(self, grace: float) -> None:
+        if self._address_file is not None:
+            self._address_file.remove()
         self.registry.close()
-        await self._grpc.stop(self._config.runtime.drain_seconds)
+        await self._grpc.stop(grace)
         if self._expiry is not None:
             self._expiry.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._expiry
-        await self.runner.close()
+        self.runner.close()
         self._compute.close()
         self._parallel.close()
-        _log.info("stopped")
 
     async def _expire_leases(self) -> None:
         while True:
@@ -181,10 +183,3 @@ class Server:
 
 def _new_id() -> str:
     return uuid.uuid4().hex
-
-
-def _write_addresses(path: Path, addresses: tuple[str, ...]) -> None:
-    """Writes the file in one step: whoever waits for it never reads half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text("".join(f"{address}\n" for address in addresses))
-    temporary.replace(path)

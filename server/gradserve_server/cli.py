@@ -8,14 +8,24 @@ from typing import Any
 
 import click
 
-import gradserve
 from gradserve_server.demo.command import demo
-from gradserve_server.devices.selection import NoSuchDeviceError
-from gradserve_server.settings import config_options, load_config
+from gradserve_server.process import end_process, silence_grpc
+from gradserve_server.settings import SettingsError, config_options, make_config, read_settings
+from gradserve_server.signals import StopSignals
+
+
+def _show_version(context: click.Context, _option: click.Parameter, is_wanted: bool) -> None:
+    if is_wanted and not context.resilient_parsing:
+        import gradserve
+
+        click.echo(f"gradserve, version {gradserve.__version__}")
+        context.exit()
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(gradserve.__version__)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version."
+)
 def cli() -> None:
     """Gradient averaging and gradient ops over gRPC."""
 
@@ -28,39 +38,48 @@ def cli() -> None:
     envvar="GRADSERVE_CONFIG",
     help="TOML file with settings of the same names as the flags, e.g. max_bytes",
 )
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    envvar="GRADSERVE_LOG_LEVEL",
-    show_default=True,
-)
 @config_options
-def serve(config_path: Path | None, log_level: str, **flags: Any) -> None:
+@click.pass_obj
+def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any) -> None:
     """Run the server until SIGTERM or SIGINT.
 
     Each flag is also an environment variable, e.g. GRADSERVE_MAX_BYTES, and an entry of the TOML file, e.g.
     max_bytes = "4GiB".
     """
+    settings = read_settings(flags, config_path)
+    if "log_level" not in settings or str(settings["log_level"].value).lower() != "debug":
+        silence_grpc()
+    config = make_config(settings)
+    logging.basicConfig(
+        level=config.runtime.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    signals = signals or StopSignals()
+
     from gradserve_server.app import Server
     from gradserve_server.devices.memory import keep_freed_memory
     from gradserve_server.devices.products import use_one_blas_thread
+    from gradserve_server.devices.selection import NoSuchDeviceError
 
-    config = load_config(flags, config_path)
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     keep_freed_memory()
     use_one_blas_thread()
 
     async def run() -> None:
-        async with Server(config) as server:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        server = Server(config)
+        signals.drain_with(lambda: loop.call_soon_threadsafe(stop.set), config.runtime.drain_seconds)
+        async with server:
             # What is there now stays: the garbage collector need not look at it again and again.
             gc.freeze()
-            await server.run_until_signal()
+            await stop.wait()
 
     try:
         asyncio.run(run())
-    except (OSError, NoSuchDeviceError) as error:
+    except NoSuchDeviceError as error:
+        raise click.ClickException(f"{settings['device'].source}: {error}") from None
+    except OSError as error:
         raise click.ClickException(str(error)) from None
+    end_process()
 
 
 _address = click.argument("address", default="localhost:50051", envvar="GRADSERVE_ADDRESS")
@@ -72,9 +91,14 @@ _timeout = click.option("--timeout", type=float, default=5.0, show_default=True,
 @_timeout
 def health(address: str, timeout: float) -> None:
     """Exit with 0 if the server at ADDRESS serves, else with 1."""
+    silence_grpc()
+    import gradserve
     from gradserve_server.rpc.health_check import check_health
 
-    status = check_health(address, timeout)
+    try:
+        status = check_health(address, timeout)
+    except gradserve.InvalidArgumentError as error:
+        raise SettingsError(str(error)) from None
     if status != "SERVING":
         raise click.ClickException(f"{address}: {status}")
     click.echo(f"{address}: {status}")
@@ -85,9 +109,14 @@ def health(address: str, timeout: float) -> None:
 @_timeout
 def info(address: str, timeout: float) -> None:
     """Show version, devices, limits and load of the server at ADDRESS."""
+    silence_grpc()
+    import gradserve
+
     try:
         with gradserve.connect(address, timeout=timeout) as client:
             description = client.server_info()
+    except gradserve.InvalidArgumentError as error:
+        raise SettingsError(str(error)) from None
     except gradserve.GradserveError as error:
         raise click.ClickException(f"{address}: {error}") from None
     click.echo(f"gradserve {description.version}, up {description.uptime:.0f} s")

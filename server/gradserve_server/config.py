@@ -2,19 +2,66 @@
 
 Each field is a command-line flag (`--max-bytes`), an environment variable (`GRADSERVE_MAX_BYTES`) and an entry of
 the TOML file (`max_bytes`); the flag wins over the variable, the variable over the file. Sizes are numbers of bytes
-or strings such as "4GiB".
+or strings such as "4GiB". What a field takes is said in words for messages, in `Expected`.
 """
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from gradserve_server.machine import memory_bytes, num_cores
 
 MIB = 1 << 20
-Bytes = Annotated[ByteSize, Field(gt=0)]
-Count = Annotated[int, Field(gt=0)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_MAX_BYTES = (1 << 63) - 1
+_MAX_MESSAGE_BYTES = (1 << 31) - 1
+_MAX_COUNT = (1 << 31) - 1
+_MAX_THREADS = 1024
+_MAX_SECONDS = 1e9
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a setting can be, in the words of the message that refuses something else."""
+
+    words: str
+
+
+def _no_boolean(value: object) -> object:
+    """Refuses what Python takes for 0 and 1."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("boolean", "it is a boolean")
+    return value
+
+
+def _lower_case(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+def _listenable(text: str) -> str:
+    # Not before it is needed: this imports gRPC, which then reads whether to write a log of its own.
+    from gradserve.address import Address
+
+    return str(Address.to_listen(text))
+
+
+def _each_once(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    for address in addresses:
+        if not address.endswith(":0") and addresses.count(address) > 1:
+            raise ValueError(f"expected each address once, got {address!r} twice")
+    return addresses
+
+
+_NUMBER = BeforeValidator(_no_boolean)
+Bytes = Annotated[ByteSize, _NUMBER, Field(gt=0, le=_MAX_BYTES), Expected("a size such as 4GiB or 512MiB")]
+Count = Annotated[int, _NUMBER, Field(gt=0, le=_MAX_COUNT), Expected(f"a whole number from 1 to {_MAX_COUNT}")]
+Seconds = Annotated[
+    float,
+    _NUMBER,
+    Field(gt=0, le=_MAX_SECONDS, allow_inf_nan=False),
+    Expected("a number of seconds greater than 0, such as 0.5 or 600"),
+]
 
 
 def _half_of_memory() -> ByteSize:
@@ -29,21 +76,30 @@ class ListenConfig(_Concern):
     """Where the server listens."""
 
     listen: Annotated[
-        tuple[str, ...],
-        Field(min_length=1, description="HOST:PORT (port 0 picks a free one) or unix:PATH; repeatable"),
+        tuple[Annotated[str, AfterValidator(_listenable)], ...],
+        AfterValidator(_each_once),
+        Field(
+            min_length=1,
+            description="HOST:PORT (without :PORT 50051; port 0 picks a free one) or unix:PATH; repeatable",
+        ),
+        Expected('a list of addresses such as ["0.0.0.0:50051", "unix:/run/gradserve.sock"]'),
     ] = ("127.0.0.1:50051",)
     address_file: Annotated[
         str | None,
-        Field(description="write the bound addresses here, one a line, once serving"),
+        Field(min_length=1, description="where the bound addresses are written, one a line, while the server serves"),
+        Expected("the path of a file"),
     ] = None
 
 
 class LimitsConfig(_Concern):
     """What clients may take."""
 
-    max_message_bytes: Annotated[ByteSize, Field(ge=4 * MIB, description="longest request message, at least 4 MiB")] = (
-        ByteSize(16 * MIB)
-    )
+    max_message_bytes: Annotated[
+        ByteSize,
+        _NUMBER,
+        Field(ge=4 * MIB, le=_MAX_MESSAGE_BYTES, description="longest request message, at least 4 MiB"),
+        Expected("a size from 4MiB to less than 2GiB, such as 16MiB"),
+    ] = ByteSize(16 * MIB)
     inline_limit_bytes: Annotated[Bytes, Field(description="up to which size results placed AUTO come inline")] = (
         ByteSize(3 * MIB)
     )
@@ -82,18 +138,35 @@ class RuntimeConfig(_Concern):
             pattern=r"^(auto|cpu|cuda(:\d+)?)$",
             description="what ops run on: cpu, cuda:N, or auto for the first GPU if there is one",
         ),
+        Expected("cpu, cuda, cuda:N or auto"),
     ] = "auto"
-    warm_up: Annotated[bool, Field(description="load or compile the kernels of the ops at the start")] = True
-    compute_threads: Annotated[Count, Field(description="threads for arithmetic (default: one per core)")] = Field(
-        default_factory=num_cores
-    )
-    pool_bytes: Annotated[ByteSize, Field(ge=0, description="freed buffer memory kept for the next tensors")] = (
-        ByteSize(1024 * MIB)
-    )
+    warm_up: Annotated[
+        bool,
+        Field(description="load or compile the kernels of the ops at the start"),
+        Expected("true or false"),
+    ] = True
+    compute_threads: Annotated[
+        int,
+        _NUMBER,
+        Field(gt=0, le=_MAX_THREADS, description="threads for arithmetic (default: one per core)"),
+        Expected(f"a whole number from 1 to {_MAX_THREADS}"),
+    ] = Field(default_factory=num_cores)
+    pool_bytes: Annotated[
+        ByteSize,
+        _NUMBER,
+        Field(ge=0, le=_MAX_BYTES, description="freed buffer memory kept for the next tensors"),
+        Expected("a size such as 4GiB or 512MiB, or 0"),
+    ] = ByteSize(1024 * MIB)
     stream_idle_seconds: Annotated[
         Seconds, Field(description="an upload without a message for so long is broken off")
     ] = 60.0
     drain_seconds: Annotated[Seconds, Field(description="how long streams may go on after SIGTERM")] = 30.0
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        BeforeValidator(_lower_case),
+        Field(description="what is logged at least: debug, info, warning or error; debug shows gRPC's log, too"),
+        Expected("debug, info, warning or error"),
+    ] = "info"
 
 
 class ServerConfig(_Concern):

@@ -1,6 +1,6 @@
 """The extras of the distribution: whether one is installed, and the command that installs it.
 
-Imported before anything else of the server, so it uses the standard library alone.
+Imported before what they hold, so it uses the standard library alone.
 """
 
 import importlib.metadata

@@ -1,28 +1,61 @@
 """Reads the configuration from flags, environment and a TOML file."""
 
+import difflib
+import os
+import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, get_origin
 
 import click
+from click.core import ParameterSource
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
-from gradserve_server.config import ServerConfig
+from gradserve_server.config import Expected, ServerConfig
+from gradserve_server.system_errors import reason_of
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_PREFIX = "GRADSERVE_"
+_OTHER_VARIABLES = ("address", "config")
+
+_KUBERNETES = re.compile(_PREFIX + r"(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+_KUBERNETES_URL = re.compile(r"(tcp|udp|sctp)://.+")
+"""The value of GRADSERVE_PORT there."""
+
+
+class SettingsError(click.ClickException):
+    """A setting that cannot be. The message is one line."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What somebody set.
+
+    Attributes:
+        value: As it was given.
+        source: Where, as messages name it: "--max-bytes", "GRADSERVE_MAX_BYTES", "gradserve.toml: max_bytes".
+    """
+
+    value: Any
+    source: str
 
 
 def config_options(command: F) -> F:
     """Gives a click command a flag and an environment variable for every field of ServerConfig."""
     for _section, name, field in reversed(list(_fields())):
         option = click.option(
-            "--" + name.replace("_", "-"),
+            _flag(name),
             name,
             multiple=_is_tuple(field),
-            envvar=f"GRADSERVE_{name.upper()}",
+            envvar=_variable(name),
             metavar=_metavar(name, field),
             help=_help(field),
         )
@@ -30,29 +63,72 @@ def config_options(command: F) -> F:
     return command
 
 
-def load_config(flags: Mapping[str, Any], path: Path | None) -> ServerConfig:
-    """Returns the configuration: what the flags and variables say, then the file, then the defaults.
+def read_settings(flags: Mapping[str, Any], path: Path | None) -> dict[str, Setting]:
+    """Returns what is set, by name: by flags and variables of the current click command, else by the file.
 
     Raises:
-        click.UsageError: Something of it is not valid.
+        SettingsError: A file cannot be read, or a name in it or in the environment is that of no setting.
     """
+    names = [name for _section, name, _field in _fields()]
+    _check_variables(names)
+    settings = {}
     file = _read(path)
-    known = {name for _section, name, _field in _fields()}
-    unknown = sorted(file.keys() - known)
-    if unknown:
-        raise click.UsageError(f"{path}: unknown settings {unknown}; expected some of {sorted(known)}")
+    for name in sorted(file.keys() - set(names)):
+        raise SettingsError(f"unknown setting in {path}: {name}; {_advice(name, names)}")
+    for name in names:
+        if flags.get(name) not in (None, ()):
+            settings[name] = Setting(flags[name], _source(name))
+        elif name in file:
+            settings[name] = Setting(file[name], f"{path}: {name}")
+    return settings
+
+
+def make_config(settings: Mapping[str, Setting]) -> ServerConfig:
+    """Returns the configuration: the settings, and defaults for the others.
+
+    Raises:
+        SettingsError: A value cannot be.
+    """
     given: dict[str, dict[str, Any]] = {}
     for section, name, _field in _fields():
-        value = flags[name] if flags.get(name) not in (None, ()) else file.get(name)
-        if value is not None:
-            given.setdefault(section, {})[name] = value
+        if name in settings:
+            given.setdefault(section, {})[name] = settings[name].value
     try:
         return ServerConfig.model_validate(given)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{problem['loc'][1]}: {problem['msg']}, got {problem['input']!r}" for problem in error.errors()
-        )
-        raise click.UsageError(f"bad configuration: {problems}") from None
+        raise SettingsError("; ".join(_describe(problem, settings) for problem in error.errors())) from None
+
+
+def _describe(problem: ErrorDetails, settings: Mapping[str, Setting]) -> str:
+    name = str(problem["loc"][1])
+    if problem["type"] == "value_error":  # of a validator of ours, which says what it expected
+        text = str(problem["ctx"]["error"])
+    else:
+        expected = next(each.words for each in _field(name).metadata if isinstance(each, Expected))
+        text = f"expected {expected}, got {problem['input']!r}"
+    return f"{settings[name].source}: {text}"
+
+
+def _check_variables(names: Iterable[str]) -> None:
+    known = [_variable(name) for name in (*names, *_OTHER_VARIABLES)]
+    for variable in sorted(filter(_is_ours, os.environ)):
+        if variable not in known:
+            raise SettingsError(f"unknown environment variable: {variable}; {_advice(variable, known)}")
+
+
+def _advice(name: str, known: Iterable[str]) -> str:
+    by_ending = {each.removeprefix(_PREFIX): each for each in known}
+    similar = difflib.get_close_matches(name.removeprefix(_PREFIX), by_ending, 1)
+    return f"did you mean {by_ending[similar[0]]}?" if similar else f"expected one of {', '.join(sorted(known))}"
+
+
+def _is_ours(variable: str) -> bool:
+    """Whether a variable is meant for gradserve, and not what Kubernetes says of a service called gradserve."""
+    return (
+        variable.startswith(_PREFIX)
+        and not _KUBERNETES.fullmatch(variable)
+        and not (variable.endswith("_PORT") and _KUBERNETES_URL.fullmatch(os.environ[variable]))
+    )
 
 
 def _read(path: Path | None) -> dict[str, Any]:
@@ -61,7 +137,21 @@ def _read(path: Path | None) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise click.UsageError(f"cannot read the configuration file {path}: {error}") from None
+        reason = reason_of(error) if isinstance(error, OSError) else str(error)
+        raise SettingsError(f"cannot read the configuration file {path}: {reason}") from None
+
+
+def _source(name: str) -> str:
+    source = click.get_current_context().get_parameter_source(name)
+    return _variable(name) if source is ParameterSource.ENVIRONMENT else _flag(name)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _variable(name: str) -> str:
+    return f"{_PREFIX}{name.upper()}"
 
 
 def _fields() -> Iterator[tuple[str, str, FieldInfo]]:
@@ -71,6 +161,10 @@ def _fields() -> Iterator[tuple[str, str, FieldInfo]]:
         assert issubclass(model, BaseModel)
         for name, field in model.model_fields.items():
             yield section, name, field
+
+
+def _field(name: str) -> FieldInfo:
+    return next(field for _section, other, field in _fields() if other == name)
 
 
 def _is_tuple(field: FieldInfo) -> bool:
@@ -84,7 +178,7 @@ def _metavar(name: str, field: FieldInfo) -> str:
     if get_origin(annotation) in (Union, UnionType):
         return "PATH"
     by_type = {"ByteSize": "SIZE", "int": "N", "float": "SECONDS", "bool": "BOOLEAN"}
-    return by_type.get(getattr(annotation, "__name__", ""), name.upper())
+    return by_type.get(getattr(annotation, "__name__", ""), name.rpartition("_")[2].upper())
 
 
 def _help(field: FieldInfo) -> str:

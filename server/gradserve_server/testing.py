@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
+import gradserve_server.installed  # noqa: F401
 from gradserve_server.app import Server
 from gradserve_server.config import ListenConfig, ServerConfig
 
@@ -80,3 +81,5 @@ class LocalServer:
             self._server = server
             self._ready.set()
             await self._stop.wait()
+        # No thread of it disturbs whatever this process does next.
+        await asyncio.to_thread(server.join)

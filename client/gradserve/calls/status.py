@@ -6,6 +6,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
+from gradserve.address import Address
 from gradserve.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -40,6 +41,16 @@ ERRORS: dict[grpc.StatusCode, type[GradserveError]] = {
     grpc.StatusCode.DATA_LOSS: InternalError,
     grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
 }
+
+_NO_CONNECTION = ("failed to connect", "errors resolving", "DNS resolution failed")
+"""How gRPC's own messages begin where there was no server to answer."""
+
+
+def explain(code: grpc.StatusCode, message: str | None, address: Address) -> str | None:
+    """Returns the message of a failed call; that of a failed connection says where there should be a server."""
+    if code is grpc.StatusCode.UNAVAILABLE and message and message.startswith(_NO_CONNECTION):
+        return f"no connection: is gradserve serve running at {address}? ({message})"
+    return message
 
 
 def error_from_status(

@@ -10,10 +10,11 @@ from typing import NoReturn
 
 import click
 
-import gradserve
 from gradserve_server.demo.errors import DemoError
 from gradserve_server.demo.options import DemoOptions
 from gradserve_server.extras import install_command
+from gradserve_server.process import silence_grpc
+from gradserve_server.settings import SettingsError
 
 _DEFAULTS = DemoOptions()
 _EXTRA_MODULES = ("matplotlib", "rich", "sklearn")
@@ -70,6 +71,15 @@ def demo(workers: int, backup: int, batch_norm: bool, epochs: int, address: str 
     """
     if batch_norm and backup:
         raise click.UsageError("--batch-norm needs every worker in every step: it cannot be used with --backup")
+    silence_grpc()
+    import gradserve
+    from gradserve.address import Address
+
+    try:
+        if address is not None:
+            Address.to_connect(address)
+    except gradserve.InvalidArgumentError as error:
+        raise SettingsError(f"--address: {error}") from None
     try:
         from rich.console import Console
 

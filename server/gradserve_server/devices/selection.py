@@ -27,7 +27,9 @@ def choose_device(wanted: str, host: CpuDevice) -> Device:
         lacking = (
             "" if importlib.util.find_spec("cupy") else "; CuPy is not installed: see the extras cuda12 and cuda13"
         )
-        raise NoSuchDeviceError(f"expected a device of {names} or auto, got {wanted!r}{lacking}")
+        raise NoSuchDeviceError(
+            f"expected a device of this machine, {', '.join(names)} or auto, got {wanted!r}{lacking}"
+        )
     from gradserve_server.devices.cuda import CudaDevice
 
     return CudaDevice(int(wanted.removeprefix("cuda:")))

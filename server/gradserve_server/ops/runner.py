@@ -1,6 +1,5 @@
 """Runs ops on a device, away from the event loop."""
 
-import asyncio
 import logging
 import threading
 import time
@@ -104,23 +103,28 @@ class OpRunner:
         self._compute = compute
         self._memory = memory
         self._stop = threading.Event()
-        self._preparation: asyncio.Task[None] | None = None
+        self._prepared = threading.Event()
+        self._preparation: threading.Thread | None = None
 
     def prepare(self) -> None:
         """Starts loading or compiling the kernels, unless that was done."""
         if self._preparation is None:
-            self._preparation = asyncio.create_task(asyncio.to_thread(self._prepare))
+            self._preparation = threading.Thread(target=self._prepare, name="gradserve-prepare")
+            self._preparation.start()
 
     @property
     def is_prepared(self) -> bool:
         """Whether the kernels are loaded or compiled."""
-        return self._preparation is not None and self._preparation.done()
+        return self._prepared.is_set()
 
-    async def close(self) -> None:
-        """Breaks the preparation off."""
+    def close(self) -> None:
+        """Breaks the preparation off, without waiting: the kernel being compiled, which takes seconds, is finished."""
         self._stop.set()
+
+    def join(self) -> None:
+        """Waits for the end of the preparation."""
         if self._preparation is not None:
-            await self._preparation
+            self._preparation.join()
 
     async def run(
         self,
@@ -171,4 +175,6 @@ class OpRunner:
                 family.prepare(self._stop.is_set)
             except Exception:
                 _log.exception("preparing the kernels of %s failed", name)
-        _log.info("kernels prepared in %.1f s", time.perf_counter() - started)
+        if not self._stop.is_set():
+            self._prepared.set()
+            _log.info("kernels prepared in %.1f s", time.perf_counter() - started)

@@ -1,6 +1,7 @@
 """The gRPC server: services, health, reflection, ports."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import aio as reflection
 
+from gradserve.address import Address
 from gradserve.v1 import (
     accumulator_service_pb2,
     batch_norm_layer_service_pb2,
@@ -24,6 +26,7 @@ from gradserve_server.rpc.gradient_ops_service import GradientOpsServicer
 from gradserve_server.rpc.grpc_log import quiet_client_faults
 from gradserve_server.rpc.handlers import make_handler
 from gradserve_server.rpc.health_service import HealthServicer
+from gradserve_server.rpc.ports import Ports
 from gradserve_server.rpc.server_service import ServerServicer
 from gradserve_server.rpc.tensor_service import STREAM_CODECS, TensorServicer
 
@@ -81,6 +84,7 @@ class GrpcServer:
                 ("grpc.server.max_pending_requests_hard_limit", limits.max_waiters),
             ],
         )
+        self._ports = Ports(self._server)
         servicers = (tensors, accumulators, gradient_ops, batch_norm_layers, server)
         for descriptor, servicer in zip(SERVICES, servicers, strict=True):
             codecs = STREAM_CODECS if servicer is tensors else None
@@ -93,23 +97,13 @@ class GrpcServer:
             (make_handler(_HEALTH, self._health, always), make_handler(_REFLECTION, described, self._admission))
         )
 
-    def bind(self, addresses: Sequence[str]) -> list[str]:
-        """Binds to HOST:PORT or unix:PATH addresses; returns them with the ports that were picked for port 0.
+    def bind(self, addresses: Sequence[Address]) -> list[Address]:
+        """Binds to addresses; returns them with the ports that were picked for port 0.
 
         Raises:
-            OSError: An address cannot be bound.
+            OSError: One of them cannot be bound; the message says which and why.
         """
-        bound = []
-        for address in addresses:
-            try:
-                port = self._server.add_insecure_port(address)
-            except RuntimeError as error:
-                raise OSError(f"cannot listen on {address}: {error}") from error
-            if address.startswith("unix"):
-                bound.append(address)
-            else:
-                bound.append(f"{address.rpartition(':')[0]}:{port}")
-        return bound
+        return [self._ports.bind(address) for address in addresses]
 
     async def start(self) -> None:
         """Starts serving."""
@@ -123,8 +117,10 @@ class GrpcServer:
 
     async def stop(self, grace: float) -> None:
         """Closes the ports, lets calls under way go on for `grace` seconds, then ends them with UNAVAILABLE."""
+        end = time.monotonic() + grace
         await self._admission.settle()
-        stopping = asyncio.create_task(self._server.stop(grace))
+        self._ports.remove_files()
+        stopping = asyncio.create_task(self._server.stop(max(end - time.monotonic(), 0)))
         # The first thing it does, without waiting, is to close the ports and to tell clients so.
         await asyncio.sleep(0)
         self._admission.refuse()

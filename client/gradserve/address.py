@@ -1,0 +1,156 @@
+"""Where a server is."""
+
+import ipaddress
+import os
+import re
+from dataclasses import dataclass
+from typing import NoReturn
+from urllib.parse import quote
+
+from gradserve.errors import InvalidArgumentError
+
+DEFAULT_PORT = 50051
+
+_MAX_PORT = 65535
+_MAX_PATH_BYTES = 101
+"""The system takes 107; servers first make their socket under another name, which may be longer by 6."""
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*).*", re.DOTALL)
+_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([\w-]{0,62})(\.[a-z0-9_][\w-]{0,62})*\.?", re.ASCII | re.IGNORECASE)
+_DIGITS_AND_DOTS = re.compile(r"[0-9.]+")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens: a host and a port, or the path of a Unix socket.
+
+    Attributes:
+        host: A name, or an IPv4 or IPv6 address; empty for a Unix socket.
+        port: 1 to 65535; for a server that is to listen, 0 for a free one; 0 for a Unix socket.
+        path: Of the Unix socket; empty for a host.
+    """
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    @classmethod
+    def to_connect(cls, text: str) -> "Address":
+        """Returns the address of a server to connect to.
+
+        Args:
+            text: "HOST:PORT", "HOST" for port 50051, "[IPV6]:PORT", "unix:PATH" or "unix:///PATH". White space around
+                it does not count.
+
+        Raises:
+            InvalidArgumentError: It is none of these.
+        """
+        address = _parse(text)
+        if address.host and address.port == 0:
+            _refuse(text, "port 0 is for a server to listen on: it picks a free one, to which clients connect")
+        return address
+
+    @classmethod
+    def to_listen(cls, text: str) -> "Address":
+        """Returns the address that a server is to listen on: as `to_connect` does, and with port 0 for a free port.
+
+        Raises:
+            InvalidArgumentError: It is none of these.
+        """
+        return _parse(text)
+
+    @property
+    def target(self) -> str:
+        """The name by which a gRPC client connects to it."""
+        if self.path:
+            return f"unix:{quote(os.fsencode(self.path))}"
+        return f"dns:///{quote(str(self), safe='[]:')}"
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def _parse(given: object) -> Address:
+    text = given.strip() if isinstance(given, str) else ""
+    if not text:
+        _refuse(given, "examples are 'localhost:50051' and 'unix:/run/gradserve.sock'")
+    scheme, colon, rest = text.partition(":")
+    if colon and scheme.lower() == "unix":
+        return Address(path=_socket_path(given, rest))
+    if colon and scheme.lower() == "unix-abstract":
+        _refuse(given, "abstract sockets are not supported")
+    if text.startswith(("/", "./", "../")):
+        _refuse(given, f"a Unix socket is 'unix:{text}'")
+    if url := _URL.fullmatch(text):
+        _refuse(given, _about_url(url[1], url[2]))
+    host, port = _split(given, text)
+    _check_host(given, host)
+    return Address(host, _port_number(given, port))
+
+
+def _socket_path(given: object, rest: str) -> str:
+    if rest.startswith("//"):
+        if not rest.startswith("///"):
+            _refuse(given, f"expected unix:///PATH, from the root, or 'unix:{rest[2:]}'")
+        rest = rest[2:]
+    if not rest or "\0" in rest or rest.endswith("/"):
+        _refuse(given, "that is no path of a Unix socket")
+    if len(os.fsencode(rest)) > _MAX_PATH_BYTES:
+        _refuse(given, f"the path of a Unix socket has at most {_MAX_PATH_BYTES} bytes")
+    return rest
+
+
+def _about_url(scheme: str, place: str) -> str:
+    advice = f"leave out '{scheme}://'" + (f" and write {place!r}" if place else "")
+    return f"{advice}; connections are not encrypted" if scheme.lower() in ("https", "grpcs") else advice
+
+
+def _split(given: object, text: str) -> tuple[str, str]:
+    """Returns the host, and the port as it is written."""
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not (bracket and _is_ipv6(host) and rest[:1] in ("", ":")):
+            _refuse(given, "brackets enclose an IPv6 address, as in '[::1]:50051'")
+        return host, rest[1:] if rest else str(DEFAULT_PORT)
+    if text.count(":") > 1:
+        _refuse(given, "there is more than one colon; an IPv6 address has brackets, as in '[::1]:50051'")
+    host, colon, port = text.partition(":")
+    return host, port if colon else str(DEFAULT_PORT)
+
+
+def _check_host(given: object, host: str) -> None:
+    if host in ("", "*"):
+        _refuse(given, "there is no host; 'localhost' is this machine, and a server on '0.0.0.0' listens everywhere")
+    if host.isdecimal():
+        _refuse(given, f"there is no host; a port of this machine is 'localhost:{host}'")
+    is_valid = _is_ipv4(host) if _DIGITS_AND_DOTS.fullmatch(host) else _is_ipv6(host) or _NAME.fullmatch(host)
+    if not is_valid:
+        _refuse(given, f"{host!r} is neither the name of a host nor an IP address")
+
+
+def _port_number(given: object, port: str) -> int:
+    if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= _MAX_PORT):
+        _refuse(given, f"a port is a number from 1 to {_MAX_PORT}")
+    return int(port)
+
+
+def _is_ipv4(text: str) -> bool:
+    try:
+        ipaddress.IPv4Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _refuse(given: object, why: str) -> NoReturn:
+    raise InvalidArgumentError(f"expected an address, HOST:PORT or unix:PATH, got {given!r}; {why}", field="address")

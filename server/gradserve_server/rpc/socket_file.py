@@ -1,0 +1,82 @@
+"""The file of a Unix socket."""
+
+import errno
+import fcntl
+import os
+import secrets
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gradserve_server.own_file import OwnFile
+
+_LOCK_SECONDS = 5.0
+_LOCK_POLL_SECONDS = 0.01
+
+
+def bind_socket_file(path: Path, bind: Callable[[Path], object]) -> OwnFile:
+    """Makes a Unix socket at a path, also in the place of one that a server left which is no more.
+
+    gRPC takes the place of any socket that it finds where it binds, and at its end removes whatever it finds there. So
+    it binds a path beside, which nobody else ever uses, and the socket is renamed, which changes nothing for it.
+
+    Args:
+        path: Where; absolute.
+        bind: Makes a socket at the path that it is given, and listens on it.
+
+    Raises:
+        OSError: A server listens there, or it is something else than a socket. Nothing has changed.
+    """
+    beside = path.with_name(f".{secrets.token_hex(3)}")  # Address leaves room for these 7 characters
+    with _locked(path.parent):
+        _check_free(path)
+        bind(beside)
+        return OwnFile.moved(beside, path)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lets one server at a time look for a free path in a folder."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:
+        yield  # a folder that can be written to, but not opened, has no lock
+        return
+    try:
+        _lock(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    end = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise OSError(errno.EBUSY, "something keeps its folder locked") from None
+            time.sleep(_LOCK_POLL_SECONDS)
+
+
+def _check_free(path: Path) -> None:
+    """Raises OSError unless there is nothing, or a socket that nobody listens on."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise OSError(errno.EEXIST, f"{path} is there and is no socket")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return
+        except BlockingIOError:
+            pass  # its queue is full
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
