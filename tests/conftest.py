@@ -9,7 +9,7 @@ import gradserve
 from gradserve.calls import retries
 from gradserve_server.testing import LocalServer
 from tests.core import Bench
-from tests.polling import eventually
+from tests.polling import PATIENCE_SECONDS, eventually
 
 
 @pytest.fixture(scope="session")
@@ -28,13 +28,13 @@ def server_address(server: LocalServer) -> str:
 def _prepared_ops(server_address: str) -> None:
     """The kernels of the server are loaded: NumPy and they do not take turns, and nothing in the process changes the
     filters of warnings, as loading them does for a moment."""
-    with gradserve.connect(server_address, timeout=30) as client:
+    with gradserve.connect(server_address, timeout=PATIENCE_SECONDS) as client:
         eventually(lambda: client.server_info().ops_prepared, within=100)
 
 
 @pytest.fixture
 def client(server_address: str) -> Iterator[gradserve.Client]:
-    with gradserve.connect(server_address, timeout=30) as connected:
+    with gradserve.connect(server_address, timeout=PATIENCE_SECONDS) as connected:
         yield connected
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Self
 
+from tests.polling import PATIENCE_SECONDS
+
 _READ_BYTES = 1 << 16
-_START_SECONDS = 10.0
 
 
 class Fault(Enum):
@@ -60,7 +61,7 @@ class FaultyProxy:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        if not self._ready.wait(_START_SECONDS):
+        if not self._ready.wait(PATIENCE_SECONDS):
             raise TimeoutError("the proxy did not start")
         return self
 

@@ -7,10 +7,14 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+PATIENCE_SECONDS = 60.0
+"""How long tests wait for what has to happen: on a machine with other work that is late, and no test is slower for it
+unless it fails."""
+
 _INTERVAL_SECONDS = 0.01
 
 
-def eventually(look: Callable[[], T], accept: Callable[[T], bool] = bool, *, within: float = 30.0) -> T:
+def eventually(look: Callable[[], T], accept: Callable[[T], bool] = bool, *, within: float = PATIENCE_SECONDS) -> T:
     """Looks again and again until what it sees is acceptable; returns that, or fails with what it saw last."""
     end = time.monotonic() + within
     while True:
@@ -23,7 +27,7 @@ def eventually(look: Callable[[], T], accept: Callable[[T], bool] = bool, *, wit
 
 
 async def eventually_async(
-    look: Callable[[], Awaitable[T]], accept: Callable[[T], bool] = bool, *, within: float = 30.0
+    look: Callable[[], Awaitable[T]], accept: Callable[[T], bool] = bool, *, within: float = PATIENCE_SECONDS
 ) -> T:
     """Does the same on an event loop."""
     end = time.monotonic() + within

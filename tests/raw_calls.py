@@ -16,6 +16,7 @@ from gradserve.v1 import (
     server_service_pb2,
     tensor_service_pb2,
 )
+from tests.polling import PATIENCE_SECONDS
 
 T = TypeVar("T")
 
@@ -31,8 +32,6 @@ SERVICES = {
     for descriptor in module.DESCRIPTOR.services_by_name.values()
 }
 METHODS = {method.name: method for service in SERVICES.values() for method in service.methods}
-
-_SETTLE_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -80,11 +79,13 @@ class RawCalls:
     def __exit__(self, *exception: object) -> None:
         self.channel.close()
 
-    def start(self, method: str, *requests: Message | bytes, timeout: float | None = 30) -> Any:
+    def start(self, method: str, *requests: Message | bytes, timeout: float | None = PATIENCE_SECONDS) -> Any:
         """Starts a call whose result is a future of bytes (or an iterator of them)."""
         return self.start_stream(method, iter(requests), timeout=timeout)
 
-    def start_stream(self, method: str, requests: Iterable[Message | bytes], *, timeout: float | None = 30) -> Any:
+    def start_stream(
+        self, method: str, requests: Iterable[Message | bytes], *, timeout: float | None = PATIENCE_SECONDS
+    ) -> Any:
         """As `start`, with any iterable of requests."""
         descriptor = METHODS[method]
         path = f"/{descriptor.containing_service.full_name}/{method}"
@@ -96,7 +97,7 @@ class RawCalls:
             return self.channel.unary_stream(path, None, None)(request, timeout=timeout)
         return self.channel.unary_unary(path, None, None).future(request, timeout=timeout)
 
-    def call(self, method: str, *requests: Message | bytes, timeout: float | None = 30) -> Any:
+    def call(self, method: str, *requests: Message | bytes, timeout: float | None = PATIENCE_SECONDS) -> Any:
         """Returns the response, parsed; for a stream of responses the list of them.
 
         Raises:
@@ -107,7 +108,7 @@ class RawCalls:
         call = self.start(method, *requests, timeout=timeout)
         return [parse(each) for each in call] if descriptor.server_streaming else parse(call.result())
 
-    def fail(self, method: str, *requests: Message | bytes, timeout: float | None = 30) -> Failure:
+    def fail(self, method: str, *requests: Message | bytes, timeout: float | None = PATIENCE_SECONDS) -> Failure:
         """Makes a call that must fail; returns how it did."""
         try:
             answer = self.call(method, *requests, timeout=timeout)
@@ -118,7 +119,7 @@ class RawCalls:
 
 def eventually(look: Callable[[], T], is_right: Callable[[T], bool]) -> T:
     """Looks until what is seen is right. For what a server does after it answered, or without a client's doing."""
-    end = time.monotonic() + _SETTLE_SECONDS
+    end = time.monotonic() + PATIENCE_SECONDS
     while not is_right(seen := look()):
-        assert time.monotonic() < end, f"still {seen} after {_SETTLE_SECONDS} s"
+        assert time.monotonic() < end, f"still {seen} after {PATIENCE_SECONDS} s"
     return seen

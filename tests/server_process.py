@@ -9,10 +9,7 @@ from typing import Self
 
 import psutil
 
-from tests.polling import eventually
-
-_START_SECONDS = 30.0
-_STOP_SECONDS = 30.0
+from tests.polling import PATIENCE_SECONDS, eventually
 
 
 def run_cli(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -22,7 +19,7 @@ def run_cli(*args: str, env: dict[str, str] | None = None) -> subprocess.Complet
         env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,
-        timeout=_START_SECONDS,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
 
@@ -64,7 +61,7 @@ class ServerProcess:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def wait(self, timeout: float = _STOP_SECONDS) -> int:
+    def wait(self, timeout: float = PATIENCE_SECONDS) -> int:
         """Returns the exit status."""
         return self.process.wait(timeout)
 
@@ -72,7 +69,7 @@ class ServerProcess:
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
         try:
-            eventually(lambda: self._address_file.exists() or self.process.poll() is not None, within=_START_SECONDS)
+            eventually(lambda: self._address_file.exists() or self.process.poll() is not None, within=PATIENCE_SECONDS)
             assert self.process.poll() is None, self.log
         except BaseException:
             self._kill()

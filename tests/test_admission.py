@@ -14,8 +14,7 @@ from gradserve_server.rpc.admission import Admission
 from gradserve_server.rpc.handlers import make_handler
 from gradserve_server.rpc.health_service import HealthServicer
 from gradserve_server.rpc.server import SERVICES
-
-_PROMPTLY_SECONDS = 20.0
+from tests.polling import PATIENCE_SECONDS
 
 
 class AnsweringServicer:
@@ -75,7 +74,7 @@ async def arriving(served: Served) -> AsyncIterator[None]:
 
 async def refused(call: Awaitable[Any]) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await asyncio.wait_for(call, _PROMPTLY_SECONDS)
+        await asyncio.wait_for(call, PATIENCE_SECONDS)
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
     assert raised.value.details() == "the server is shutting down"
 
@@ -115,7 +114,7 @@ async def test_a_server_that_nobody_calls_settles_at_once() -> None:
 
 async def test_calls_that_keep_coming_do_not_hold_up_the_stop(served: Served) -> None:
     async with arriving(served):
-        await asyncio.wait_for(served.admission.settle(), _PROMPTLY_SECONDS)
+        await asyncio.wait_for(served.admission.settle(), PATIENCE_SECONDS)
 
 
 async def test_a_call_that_just_came_is_followed_by_a_quiet_moment(served: Served) -> None:
@@ -123,4 +122,4 @@ async def test_a_call_that_just_came_is_followed_by_a_quiet_moment(served: Serve
     settling = asyncio.ensure_future(served.admission.settle())
     await asyncio.sleep(0)
     assert not settling.done()
-    await asyncio.wait_for(settling, _PROMPTLY_SECONDS)
+    await asyncio.wait_for(settling, PATIENCE_SECONDS)

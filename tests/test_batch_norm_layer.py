@@ -14,6 +14,7 @@ import gradserve
 import gradserve.aio
 from gradserve import BatchNormImplementation, Initializer, RandomAdjustment, Regularizer, TensorHandle
 from tests.faulty_proxy import Faults, FaultyProxy
+from tests.polling import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.usefixtures("_prepared_ops")
 
@@ -100,8 +101,8 @@ def test_forwards_count_once_whatever_the_network_does(server_address: str, name
     steps = 30
     with (
         FaultyProxy(server_address, faults) as proxy,
-        gradserve.connect(proxy.address, timeout=30) as shaky,
-        gradserve.connect(server_address, timeout=30) as direct,
+        gradserve.connect(proxy.address, timeout=PATIENCE_SECONDS) as shaky,
+        gradserve.connect(server_address, timeout=PATIENCE_SECONDS) as direct,
     ):
         observed = direct.batch_norm(scope=name, updates_collections=updates)
         bn = repeated(lambda: shaky.batch_norm(scope=name, updates_collections=updates))
@@ -122,7 +123,7 @@ def repeated(call: Callable[[], T]) -> T:
 
 
 def test_updates_of_a_collection_are_those_of_all_clients(client: gradserve.Client, name: str) -> None:
-    with gradserve.connect(client.address, timeout=30) as other:
+    with gradserve.connect(client.address, timeout=PATIENCE_SECONDS) as other:
         ours = client.batch_norm(decay=0.5, scope=name, updates_collections=name)
         theirs = other.batch_norm(decay=0.5, scope=f"{name}/2", updates_collections=[name, "update_ops"])
         ours(X)
@@ -309,7 +310,7 @@ def test_lists(client: gradserve.Client, name: str) -> None:
 
 
 def test_a_layer_without_a_scope_ends_with_its_context_or_client(client: gradserve.Client) -> None:
-    with gradserve.connect(client.address, timeout=30) as other:
+    with gradserve.connect(client.address, timeout=PATIENCE_SECONDS) as other:
         with other.batch_norm() as bn:
             bn(X)
             assert bn.name in {each.name for each in client.list_batch_norm_layers(scope="BatchNorm-")}
@@ -401,7 +402,7 @@ def test_a_gradient_that_does_not_exist_leaves_the_forward(client: gradserve.Cli
 def test_a_forward_that_is_gone_gives_way_to_the_one_before(client: gradserve.Client) -> None:
     bn = client.batch_norm()
     first, second = bn.forward(X), bn.forward(X[:2])
-    with gradserve.connect(client.address, timeout=30) as other:
+    with gradserve.connect(client.address, timeout=PATIENCE_SECONDS) as other:
         assert other.batch_norm(scope=bn.name).release(second) == 1
     with pytest.raises(gradserve.AbortedError) as error:
         bn.backward(DY[:2])
@@ -463,7 +464,7 @@ def test_large_tensors(client: gradserve.Client) -> None:
 
 
 async def test_the_same_with_await(server_address: str, name: str) -> None:
-    async with gradserve.aio.connect(server_address, timeout=30) as client:
+    async with gradserve.aio.connect(server_address, timeout=PATIENCE_SECONDS) as client:
         async with await client.batch_norm(decay=0.5, scale=True) as bn:
             close(await bn(X), NORMALIZED)
             gradients = await bn.backward(DY)

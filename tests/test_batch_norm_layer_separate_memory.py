@@ -12,6 +12,7 @@ from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve.v1 import layer_pb2, tensor_pb2
 from gradserve_server import app
 from gradserve_server.testing import LocalServer
+from tests.polling import PATIENCE_SECONDS
 from tests.raw_calls import RawCalls
 from tests.separate_device import SeparateDevice, separate_families
 
@@ -57,7 +58,7 @@ def server(device: SeparateDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture
 def client(server: LocalServer) -> Iterator[gradserve.Client]:
-    with gradserve.connect(server.address, timeout=30) as connected:
+    with gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as connected:
         yield connected
 
 
@@ -75,7 +76,7 @@ def test_it_computes_what_a_server_on_the_cpu_does(
     client: gradserve.Client, arguments: dict[str, Any], call: dict[str, Any]
 ) -> None:
     results = []
-    with LocalServer() as local, gradserve.connect(local.address, timeout=30) as on_cpu:
+    with LocalServer() as local, gradserve.connect(local.address, timeout=PATIENCE_SECONDS) as on_cpu:
         for each in (client, on_cpu):
             layer = each.batch_norm(scale=True, decay=0.9, **arguments)
             forward = layer.forward(X, **call)

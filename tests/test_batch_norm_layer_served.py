@@ -22,6 +22,7 @@ from gradserve_server.config import LimitsConfig, ServerConfig
 from gradserve_server.errors import UnavailableError
 from gradserve_server.rpc.batch_norm_layer_service import BatchNormLayerServicer
 from gradserve_server.testing import LocalServer
+from tests.polling import PATIENCE_SECONDS
 from tests.raw_calls import RawCalls
 
 T = TypeVar("T")
@@ -59,7 +60,7 @@ def at_once(pool: ThreadPoolExecutor, calls: list[Callable[[], T]]) -> list[T]:
         barrier.wait()
         return call()
 
-    return [future.result(30) for future in [pool.submit(begin, call) for call in calls]]
+    return [future.result(PATIENCE_SECONDS) for future in [pool.submit(begin, call) for call in calls]]
 
 
 START = {"moving_mean": [0.0, 0.0], "moving_variance": [0.0, 0.0]}
@@ -113,12 +114,12 @@ class TestManyCallers:
             at_once(threads, [partial(train, worker) for worker in range(4)])
         finally:
             done.set()
-        assert all(reader.result(30) > 1 for reader in readers)
+        assert all(reader.result(PATIENCE_SECONDS) > 1 for reader in readers)
         assert bn.describe().num_updates == 4 * 60
 
     def test_a_layer_is_deleted_under_them(self, threads: ThreadPoolExecutor) -> None:
         x = np.ones((512, 512), np.float32)
-        with LocalServer() as server, gradserve.connect(server.address, timeout=30) as client:
+        with LocalServer() as server, gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client:
             for _ in range(5):
                 bn = client.batch_norm(updates_collections=None)
                 bn.forward(x)
@@ -135,7 +136,7 @@ class TestManyCallers:
                 client.server_info()
                 assert bn.delete()
                 for trainer in trainers:
-                    trainer.result(30)
+                    trainer.result(PATIENCE_SECONDS)
             usage = client.server_info().usage
             assert (usage["num_bytes"], usage["num_handles"], usage["num_layers"]) == (0, 0, 0)
 
@@ -179,7 +180,7 @@ def test_every_forward_counts_once_though_replies_are_lost(
     """Each is sent by two clients at once, while others run the updates; with decay d, n of them leave d^n."""
     lost = lose_replies(monkeypatch)
     ids = [uuid.uuid4().hex for _ in range(40)]
-    with LocalServer() as server, gradserve.connect(server.address, timeout=30) as client:
+    with LocalServer() as server, gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client:
         bn = persist(lambda: averaging_layer(client, updates_collections=updates, decay=0.75, scope="bn"))
         bn.set_variables({name: [1.0, 1.0] for name in START})
 
@@ -333,7 +334,10 @@ def test_dtypes(client: gradserve.Client, dtype: Any, fused: bool | None, keep: 
 def test_a_result_that_does_not_fit_changes_nothing(name: str) -> None:
     limits = LimitsConfig(max_handles=3, max_bytes=ByteSize(28 * MIB))
     x = np.ones((MIB, 2), np.float32)
-    with LocalServer(ServerConfig(limits=limits)) as server, gradserve.connect(server.address, timeout=30) as client:
+    with (
+        LocalServer(ServerConfig(limits=limits)) as server,
+        gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client,
+    ):
         bn = client.batch_norm(updates_collections=None, decay=0.5)
         held = client.put_all([[1.0], [1.0]])
         before = client.server_info().usage

@@ -12,6 +12,7 @@ import gradserve
 import gradserve.aio
 from gradserve.calls.retries import PAUSES_SECONDS
 from gradserve.v1 import server_messages_pb2
+from tests.polling import PATIENCE_SECONDS
 
 HANDLE = gradserve.TensorHandle("some", np.dtype(np.float32), (2,))
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -61,12 +62,12 @@ async def test_it_is_unavailable_after_some_attempts(cancelling: Cancelling, kin
     assert len(PAUSES_SECONDS) + 1 == 5
     said = "^the server stopped, or something on the way to it gave the call up: CANCELLED$"
     with (
-        gradserve.connect(cancelling.address, timeout=30) as client,
+        gradserve.connect(cancelling.address, timeout=PATIENCE_SECONDS) as client,
         pytest.raises(gradserve.UnavailableError, match=said),
     ):
         await asyncio.to_thread(CALLS[kind], client)
     assert cancelling.met == attempts
-    client = gradserve.aio.connect(cancelling.address, timeout=30)
+    client = gradserve.aio.connect(cancelling.address, timeout=PATIENCE_SECONDS)
     with pytest.raises(gradserve.UnavailableError, match=said):
         await CALLS[kind](client)
     assert cancelling.met == 2 * attempts
@@ -75,9 +76,9 @@ async def test_it_is_unavailable_after_some_attempts(cancelling: Cancelling, kin
 
 async def test_another_attempt_is_answered(cancelling: Cancelling) -> None:
     cancelling.left = 1
-    with gradserve.connect(cancelling.address, timeout=30) as client:
+    with gradserve.connect(cancelling.address, timeout=PATIENCE_SECONDS) as client:
         assert (await asyncio.to_thread(client.server_info)).version == "1.2.3"
     cancelling.left = 1
-    async with gradserve.aio.connect(cancelling.address, timeout=30) as client:
+    async with gradserve.aio.connect(cancelling.address, timeout=PATIENCE_SECONDS) as client:
         assert (await client.server_info()).version == "1.2.3"
     assert cancelling.met == 4

@@ -25,7 +25,7 @@ from gradserve.calls import exchange
 from gradserve.calls.status import ERRORS, error_from_status
 from gradserve_server.testing import LocalServer
 from tests.faulty_proxy import FaultyProxy
-from tests.polling import eventually, eventually_async
+from tests.polling import PATIENCE_SECONDS, eventually, eventually_async
 from tests.server_process import ServerProcess
 
 KINDS = ["conditional_accumulator", "sparse_conditional_accumulator", "gradient_accumulator"]
@@ -228,7 +228,7 @@ def test_close_cancels_calls_under_way(client: gradserve.Client, server_address:
         eventually(lambda: acc.info().num_waiting == 1)
         closing.close()
         with pytest.raises(gradserve.CallCancelledError) as error:
-            waiting.result(10)
+            waiting.result(PATIENCE_SECONDS)
     assert error.value.request_id is not None
     eventually(lambda: acc.info().num_waiting == 0)
 
@@ -246,7 +246,7 @@ async def test_close_cancels_calls_under_way_aio(server_address: str, name: str)
         await eventually_async(num_waiting)
         await closing.close()
         with pytest.raises(gradserve.CallCancelledError) as error:
-            await asyncio.wait_for(waiting, 10)
+            await asyncio.wait_for(waiting, PATIENCE_SECONDS)
         assert error.value.request_id is not None
         await eventually_async(num_waiting, lambda count: count == 0)
 
@@ -305,17 +305,16 @@ def nobody() -> Iterator[str]:
         yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
-QUICKLY_SECONDS = 8.0
-"""Five attempts take some seconds."""
+NEVER_SECONDS = 1e6
+"""The timeout of clients whose calls end without it: after five attempts, which take some seconds."""
 
 
 def test_unreachable(nobody: str, server_address: str) -> None:
     """Objects made with a server, then called without."""
     with gradserve.connect(server_address) as helper:
         handle = make_things(helper)["handle"]
-    client = gradserve.connect(nobody, timeout=60)
+    client = gradserve.connect(nobody, timeout=NEVER_SECONDS)
     names = [name for name, call in CALLS.items() if not needs_what_was_made(call)]
-    started = time.monotonic()
     with ThreadPoolExecutor(len(names)) as threads:
         failures = dict(
             zip(
@@ -328,18 +327,15 @@ def test_unreachable(nobody: str, server_address: str) -> None:
     assert {name: type(failure) for name, failure in failures.items()} == dict.fromkeys(
         names, gradserve.UnavailableError
     )
-    assert time.monotonic() - started < QUICKLY_SECONDS
 
 
 async def test_unreachable_aio(nobody: str, server_address: str) -> None:
     with gradserve.connect(server_address) as helper:
         handle = make_things(helper)["handle"]
     names = [name for name, call in CALLS.items() if not needs_what_was_made(call)]
-    started = time.monotonic()
-    async with gradserve.aio.connect(nobody, timeout=60) as client:
+    async with gradserve.aio.connect(nobody, timeout=NEVER_SECONDS) as client:
         failures = await asyncio.gather(*(failure_of_aio(CALLS[name](client, {"handle": handle})) for name in names))
     assert dict(zip(names, map(type, failures), strict=True)) == dict.fromkeys(names, gradserve.UnavailableError)
-    assert time.monotonic() - started < QUICKLY_SECONDS
 
 
 def needs_what_was_made(call: Callable[..., Any]) -> bool:
@@ -347,11 +343,10 @@ def needs_what_was_made(call: Callable[..., Any]) -> bool:
 
 
 def test_a_server_that_went_away() -> None:
-    """Also calls of accumulators that were made before end with UnavailableError, and soon."""
+    """Also calls of accumulators that were made before end with UnavailableError."""
     with LocalServer() as server:
-        client = gradserve.connect(server.address, timeout=60)
+        client = gradserve.connect(server.address, timeout=NEVER_SECONDS)
         made = make_things(client)
-    started = time.monotonic()
     with ThreadPoolExecutor(len(CALLS)) as threads:
         failures = dict(
             zip(CALLS, threads.map(lambda call: failure_of(lambda: call(client, made)), CALLS.values()), strict=True)
@@ -360,7 +355,6 @@ def test_a_server_that_went_away() -> None:
     assert {name: type(failure) for name, failure in failures.items()} == dict.fromkeys(
         CALLS, gradserve.UnavailableError
     )
-    assert time.monotonic() - started < QUICKLY_SECONDS
 
 
 def test_a_server_that_came_back(tmp_path: Path) -> None:
@@ -374,7 +368,7 @@ def test_a_server_that_came_back(tmp_path: Path) -> None:
         with pytest.raises(gradserve.UnavailableError):
             client.server_info()
         with ServerProcess(tmp_path / "second", listen=(address,)):
-            assert eventually(lambda: failure_of(client.server_info) is None, within=10)
+            assert eventually(lambda: failure_of(client.server_info) is None)
 
 
 @pytest.fixture
@@ -384,12 +378,11 @@ def short_reply_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_call_has_a_deadline(server_address: str, short_reply_time: None) -> None:
     with FaultyProxy(server_address) as proxy:
-        client = gradserve.connect(proxy.address, timeout=5)
+        client = gradserve.connect(proxy.address, timeout=PATIENCE_SECONDS)
         made = make_things(client)
         silent = gradserve.connect(proxy.address, timeout=0.5)
         made["dense"]._transport._timeout = made["model"]._transport._timeout = 0.5
         proxy.freeze()
-        started = time.monotonic()
         with ThreadPoolExecutor(len(CALLS)) as threads:
             failures = dict(
                 zip(
@@ -399,18 +392,17 @@ def test_every_call_has_a_deadline(server_address: str, short_reply_time: None) 
         assert {name: type(failure) for name, failure in failures.items()} == dict.fromkeys(
             CALLS, gradserve.DeadlineExceededError
         )
-        assert time.monotonic() - started < QUICKLY_SECONDS
         client.close()
         silent.close()
 
 
 async def test_every_call_has_a_deadline_aio(server_address: str, short_reply_time: None) -> None:
     with FaultyProxy(server_address) as proxy:
-        client = gradserve.aio.connect(proxy.address, timeout=5)
+        client = gradserve.aio.connect(proxy.address, timeout=PATIENCE_SECONDS)
         made = await make_things_aio(client)
         client._transport._timeout = 0.5
         proxy.freeze()
-        async with asyncio.timeout(QUICKLY_SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             failures = await asyncio.gather(*(failure_of_aio(call(client, made)) for call in CALLS.values()))
             await client.close()
         assert dict(zip(CALLS, map(type, failures), strict=True)) == dict.fromkeys(
@@ -425,7 +417,7 @@ def test_a_server_that_accepts_and_says_nothing() -> None:
             started = time.monotonic()
             with pytest.raises(gradserve.DeadlineExceededError):
                 call()
-            assert 0.2 < time.monotonic() - started < 3
+            assert time.monotonic() - started > 0.2
         client.close()
 
 
@@ -554,10 +546,10 @@ def test_a_client_is_safe_to_use_from_several_threads(client: gradserve.Client) 
     start = threading.Barrier(num_threads)
 
     def work(_: int) -> None:
-        start.wait(10)
+        start.wait(PATIENCE_SECONDS)
         for _ in range(num_each):
             acc.apply_grad(1)
 
     with ThreadPoolExecutor(num_threads) as threads:
         list(threads.map(work, range(num_threads)))
-    assert acc.take_grad(num_threads * num_each, timeout=5) == num_threads * num_each
+    assert acc.take_grad(num_threads * num_each, timeout=PATIENCE_SECONDS) == num_threads * num_each

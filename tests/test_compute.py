@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from gradserve_server.devices.compute import INLINE_BYTES, ThreadCompute
+from tests.polling import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ async def test_a_cancelled_caller_waits_for_its_work(compute: ThreadCompute, fai
 
     def work() -> None:
         started.set()
-        assert finish.wait(30)
+        assert finish.wait(PATIENCE_SECONDS)
         ended.set()
         if fails:
             raise BoomError
@@ -65,7 +66,7 @@ async def test_work_that_has_not_begun_is_not_done(compute: ThreadCompute) -> No
 
     def first() -> None:
         started.set()
-        assert finish.wait(30)
+        assert finish.wait(PATIENCE_SECONDS)
 
     busy = asyncio.create_task(compute.run_in_thread(first))
     await asyncio.to_thread(started.wait, 30)

@@ -98,9 +98,15 @@ class TestWaiting:
         await apply(acc, 5)
         compute.go_on.clear()
         compute.begun.clear()
-        task = asyncio.create_task(take(acc, 1, timeout=0.01))
+        loop = asyncio.get_running_loop()
+        task = asyncio.create_task(take(acc, 1, timeout=60))
         await compute.begun.wait()
-        await asyncio.sleep(0.02)  # the deadline itself is what is waited for
+        behind = asyncio.create_task(take(acc, 1, timeout=60))
+        await turns()
+        now = loop.time
+        loop.time = lambda: now() + 61  # type: ignore[method-assign]
+        with pytest.raises(DeadlineExceededError):
+            await behind
         assert not task.done()
         compute.go_on.set()
         average, _ = await task

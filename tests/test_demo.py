@@ -24,6 +24,7 @@ from gradserve_server.demo.replica import Replica
 from gradserve_server.demo.report import DemoReport, TrainingResult, WorkerResult, render
 from gradserve_server.demo.server_process import ServerProcess
 from gradserve_server.extras import install_command
+from tests.polling import PATIENCE_SECONDS
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -141,7 +142,7 @@ class TestReplica:
             num_required=1,
             learning_rate=0.1,
             keep_averages=keep_averages,
-            timeout=30,
+            timeout=PATIENCE_SECONDS,
         )
 
     @pytest.mark.parametrize(
@@ -273,9 +274,9 @@ class TestRun:
 
 class TestServerProcess:
     def test_it_serves_and_shuts_down(self) -> None:
-        with ServerProcess(timeout=30) as server:
+        with ServerProcess(timeout=PATIENCE_SECONDS) as server:
             assert server.address.startswith("127.0.0.1:")
-            with gradserve.connect(server.address, timeout=30) as client:
+            with gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client:
                 accumulator = client.conditional_accumulator("float32", shape=(1,), shared_name="a")
                 assert accumulator.num_accumulated() == 0
 
@@ -285,7 +286,7 @@ class TestServerProcess:
         monkeypatch.setattr(sys, "executable", str(script(tmp_path, "echo no memory left; exit 3")))
         with (
             pytest.raises(DemoError, match=r"ended with exit code 3 before it served.*\nno memory left"),
-            ServerProcess(timeout=30),
+            ServerProcess(timeout=PATIENCE_SECONDS),
         ):
             pass
 
@@ -302,7 +303,7 @@ while true; do sleep 0.05; done"""
         monkeypatch.setattr(sys, "executable", str(script(tmp_path, lines)))
         with (
             pytest.raises(DemoError, match=r"ended with exit code 4.*\nlost my mind"),
-            ServerProcess(timeout=30),
+            ServerProcess(timeout=PATIENCE_SECONDS),
         ):
             pass
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.polling import PATIENCE_SECONDS
+
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCKS = {
     f"{page.name}-{number}": block
@@ -18,7 +20,9 @@ BLOCKS = {
 
 def run(program: str, address: str) -> str:
     program = program.replace("localhost:50051", address)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -17,11 +17,11 @@ from gradserve_server.errors import UnavailableError
 from gradserve_server.rpc.accumulator_service import AccumulatorServicer
 from gradserve_server.testing import LocalServer
 from tests.faulty_proxy import Fault, Faults, FaultyProxy
+from tests.polling import PATIENCE_SECONDS
 
 T = TypeVar("T")
 
 _ATTEMPTS = 200
-_TIMEOUT_SECONDS = 30.0
 
 
 class Persistence:
@@ -107,7 +107,7 @@ def one_hot(position: int, size: int) -> np.ndarray:
 
 
 def all_of(futures: list["Future[Any]"]) -> list[Any]:
-    return [future.result(_TIMEOUT_SECONDS) for future in futures]
+    return [future.result(PATIENCE_SECONDS) for future in futures]
 
 
 NUM_APPLIES = 1200
@@ -136,7 +136,7 @@ def test_every_applied_gradient_is_taken_once(network: Network, name: str, layou
         return acc.apply_grad([place], [1.0], local_step=1 << 40, request_id=request_id)
 
     def taken_of(acc: Any, num_required: int) -> np.ndarray:
-        taken = persist(lambda request_id: acc.take_grad(num_required, timeout=30, request_id=request_id))
+        taken = persist(lambda request_id: acc.take_grad(num_required, timeout=PATIENCE_SECONDS, request_id=request_id))
         if layout == "dense":
             return taken
         dense = np.zeros(size, np.float32)
@@ -151,7 +151,7 @@ def test_every_applied_gradient_is_taken_once(network: Network, name: str, layou
 
     def taker(number: int) -> np.ndarray:
         total = np.zeros(size, np.float32)
-        with gradserve.connect(network.address, timeout=_TIMEOUT_SECONDS) as client:
+        with gradserve.connect(network.address, timeout=PATIENCE_SECONDS) as client:
             acc = persist(lambda _: accumulator(client))
             while total[-1] == 0:
                 total += taken_of(acc, num_required=1 + number)
@@ -160,12 +160,12 @@ def test_every_applied_gradient_is_taken_once(network: Network, name: str, layou
 
     with ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor(NUM_APPLIERS + NUM_TAKERS))
-        shared = stack.enter_context(gradserve.connect(network.address, timeout=_TIMEOUT_SECONDS))
-        direct = stack.enter_context(gradserve.connect(network.direct, timeout=_TIMEOUT_SECONDS))
+        shared = stack.enter_context(gradserve.connect(network.address, timeout=PATIENCE_SECONDS))
+        direct = stack.enter_context(gradserve.connect(network.direct, timeout=PATIENCE_SECONDS))
         takers = [threads.submit(taker, number) for number in range(NUM_TAKERS)]
         # Two threads call through one client, the others through one of their own.
         clients = [shared, shared] + [
-            stack.enter_context(gradserve.connect(network.address, timeout=_TIMEOUT_SECONDS))
+            stack.enter_context(gradserve.connect(network.address, timeout=PATIENCE_SECONDS))
             for _ in range(NUM_APPLIERS - 2)
         ]
         all_of(
@@ -209,7 +209,7 @@ def test_every_push_pull_is_in_its_round_once(network: Network, name: str, num_f
 
     def worker(number: int) -> list[gradserve.PushPullResult]:
         results: list[gradserve.PushPullResult] = []
-        with gradserve.connect(network.address, timeout=_TIMEOUT_SECONDS) as client:
+        with gradserve.connect(network.address, timeout=PATIENCE_SECONDS) as client:
             acc = persist(
                 lambda _: client.gradient_accumulator({"g": np.zeros(num_floats)}, name, reduction_type="SUM")
             )
@@ -219,7 +219,7 @@ def test_every_push_pull_is_in_its_round_once(network: Network, name: str, num_f
                 grads["g"][number::num_workers] = round_number + 1
                 result = persist(
                     lambda request_id, grads=grads, step=step: acc.push_pull(
-                        grads, num_workers, step, timeout=30, request_id=request_id
+                        grads, num_workers, step, timeout=PATIENCE_SECONDS, request_id=request_id
                     )
                 )
                 assert result.outcome is gradserve.ACCEPTED

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.polling import PATIENCE_SECONDS
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 JAVASCRIPT = EXAMPLES / "javascript"
 
 
 def run(*command: str | Path) -> str:
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

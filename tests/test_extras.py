@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gradserve_server import extras
+from tests.polling import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parent.parent
 METADATA = """\
@@ -81,7 +82,7 @@ def run(plain: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
 

@@ -1,6 +1,7 @@
 """Leases by a simulated clock, handles, and quotas that are checked before a payload comes."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from gradserve_server.errors import InvalidArgumentError, NotFoundError, Resourc
 from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.store import TensorSpec, TensorStore
 from gradserve_server.testing import LocalServer
-from tests.polling import eventually
+from tests.polling import PATIENCE_SECONDS, eventually
 
 DEFAULT_LEASE = 10.0
 MAX_LEASE = 100.0
@@ -287,7 +288,7 @@ def small_server() -> Iterator[LocalServer]:
 
 @pytest.fixture
 def small_client(small_server: LocalServer) -> Iterator[gradserve.Client]:
-    with gradserve.connect(small_server.address, timeout=10) as connected:
+    with gradserve.connect(small_server.address, timeout=PATIENCE_SECONDS) as connected:
         yield connected
         connected.delete(*connected.list_tensors())
 
@@ -320,11 +321,11 @@ def test_a_header_that_asks_too_much_is_refused_before_any_payload(
     def only_a_header() -> Iterator[tensor_messages_pb2.PutTensorsRequest]:
         yield tensor_messages_pb2.PutTensorsRequest(header=header)
         # Neither payload nor end of stream: whatever the server answers, it answers to the header.
-        answered.wait(10)
+        answered.wait(PATIENCE_SECONDS)
 
     with grpc.insecure_channel(small_server.address) as channel:
         stub = tensor_service_pb2_grpc.TensorServiceStub(channel)
-        future = stub.PutTensors.future(only_a_header(), timeout=10)
+        future = stub.PutTensors.future(only_a_header(), timeout=PATIENCE_SECONDS)
         future.add_done_callback(lambda _: answered.set())
         assert future.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert future.details() == message
@@ -344,16 +345,17 @@ def test_the_client_learns_what_is_allowed(small_client: gradserve.Client) -> No
     assert (limits["default_lease"], limits["max_lease"]) == (600, 700)
 
 
-@pytest.mark.parametrize(("lease", "remaining"), [(None, 600), (30.0, 30), (0.5, 0.5), (1e6, 700)])
+@pytest.mark.parametrize(("lease", "remaining"), [(None, 600), (300.0, 300), (100.5, 100.5), (1e6, 700)])
 def test_leases_through_the_service(
     small_server: LocalServer, small_client: gradserve.Client, lease: float | None, remaining: float
 ) -> None:
+    started = time.monotonic()
     small_client.put(1.0, lease=lease)
     with grpc.insecure_channel(small_server.address) as channel:
         stub = tensor_service_pb2_grpc.TensorServiceStub(channel)
         (stored,) = stub.ListTensors(tensor_messages_pb2.ListTensorsRequest()).tensors
     seconds = stored.lease_remaining.ToNanoseconds() / 1e9
-    assert remaining - 5 < seconds <= remaining
+    assert remaining - (time.monotonic() - started) <= seconds <= remaining
 
 
 @pytest.mark.parametrize("lease", [0.0, -1.0])
@@ -365,7 +367,7 @@ def test_a_lease_of_nothing_is_refused(small_client: gradserve.Client, lease: fl
 
 def test_expired_tensors_go_by_themselves(small_client: gradserve.Client) -> None:
     handle = small_client.put(np.zeros(10), lease=0.1)
-    eventually(lambda: used_by(small_client), lambda used: used == (0, 0), within=10)
+    eventually(lambda: used_by(small_client), lambda used: used == (0, 0))
     with pytest.raises(gradserve.NotFoundError):
         small_client.get(handle)
 

@@ -22,7 +22,7 @@ from gradserve.v1 import (
     tensor_service_pb2_grpc,
 )
 from gradserve_server.testing import LocalServer
-from tests.polling import eventually_async
+from tests.polling import PATIENCE_SECONDS, eventually_async
 from tests.server_process import ServerProcess
 
 _MIB = 1 << 20
@@ -180,7 +180,7 @@ async def test_broken_uploads_give_their_memory_back_at_once(kind: str, no_garba
                 async def idle_bytes() -> int:
                     return server.inspect(lambda inside: inside.store._pool.idle_bytes)
 
-                await eventually_async(idle_bytes, lambda idle: idle == _UPLOAD_BYTES, within=5)
+                await eventually_async(idle_bytes, lambda idle: idle == _UPLOAD_BYTES)
 
 
 @pytest.mark.parametrize("release", [False, True])
@@ -220,10 +220,10 @@ async def test_thousands_of_blocked_takes(
     assert (await acc.info()).num_waiting == NUM_BLOCKED
 
     assert process.num_threads - threads_before < 10
-    health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+    health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_SECONDS)
     assert health.status == health_pb2.HealthCheckResponse.SERVING
     assert (await other.apply_grad([1, 2])).num_accumulated == 1
-    assert (await other.take_grad(1, timeout=5)).tolist() == [1, 2]
+    assert (await other.take_grad(1, timeout=PATIENCE_SECONDS)).tolist() == [1, 2]
     handle = await client.put(np.arange(100_000))
     assert (await client.get(handle, release=True)).tolist() == list(range(100_000))
     assert (await client.server_info()).usage["num_waiters"] == NUM_BLOCKED

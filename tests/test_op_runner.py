@@ -17,7 +17,7 @@ from gradserve_server.ops.operation import Op
 from gradserve_server.ops.runner import CheckedCall, OpRunner, check_call
 from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.store import TensorSpec
-from tests.polling import eventually
+from tests.polling import PATIENCE_SECONDS, eventually
 
 LIMIT = 10_000_000
 
@@ -64,7 +64,7 @@ class Doubling:
     def double(self, inputs: Inputs, attributes: Attributes, plan: Plan) -> Outputs:
         self.threads.append(threading.get_ident())
         self.computing.set()
-        assert self.may_compute.wait(30)
+        assert self.may_compute.wait(PATIENCE_SECONDS)
         return Outputs(inputs.x * attributes.factor)
 
 

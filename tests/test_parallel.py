@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 
 from gradserve_server.devices.parallel import ForkJoin
+from tests.polling import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ class Parts:
             self.threads.append(threading.get_ident())
             if len(self.threads) == self.num_parts:
                 self._all.set()
-        assert self._all.wait(30)
+        assert self._all.wait(PATIENCE_SECONDS)
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 100])
@@ -49,7 +50,7 @@ def test_all_parts_are_done_once(num_threads: int, num_parts: int) -> None:
 
 
 def test_the_caller_and_the_helpers_work_at_the_same_time(parallel: ForkJoin) -> None:
-    together = threading.Barrier(3, timeout=30)
+    together = threading.Barrier(3, timeout=PATIENCE_SECONDS)
     parallel.run(together.wait, 3)
 
 
@@ -62,7 +63,7 @@ def test_one_part_wakes_nobody(parallel: ForkJoin) -> None:
 
 def test_no_more_helpers_than_parts(parallel: ForkJoin) -> None:
     threads: list[int] = []
-    together = threading.Barrier(2, timeout=30)
+    together = threading.Barrier(2, timeout=PATIENCE_SECONDS)
 
     def work() -> None:
         threads.append(threading.get_ident())
@@ -74,11 +75,11 @@ def test_no_more_helpers_than_parts(parallel: ForkJoin) -> None:
 
 
 def test_the_caller_gets_on_while_all_helpers_are_busy(parallel: ForkJoin) -> None:
-    busy, release = threading.Barrier(4, timeout=30), threading.Event()
+    busy, release = threading.Barrier(4, timeout=PATIENCE_SECONDS), threading.Event()
 
     def occupy() -> None:
         busy.wait()
-        release.wait(30)
+        release.wait(PATIENCE_SECONDS)
 
     other = threading.Thread(target=parallel.run, args=(occupy, 3))
     other.start()
@@ -132,7 +133,7 @@ def test_what_the_callers_thread_raises_reaches_it(parallel: ForkJoin) -> None:
 def test_what_a_helper_raises_is_logged_and_the_helper_lives_on(caplog: pytest.LogCaptureFixture) -> None:
     parallel = ForkJoin(2)
     caller = threading.get_ident()
-    together = threading.Barrier(2, timeout=30)
+    together = threading.Barrier(2, timeout=PATIENCE_SECONDS)
 
     def work() -> None:
         together.wait()
@@ -141,7 +142,7 @@ def test_what_a_helper_raises_is_logged_and_the_helper_lives_on(caplog: pytest.L
 
     with caplog.at_level(logging.ERROR):
         parallel.run(work, 2)
-        parallel.run(threading.Barrier(2, timeout=30).wait, 2)
+        parallel.run(threading.Barrier(2, timeout=PATIENCE_SECONDS).wait, 2)
         parallel.close()
     assert "only there" in caplog.text
 
@@ -153,10 +154,10 @@ def test_nothing_is_held_for_helpers_that_come_late() -> None:
 
     def occupy() -> None:
         if threading.get_ident() == caller:
-            busy.wait(30)
+            busy.wait(PATIENCE_SECONDS)
         else:
             busy.set()
-            release.wait(30)
+            release.wait(PATIENCE_SECONDS)
 
     parallel.run(occupy, 2)
     parts = Parts(3)

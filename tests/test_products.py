@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gradserve_server.devices.parallel import ForkJoin
 from gradserve_server.devices.products import Product, Products, use_one_blas_thread
+from tests.polling import PATIENCE_SECONDS
 
 NUM_THREADS = 3
 SHAPES = [(1, 1, 1), (3, 5, 7), (0, 4, 5), (4, 0, 5), (4, 5, 0), (200, 300, 100), (100, 300, 200), (1, 1500, 2500)]
@@ -62,7 +63,7 @@ def test_parts_are_large_and_of_equal_size(shape: tuple[int, int, int], expected
 
 
 def test_all_threads_take_part(parallel: ForkJoin, monkeypatch: pytest.MonkeyPatch) -> None:
-    together = threading.Barrier(NUM_THREADS, timeout=30)
+    together = threading.Barrier(NUM_THREADS, timeout=PATIENCE_SECONDS)
     multiply = np.matmul
 
     def matmul(left: NDArray[np.float64], right: NDArray[np.float64], out: NDArray[np.float64]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from gradserve.calls import accumulator_wire, batch_norm_layer_wire, client, exchange, methods, server, tensors
 from gradserve.calls.raw_ops import batch_norm, cudnn_rnn, cudnn_rnn_params, gru
+from tests.polling import PATIENCE_SECONDS
 from tests.raw_calls import METHODS, SERVICES, RawCalls, failure_of
 
 PROTOS = Path(__file__).parent.parent / "proto"
@@ -71,7 +72,7 @@ def test_every_method_is_served(raw: RawCalls, method: str) -> None:
 def test_other_methods_are_not(raw: RawCalls, service: str) -> None:
     call = raw.channel.unary_unary(f"/gradserve.v1.{service}/NoMethod", None, None)
     with pytest.raises(grpc.RpcError) as raised:
-        call(b"", timeout=30)
+        call(b"", timeout=PATIENCE_SECONDS)
     assert failure_of(raised.value).code is grpc.StatusCode.UNIMPLEMENTED
 
 

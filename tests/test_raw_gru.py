@@ -18,6 +18,7 @@ from tests.golden.gru_block_cell import (
     load_forward_cases,
     load_gradient_cases,
 )
+from tests.polling import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.usefixtures("_prepared_ops")
 
@@ -210,7 +211,7 @@ def test_all_arguments_are_keywords(op: str) -> None:
 
 @pytest.mark.parametrize("op", list(OPS))
 async def test_both_faces_give_the_same(client: gradserve.Client, server_address: str, op: str) -> None:
-    async with gradserve.aio.connect(server_address, timeout=30) as awaited:
+    async with gradserve.aio.connect(server_address, timeout=PATIENCE_SECONDS) as awaited:
         theirs = await getattr(awaited.raw_ops, op)(**OPS[op])
     ours = getattr(client.raw_ops, op)(**OPS[op])
     assert type(ours) is type(theirs)

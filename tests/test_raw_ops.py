@@ -20,6 +20,7 @@ from tests.golden.fused_batch_norm import (
     load_gradient_cases,
     load_output_names,
 )
+from tests.polling import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.usefixtures("_prepared_ops")
 
@@ -261,7 +262,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("op", list(CALLS))
 async def test_both_faces_give_the_same(client: gradserve.Client, server_address: str, op: str) -> None:
-    async with gradserve.aio.connect(server_address, timeout=30) as awaited:
+    async with gradserve.aio.connect(server_address, timeout=PATIENCE_SECONDS) as awaited:
         assert equal(await CALLS[op](awaited.raw_ops), CALLS[op](client.raw_ops))
 
 

@@ -5,7 +5,6 @@ What the ops do is in tests/test_scenarios.py.
 
 import inspect
 import pickle
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError
@@ -18,7 +17,7 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve import AccumulatorKind
-from tests.polling import eventually
+from tests.polling import PATIENCE_SECONDS, eventually
 
 APPLY, TAKE, COUNT, SET_STEP = (
     ("handle", "local_step", "gradient"),
@@ -62,7 +61,7 @@ def ops(client: gradserve.Client) -> gradserve.RawOps:
 
 @pytest.fixture
 def other(server_address: str) -> Iterator[gradserve.Client]:
-    with gradserve.connect(server_address, timeout=30) as connected:
+    with gradserve.connect(server_address, timeout=PATIENCE_SECONDS) as connected:
         yield connected
 
 
@@ -167,7 +166,7 @@ def test_a_shared_name_with_another_spec(
 
 @pytest.mark.parametrize("op", CREATING)
 def test_without_a_shared_name_it_ends_with_its_client(client: gradserve.Client, server_address: str, op: str) -> None:
-    with gradserve.connect(server_address, timeout=30) as short:
+    with gradserve.connect(server_address, timeout=PATIENCE_SECONDS) as short:
         first, second, named = (
             getattr(short.raw_ops, op)(dtype="float32", shape=None, **options) for options in ({}, {}, {"name": "mine"})
         )
@@ -205,7 +204,7 @@ def test_destroying_ends_waits(ops: gradserve.RawOps, client: gradserve.Client) 
         eventually(lambda: waiting(client, handle) == 1)
         ops.DestroyResourceOp(resource=handle)
         with pytest.raises(gradserve.AbortedError):
-            taken.result(20)
+            taken.result(PATIENCE_SECONDS)
 
 
 def waiting(client: gradserve.Client, handle: gradserve.AccumulatorHandle) -> int:
@@ -237,7 +236,7 @@ def test_ops_take_a_sparse_conditional_accumulator(client: gradserve.Client) -> 
 
 
 async def test_ops_take_accumulators_of_asyncio(server_address: str) -> None:
-    async with gradserve.aio.connect(server_address, timeout=30) as client:
+    async with gradserve.aio.connect(server_address, timeout=PATIENCE_SECONDS) as client:
         acc = await client.conditional_accumulator("float32", (1,))
         await client.raw_ops.ResourceAccumulatorApplyGradient(handle=acc, local_step=0, gradient=[2])
         taken = await client.raw_ops.ResourceAccumulatorTakeGradient(handle=acc, num_required=1, dtype="float32")
@@ -341,22 +340,20 @@ def test_a_shape_that_is_not_known_is_not_read(ops: gradserve.RawOps) -> None:
 def test_a_take_waits_for_another_client(ops: gradserve.RawOps, client: gradserve.Client, other: Any) -> None:
     handle = dense(ops)
     with ThreadPoolExecutor(1) as threads:
-        taken = threads.submit(take, ops, handle, 2, timeout=20)
+        taken = threads.submit(take, ops, handle, 2, timeout=PATIENCE_SECONDS)
         eventually(lambda: waiting(client, handle) == 1)
         apply(other.raw_ops, handle, 1, 3)
-        assert taken.result(20) == 2
+        assert taken.result(PATIENCE_SECONDS) == 2
 
 
 @pytest.mark.parametrize("op", [name for name in REQUIRED if name.endswith("TakeGradient")])
 def test_a_take_gives_up_when_told(server_address: str, op: str) -> None:
-    with gradserve.connect(server_address, timeout=20) as client:
+    with gradserve.connect(server_address, timeout=PATIENCE_SECONDS) as client:
         ops = client.raw_ops
         make = ops.SparseConditionalAccumulator if op.startswith("Sparse") else ops.ConditionalAccumulator
         handle = make(dtype="float32", shape=None)
-        began = time.monotonic()
         with pytest.raises(gradserve.DeadlineExceededError, match="did not get the 2 gradients required within 0.01 s"):
             getattr(ops, op)(handle=handle, num_required=2, dtype="float32", timeout=0.01)
-        assert time.monotonic() - began < 15
         assert waiting(client, handle) == 0
 
 
@@ -372,7 +369,7 @@ def test_calls_with_a_known_request_id_count_once(ops: gradserve.RawOps) -> None
     for _ in range(2):
         ops.AccumulatorApplyGradient(handle=handle, local_step=0, gradient=[3.0], request_id=1 << 40)
     assert ops.AccumulatorNumAccumulated(handle=handle) == 1
-    averages = [take(ops, handle, request_id=(1 << 40) + 1, timeout=5) for _ in range(2)]
+    averages = [take(ops, handle, request_id=(1 << 40) + 1, timeout=PATIENCE_SECONDS) for _ in range(2)]
     assert averages == [3, 3]
     rows = ops.SparseConditionalAccumulator(dtype="float32", shape=None)
     for _ in range(2):

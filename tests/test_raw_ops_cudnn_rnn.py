@@ -12,6 +12,7 @@ import gradserve
 import gradserve.aio
 from gradserve import TensorHandle
 from tests.golden.cudnn_rnn import Case, assert_output, assert_outputs, load_cases
+from tests.polling import PATIENCE_SECONDS
 
 CASES = load_cases()
 PLAIN = next(
@@ -199,7 +200,7 @@ def test_refusals(client: gradserve.Client, op: str, changes: dict[str, Any], fi
 
 @pytest.mark.parametrize(("forward", "backprop"), list(zip(FORWARD_OPS, BACKPROP_OPS, strict=True)))
 async def test_both_faces_give_the_same(server_address: str, forward: str, backprop: str) -> None:
-    async with gradserve.aio.connect(server_address, timeout=30) as client:
+    async with gradserve.aio.connect(server_address, timeout=PATIENCE_SECONDS) as client:
         call, gradient = getattr(client.raw_ops, forward), getattr(client.raw_ops, backprop)
         outputs = await call(**forward_arguments(PLAIN, call))
         gradients = await gradient(**backprop_arguments(PLAIN, outputs, gradient))
@@ -208,7 +209,7 @@ async def test_both_faces_give_the_same(server_address: str, forward: str, backp
 
 
 async def test_params_with_await(server_address: str) -> None:
-    async with gradserve.aio.connect(server_address, timeout=30) as client:
+    async with gradserve.aio.connect(server_address, timeout=PATIENCE_SECONDS) as client:
         ops = client.raw_ops
         (size,) = await ops.CudnnRNNParamsSize(**NETWORK)
         params = np.arange(size, dtype=np.float32)

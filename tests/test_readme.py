@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.polling import PATIENCE_SECONDS
+
 README = Path(__file__).parent.parent / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
@@ -28,7 +30,9 @@ with ThreadPoolExecutor(4) as threads:
 def run(program: str, address: str) -> str:
     """Runs a program against a server at another address than the usual one."""
     program = program.replace("localhost:50051", address)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -10,6 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from gradserve_server.rpc.health_check import check_health
+from tests.polling import PATIENCE_SECONDS
 from tests.raw_calls import SERVICES
 
 HEALTH = "grpc.health.v1.Health"
@@ -52,9 +53,9 @@ def test_reflection_describes_the_services(channel: grpc.Channel, service: str) 
 @pytest.mark.parametrize("service", ["", *SERVICE_NAMES])
 def test_every_service_is_healthy(channel: grpc.Channel, service: str) -> None:
     stub: Any = health_pb2_grpc.HealthStub(channel)
-    reply = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=30)
+    reply = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE_SECONDS)
     assert reply.status == health_pb2.HealthCheckResponse.SERVING
-    watch = stub.Watch(health_pb2.HealthCheckRequest(service=service), timeout=30)
+    watch = stub.Watch(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE_SECONDS)
     assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
     watch.cancel()
 
@@ -63,7 +64,7 @@ def test_every_service_is_healthy(channel: grpc.Channel, service: str) -> None:
 def test_the_health_of_an_unknown_service_is_not_found(channel: grpc.Channel, service: str) -> None:
     stub: Any = health_pb2_grpc.HealthStub(channel)
     with pytest.raises(grpc.RpcError) as raised:
-        stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=30)
+        stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE_SECONDS)
     error: Any = raised.value
     assert error.code() is grpc.StatusCode.NOT_FOUND
 

@@ -9,6 +9,7 @@ import pytest
 
 import gradserve
 from gradserve import ACCEPTED, STALE
+from tests.polling import PATIENCE_SECONDS
 from tests.scenarios.faces import FACES, Acc, Face, open_face, rows
 
 INVALID = gradserve.InvalidArgumentError
@@ -21,7 +22,7 @@ async def face(request: pytest.FixtureRequest) -> AsyncIterator[Face]:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not await condition():
             await asyncio.sleep(0)
 

@@ -9,6 +9,7 @@ import pytest
 import gradserve
 from gradserve_server import app
 from gradserve_server.testing import LocalServer
+from tests.polling import PATIENCE_SECONDS
 from tests.separate_device import SeparateDevice, separate_families
 
 X = np.random.RandomState(0).standard_normal((4, 5, 6, 3)).astype(np.float32)
@@ -33,7 +34,7 @@ def server(device: SeparateDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture
 def client(server: LocalServer) -> Iterator[gradserve.Client]:
-    with gradserve.connect(server.address, timeout=30) as connected:
+    with gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as connected:
         yield connected
 
 

@@ -22,6 +22,7 @@ from gradserve_server.errors import InvalidArgumentError, NotFoundError, Resourc
 from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.store import TensorSpec, TensorStore
 from gradserve_server.testing import LocalServer
+from tests.polling import PATIENCE_SECONDS
 from tests.raw_calls import RawCalls, eventually
 
 DTYPES = [
@@ -65,10 +66,10 @@ def server_address(server: LocalServer) -> str:
 @pytest.fixture(params=["blocking", "aio"])
 async def face(request: pytest.FixtureRequest, server_address: str) -> AsyncIterator[Any]:
     if request.param == "blocking":
-        with gradserve.connect(server_address, timeout=30) as client:
+        with gradserve.connect(server_address, timeout=PATIENCE_SECONDS) as client:
             yield Awaited(client)
     else:
-        async with gradserve.aio.connect(server_address, timeout=30) as client:
+        async with gradserve.aio.connect(server_address, timeout=PATIENCE_SECONDS) as client:
             yield client
 
 
@@ -280,7 +281,7 @@ async def test_the_memory_comes_back(face: Any, server: LocalServer) -> None:
 
 
 async def test_many_at_once(server_address: str) -> None:
-    async with gradserve.aio.connect(server_address, timeout=30) as client:
+    async with gradserve.aio.connect(server_address, timeout=PATIENCE_SECONDS) as client:
 
         async def there_and_back(seed: int) -> bool:
             array = noise((seed * 10_007 % 400_000,), np.dtype(np.uint8), seed)

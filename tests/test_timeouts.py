@@ -19,7 +19,7 @@ from gradserve_server.rpc import accumulator_service
 from gradserve_server.rpc import server as rpc_server
 from gradserve_server.testing import LocalServer
 from tests.faulty_proxy import FaultyProxy
-from tests.polling import eventually, eventually_async
+from tests.polling import PATIENCE_SECONDS, eventually, eventually_async
 
 BAD = [-1.0, -math.inf, math.nan, 1e12]
 
@@ -99,7 +99,7 @@ def test_a_call_waits_for_ever(
         # The end of the wait is not lost on a call without a limit: neither a result nor an error.
         made[wait.split()[0] if wait != "push_pull" else "model"].delete()
         with pytest.raises(gradserve.AbortedError, match="was deleted"):
-            waiting.result(10)
+            waiting.result(PATIENCE_SECONDS)
     assert limits == [None]
 
 
@@ -157,7 +157,7 @@ def test_closing_the_client_ends_it(client: gradserve.Client, server_address: st
         eventually(lambda: acc.info().num_waiting == 1)
         closing.close()
         with pytest.raises(gradserve.CallCancelledError):
-            waiting.result(10)
+            waiting.result(PATIENCE_SECONDS)
     eventually(lambda: acc.info().num_waiting == 0)
     acc.delete()
 
@@ -181,7 +181,7 @@ async def test_closing_the_client_or_cancelling_the_task_ends_it_aio(server_addr
         await eventually_async(num_waiting)
         await other.close()
         with pytest.raises(gradserve.CallCancelledError):
-            await asyncio.wait_for(waiting, 10)
+            await asyncio.wait_for(waiting, PATIENCE_SECONDS)
         await eventually_async(num_waiting, lambda count: count == 0)
         await acc.delete()
 
@@ -205,7 +205,7 @@ def test_a_server_that_falls_silent_ends_it(server_address: str, impatient_clien
         eventually(lambda: acc.info().num_waiting == 1)
         proxy.freeze()
         with pytest.raises(gradserve.UnavailableError):
-            waiting.result(30)
+            waiting.result(PATIENCE_SECONDS)
         client.close()
 
 
@@ -221,7 +221,7 @@ async def test_a_server_that_falls_silent_ends_it_aio(server_address: str, impat
         await eventually_async(num_waiting)
         proxy.freeze()
         with pytest.raises(gradserve.UnavailableError):
-            await asyncio.wait_for(waiting, 30)
+            await asyncio.wait_for(waiting, PATIENCE_SECONDS)
         await client.close()
 
 
@@ -240,11 +240,11 @@ def test_a_client_that_falls_silent_takes_no_round(monkeypatch: pytest.MonkeyPat
         waiting: Future[Any] = threads.submit(lost.conditional_accumulator("float32", shared_name="acc").take_grad, 1)
         eventually(lambda: acc.info().num_waiting == 1)
         proxy.freeze()
-        eventually(lambda: acc.info().num_waiting == 0, within=10)
+        eventually(lambda: acc.info().num_waiting == 0)
         acc.apply_grad(GRAD)
-        assert np.array_equal(acc.take_grad(1, timeout=5), GRAD)
+        assert np.array_equal(acc.take_grad(1, timeout=PATIENCE_SECONDS), GRAD)
         closing = threading.Thread(target=lost.close)
         closing.start()
-        closing.join(10)
+        closing.join(PATIENCE_SECONDS)
         assert not closing.is_alive()
-        assert waiting.exception(10) is not None
+        assert waiting.exception(PATIENCE_SECONDS) is not None

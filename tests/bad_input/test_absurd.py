@@ -37,6 +37,7 @@ from tests.bad_input.requests import (
     state,
 )
 from tests.bad_input.test_streams import chunk, header
+from tests.polling import PATIENCE_SECONDS
 from tests.raw_calls import METHODS, RawCalls, eventually, failure_of
 
 
@@ -186,7 +187,7 @@ def test_a_million_of_something(
     request = first.SerializeToString() + more
     assert len(request) < 16 * MIB
     call = raw.start(method, request)
-    with gradserve.connect(server_address, timeout=5) as other:
+    with gradserve.connect(server_address, timeout=PATIENCE_SECONDS) as other:
         other.server_info()
     with pytest.raises(grpc.RpcError) as raised:
         list(call) if METHODS[method].server_streaming else call.result()
@@ -216,7 +217,7 @@ def test_a_message_that_is_too_long(raw: RawCalls) -> None:
 )
 def test_what_is_not_even_grpc(server_address: str, noise: bytes) -> None:
     host, _, port = server_address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as connection:
         try:
             connection.sendall(noise)
             connection.shutdown(socket.SHUT_WR)

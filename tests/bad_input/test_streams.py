@@ -35,6 +35,7 @@ from tests.bad_input.requests import (
     zeros,
 )
 from tests.bad_input.test_tables import Put
+from tests.polling import PATIENCE_SECONDS
 from tests.raw_calls import RawCalls, eventually
 
 
@@ -110,7 +111,7 @@ def test_an_upload_that_is_cancelled_leaves_nothing_behind(raw: RawCalls, chunks
         yield header([MIB])
         for _ in range(chunks):
             yield chunk(MIB)
-        hold.wait(30)
+        hold.wait(PATIENCE_SECONDS)
 
     before = memory_in_use(raw)
     call = raw.start_stream("PutTensors", requests())
@@ -132,7 +133,7 @@ def test_a_connection_that_breaks_leaves_nothing_behind(server_address: str, raw
 
     def requests() -> Iterator[Message]:
         yield header([MIB])
-        hold.wait(30)
+        hold.wait(PATIENCE_SECONDS)
 
     before = memory_in_use(raw)
     with RawCalls(server_address) as other:

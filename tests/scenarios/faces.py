@@ -32,6 +32,7 @@ from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.errors import ServiceError
 from gradserve_server.resources import ResourceKey
 from gradserve_server.tensors.quotas import Quota
+from tests.polling import PATIENCE_SECONDS
 
 Shape = tuple[int | None, ...] | None
 Sparse = gradserve.IndexedSlices
@@ -305,17 +306,17 @@ async def open_face(kind: str, address: Callable[[], str]) -> AsyncIterator[Face
     if kind == "core":
         yield CoreFace()
     elif kind == "aio":
-        async with gradserve.aio.connect(address(), timeout=30) as aio_client:
+        async with gradserve.aio.connect(address(), timeout=PATIENCE_SECONDS) as aio_client:
             yield AioFace(aio_client)
     elif kind == "aio_raw_ops":
-        async with gradserve.aio.connect(address(), timeout=30) as aio_client:
+        async with gradserve.aio.connect(address(), timeout=PATIENCE_SECONDS) as aio_client:
 
             async def awaited(op: str, **arguments: Any) -> Any:
                 return await getattr(aio_client.raw_ops, op)(**arguments)
 
             yield RawOpsFace(awaited, aio_client.list_accumulators, dense_prefix="Resource")
     elif kind == "raw_ops":
-        with ThreadPoolExecutor(16) as threads, gradserve.connect(address(), timeout=30) as client:
+        with ThreadPoolExecutor(16) as threads, gradserve.connect(address(), timeout=PATIENCE_SECONDS) as client:
 
             async def in_thread(op: str, **arguments: Any) -> Any:
                 call = partial(getattr(client.raw_ops, op), **arguments)
@@ -327,7 +328,7 @@ async def open_face(kind: str, address: Callable[[], str]) -> AsyncIterator[Face
             yield RawOpsFace(in_thread, listed, dense_prefix="")
     else:
         # As many threads as a scenario has calls at once.
-        with ThreadPoolExecutor(16) as threads, gradserve.connect(address(), timeout=30) as client:
+        with ThreadPoolExecutor(16) as threads, gradserve.connect(address(), timeout=PATIENCE_SECONDS) as client:
             yield BlockingFace(client, threads)
 
 
