@@ -11,6 +11,7 @@ import numpy as np
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.journal import Journal, NoJournal
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.spec import (
     AccumulatorSpec,
@@ -29,7 +30,13 @@ ID = RequestId("a", 7, b"content")
 class Bench:
     """A registry with all that it needs, to be looked at."""
 
-    def __init__(self, compute: Compute | None = None, limit: int = 1 << 40, **limits: Any) -> None:
+    def __init__(
+        self,
+        compute: Compute | None = None,
+        limit: int = 1 << 40,
+        journal: Journal | None = None,
+        **limits: Any,
+    ) -> None:
         self.now = 0.0
         self.memory = Quota(limit, "bytes of tensor memory")
         self.registry = AccumulatorRegistry(
@@ -39,6 +46,7 @@ class Bench:
             limits=LimitsConfig(**limits),
             clock=lambda: self.now,
             new_incarnation=map(str, itertools.count()).__next__,
+            journal_of=lambda _: journal or NoJournal(),
         )
 
     def accumulator(self, *components: ComponentSpec, **spec: Any) -> Accumulator:

@@ -1,6 +1,7 @@
 """Random interleavings of everything an accumulator can be asked, against a model of a few lines."""
 
 import asyncio
+import json
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gradserve_server.accumulators.accumulator import Accumulator
+from gradserve_server.accumulators.events import Event, Record, from_record, to_record
 from gradserve_server.accumulators.gradient import Contribution, Gradient
-from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.identity import CallMemory, RequestId
+from gradserve_server.accumulators.ledger import Ledger
 from gradserve_server.accumulators.registry import AccumulatorRegistry
-from gradserve_server.accumulators.results import Outcome
+from gradserve_server.accumulators.results import Applied, Outcome
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, PartialShape
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import InlineCompute
@@ -111,7 +114,9 @@ class AccumulatorMachine(RuleBasedStateMachine):
             limits=LimitsConfig(),
             clock=lambda: 0.0,
             new_incarnation=lambda: "only",
+            journal_of=lambda _: self,
         )
+        self.records: list[Record] = []
         self.model: Model | None = None
         self.acc: Accumulator | None = None
         self.applied: dict[int, tuple[int, int, bool]] = {}
@@ -133,7 +138,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
     def create(self) -> None:
         self.acc, created = self.run(self.create_now())
         assert created
-        self.model = Model()
+        self.model, self.records = Model(), []
         self.applied, self.takes, self.pulls, self.lost = {}, {}, {}, set()
 
     async def create_now(self) -> tuple[Accumulator, bool]:
@@ -308,7 +313,32 @@ class AccumulatorMachine(RuleBasedStateMachine):
         self.check_served()
         self.model = self.acc = None
 
+    async def append(self, event: Event) -> None:
+        """The accumulator's journal."""
+        self.records.append(json.loads(json.dumps(to_record(event))))
+
     # After each
+
+    @invariant()
+    def the_same_events_give_the_same_ledger(self) -> None:
+        if self.model is None:
+            return
+        replayed = Ledger(CallMemory(window=1024, max_clients=1, silence=1.0, clock=lambda: 0.0))
+        for record in self.records:
+            replayed.replay(from_record(record))
+        rounds, state = replayed.rounds, self.acc.state
+        assert rounds.global_step == state.global_step
+        assert rounds.num_accumulated == state.num_accumulated
+        assert rounds.current.worker_ids == state.worker_ids
+        for number, (value, local_step, stale) in self.applied.items():
+            answer = replayed.recall(RequestId("client", number))
+            assert isinstance(answer, Applied), (value, local_step)
+            assert (answer.outcome is Outcome.STALE) == stale
+        for number, (_, step, round_number) in self.model.ended.items():
+            answer = replayed.recall(RequestId("client", number))
+            assert answer is not None
+            assert answer.round is not None
+            assert (answer.round.step, answer.round.number) == (step, round_number)
 
     @invariant()
     def agrees(self) -> None:

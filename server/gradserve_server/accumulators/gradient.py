@@ -54,9 +54,14 @@ class Gradient:
         return sum(value.nbytes for value in self.values.values())
 
     @property
-    def work(self) -> int:
-        """The bytes of dense values that take as long to add: merging rows takes many times as long."""
-        return self.nbytes + (_MERGE_WORK - 1) * self.sparse_nbytes
+    def sparse_work(self) -> int:
+        """The bytes of dense values that take as long to add as the sparse ones: merging takes many times as long."""
+        return _MERGE_WORK * self.sparse_nbytes
+
+    @property
+    def dense_nbytes(self) -> int:
+        """Memory of the dense values."""
+        return self.nbytes - self.sparse_nbytes
 
     @property
     def sparse_nbytes(self) -> int:

@@ -45,6 +45,10 @@ class AverageHistory:
         """Returns the average of the round that led to `step`, None when it is not kept."""
         return self._averages.get(step)
 
+    def of_round(self, number: int) -> Average | None:
+        """Returns the average of a round, None when it is not kept."""
+        return next((each for each in self._averages.values() if each.round_number == number), None)
+
     def add(self, average: Average) -> None:
         """Keeps an average, at the cost of the oldest, and hands it to those who wait for it."""
         self._averages.pop(average.step, None)

@@ -1,7 +1,8 @@
 """Makes a call count once, however often it is sent."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -25,11 +26,28 @@ class RequestId:
     client_id: str
     sequence: int
     fingerprint: bytes = b""
-    unanswered: frozenset[int] = frozenset()
+    unanswered: frozenset[int] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
         if not self.client_id:
             raise InvalidArgumentError("expected a client_id, got an empty one", field="request_id.client_id")
+
+    def acknowledges(self, sequence: int) -> bool:
+        """Tells whether this call shows that the client has the answer to its call `sequence`."""
+        return sequence < self.sequence and sequence not in self.unanswered
+
+    def check_content(self, fingerprint: bytes) -> None:
+        """Checks that an earlier call with this id said the same.
+
+        Raises:
+            InvalidArgumentError: It had another fingerprint.
+        """
+        if fingerprint != self.fingerprint:
+            raise InvalidArgumentError(
+                f"expected the same content in every call with request_id {self.client_id}:{self.sequence}, "
+                "got a different one",
+                field="request_id",
+            )
 
 
 @dataclass
@@ -38,6 +56,7 @@ class _Window(Generic[RecordT]):
     floor: int = -1
     """The greatest number that was forgotten: an unknown one at or below it may have been seen."""
     last_used: float = 0.0
+    num_running: int = 0
 
 
 class CallMemory(Generic[RecordT]):
@@ -62,13 +81,9 @@ class CallMemory(Generic[RecordT]):
         Raises:
             AbortedError: The call is older than what is remembered.
             InvalidArgumentError: The id was used by a call with another fingerprint.
-            ResourceExhaustedError: Too many clients are remembered to remember a new one.
         """
-        if call is None:
-            return None
-        known = self._clients.get(call.client_id)
-        if known is None:
-            self._make_room()
+        known = self._clients.get(call.client_id) if call is not None else None
+        if call is None or known is None:
             return None
         self._touch(call.client_id, known)
         entry = known.records.get(call.sequence)
@@ -81,16 +96,34 @@ class CallMemory(Generic[RecordT]):
                 )
             return None
         fingerprint, record = entry
-        if fingerprint != call.fingerprint:
-            raise InvalidArgumentError(
-                f"expected the same content in every call with request_id {call.client_id}:{call.sequence}, "
-                "got a different one",
-                field="request_id",
-            )
+        call.check_content(fingerprint)
         return record
 
+    @contextmanager
+    def room_for(self, call: RequestId | None) -> Iterator[None]:
+        """Makes sure that what becomes of a call can be remembered at the end of the block.
+
+        Raises:
+            ResourceExhaustedError: Too many clients are remembered to remember a new one.
+        """
+        if call is None:
+            yield
+            return
+        if call.client_id not in self._clients:
+            self._make_room()
+        window = self._clients.setdefault(call.client_id, _Window())
+        self._touch(call.client_id, window)
+        window.num_running += 1
+        try:
+            yield
+        finally:
+            window.num_running -= 1
+            if not window.records and window.floor < 0 and not window.num_running:
+                # As if the client had never called: those that come, give up and go take no place.
+                del self._clients[call.client_id]
+
     def remember(self, call: RequestId | None, record: RecordT) -> None:
-        """Keeps the record of a new call, at the cost of the client's oldest."""
+        """Keeps what became of a call, at the cost of the client's oldest."""
         if call is None:
             return
         window = self._clients.setdefault(call.client_id, _Window())
@@ -99,30 +132,6 @@ class CallMemory(Generic[RecordT]):
         while len(window.records) > self._window:
             forgotten, _ = window.records.popitem(last=False)
             window.floor = max(window.floor, forgotten)
-
-    def replace(self, call: RequestId | None, record: RecordT, outcome: RecordT) -> None:
-        """Replaces `record`, if it still is that of the call, by that of the call's end."""
-        if call is not None and self._holds(call, record):
-            self._clients[call.client_id].records[call.sequence] = (call.fingerprint, outcome)
-
-    def forget(self, call: RequestId | None, record: RecordT) -> None:
-        """Drops `record`, if it still is that of the call: the next call with its id is new.
-
-        For a call that had no effect. The record of a later call with the same id stays: whoever ends late must not
-        erase what another has begun.
-        """
-        if call is None or not self._holds(call, record):
-            return
-        window = self._clients[call.client_id]
-        del window.records[call.sequence]
-        if not window.records and window.floor < 0:
-            # As if the client had never called: those that come, give up and go take no place.
-            del self._clients[call.client_id]
-
-    def _holds(self, call: RequestId, record: RecordT) -> bool:
-        window = self._clients.get(call.client_id)
-        entry = window.records.get(call.sequence) if window is not None else None
-        return entry is not None and entry[1] is record
 
     def _touch(self, client_id: str, window: _Window[RecordT]) -> None:
         window.last_used = self._clock()
@@ -134,7 +143,10 @@ class CallMemory(Generic[RecordT]):
             client_id, window = next(iter(self._clients.items()))
             if window.last_used > oldest_allowed:
                 break
-            del self._clients[client_id]
+            if window.num_running:
+                self._touch(client_id, window)
+            else:
+                del self._clients[client_id]
         if len(self._clients) >= self._max_clients:
             raise ResourceExhaustedError(
                 f"too many clients use request ids here: {self._max_clients} allowed", field="request_id.client_id"

@@ -3,8 +3,13 @@
 from collections.abc import Callable
 
 from gradserve_server.accumulators.accumulator import Accumulator
+from gradserve_server.accumulators.averages import KeptAverages
 from gradserve_server.accumulators.dense import Allocate
+from gradserve_server.accumulators.history import AverageHistory
 from gradserve_server.accumulators.identity import CallMemory
+from gradserve_server.accumulators.journal import Journal, NoJournal
+from gradserve_server.accumulators.ledger import CallRecord, Ledger
+from gradserve_server.accumulators.round_sum import RoundSum
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.summation import make_summation
 from gradserve_server.accumulators.undelivered import UndeliveredAverages
@@ -31,16 +36,18 @@ class AccumulatorRegistry:
         limits: LimitsConfig,
         clock: Callable[[], float],
         new_incarnation: Callable[[], str],
+        journal_of: Callable[[ResourceKey], Journal] = lambda _: NoJournal(),
     ) -> None:
-        """Takes a monotonic `clock` in seconds and a source of unique incarnations."""
+        """Takes a monotonic `clock` in seconds, a source of unique incarnations, and what makes each a journal."""
         self._compute = compute
         self._allocate = allocate
         self._memory = memory
         self._limits = limits
         self._clock = clock
         self._new_incarnation = new_incarnation
+        self._journal_of = journal_of
         self._accumulators: Directory[Accumulator] = Directory("accumulator")
-        self._expiries: Deadlines[Accumulator] = Deadlines()
+        self._expiries: Deadlines[KeptAverages] = Deadlines()
         self.count = Quota(limits.max_accumulators, "accumulators")
         self.waiters = Quota(limits.max_waiters, "waiting calls")
 
@@ -61,23 +68,7 @@ class AccumulatorRegistry:
                 )
             return found, False
         self.count.acquire()
-        accumulator = Accumulator(
-            str(key),
-            spec,
-            incarnation=self._new_incarnation(),
-            summation=make_summation(spec, self._allocate),
-            compute=self._compute,
-            memory=self._memory,
-            waiters=self.waiters,
-            calls=CallMemory(
-                window=self._limits.id_window,
-                max_clients=self._limits.max_clients,
-                silence=self._limits.client_memory_seconds,
-                clock=self._clock,
-            ),
-            undelivered=UndeliveredAverages(self._limits.undelivered_lease_seconds, self._clock),
-            expire_at=self._expiries.add,
-        )
+        accumulator = self._make(key, spec)
         self._accumulators.add(key, accumulator)
         return accumulator, True
 
@@ -107,10 +98,31 @@ class AccumulatorRegistry:
         """Returns up to `size` accumulators of a container whose names come after `after`, by name."""
         return self._accumulators.page(container, after, size)
 
+    def _make(self, key: ResourceKey, spec: AccumulatorSpec) -> Accumulator:
+        undelivered = UndeliveredAverages(self._limits.undelivered_lease_seconds, self._clock)
+        averages = KeptAverages(AverageHistory(spec.keep_averages), undelivered, self._memory, self._expiries.add)
+        calls: CallMemory[CallRecord] = CallMemory(
+            window=self._limits.id_window,
+            max_clients=self._limits.max_clients,
+            silence=self._limits.client_memory_seconds,
+            clock=self._clock,
+        )
+        summation = make_summation(spec, self._allocate)
+        return Accumulator(
+            str(key),
+            spec,
+            incarnation=self._new_incarnation(),
+            ledger=Ledger(calls),
+            round_sum=RoundSum(spec, summation, self._compute, self._memory, averages.make_room),
+            averages=averages,
+            journal=self._journal_of(key),
+            waiters=self.waiters,
+        )
+
     def expire(self) -> None:
         """Lets go of averages kept for calls that were not heard of any more."""
-        for accumulator in self._expiries.pop_due(self._clock()):
-            accumulator.expire()
+        for averages in self._expiries.pop_due(self._clock()):
+            averages.expire()
 
     def close(self) -> None:
         """Ends every wait: the server shuts down."""

@@ -1,7 +1,9 @@
 """How the gradients of a round are added up: as they arrive, or in the order of their workers."""
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -10,6 +12,8 @@ from gradserve_server.accumulators.gradient import Contribution, Gradient, Spars
 from gradserve_server.accumulators.sparse import SparseSum
 from gradserve_server.accumulators.spec import AccumulatorSpec, Layout
 
+ResultT_co = TypeVar("ResultT_co", covariant=True)
+
 Shapes = dict[str, tuple[int, ...]]
 """Shape of the values of each component."""
 
@@ -17,7 +21,7 @@ Shapes = dict[str, tuple[int, ...]]
 class Summation(Protocol):
     """The arithmetic of an accumulator, apart from which gradients form a round.
 
-    Calls come one at a time, from any thread. One that raises has changed nothing.
+    Calls come one at a time, from any thread. What is staged is carried out before the next is, or never.
     """
 
     @property
@@ -29,21 +33,41 @@ class Summation(Protocol):
         """Returns how much memory adding `gradient` takes from the quota, at most."""
         ...
 
-    def add(self, gradient: Gradient, contribution: Contribution) -> None:
-        """Adds a checked gradient to the round.
+    def stage(self, gradient: Gradient, contribution: Contribution) -> "Staged[None]":
+        """Prepares the addition of a checked gradient to the round.
 
         Raises:
-            MemoryError: Not enough of it.
+            MemoryError: Not enough of it; nothing has changed.
         """
         ...
 
-    def average(self, total_weight: float) -> dict[str, Value]:
-        """Ends the round and returns its result.
+    @property
+    def averaging_work(self) -> int:
+        """How many bytes `stage_average` works on."""
+        ...
+
+    def stage_average(self, total_weight: float) -> "Staged[dict[str, Value]]":
+        """Prepares the result of the round; its commit begins the next.
 
         Raises:
-            MemoryError: Not enough of it.
+            MemoryError: Not enough of it; nothing has changed.
         """
         ...
+
+
+@dataclass(frozen=True)
+class Staged(Generic[ResultT_co]):
+    """A prepared change.
+
+    Attributes:
+        commit: Carries it out; cannot fail.
+        work: How many bytes that works on.
+        shapes: For an addition: the shapes that later gradients of the round must have.
+    """
+
+    commit: Callable[[], ResultT_co]
+    work: int
+    shapes: Shapes | None = None
 
 
 def value_shapes(gradient: Gradient) -> Shapes:
@@ -84,37 +108,52 @@ class ArrivalOrderSum:
                 total += self._dense[name].growth(value, owned=gradient.owned)
         return total
 
-    def add(self, gradient: Gradient, contribution: Contribution) -> None:
-        """Adds a checked gradient to the sums.
+    def stage(self, gradient: Gradient, contribution: Contribution) -> Staged[None]:
+        """Prepares the addition of a checked gradient.
 
         Raises:
             MemoryError: Not enough of it.
         """
         weight = contribution.weight
+        commits: list[Callable[[], None]] = []
         with np.errstate(all="ignore"):
-            commits: list[Callable[[], None]] = []
             for name, value in gradient.values.items():
                 if isinstance(value, SparseSlices):
                     commits.append(self._sparse[name].stage(value, weight))
                 else:
                     commits.append(self._dense[name].stage(value, weight, owned=gradient.owned))
-            for commit in commits:
-                commit()
+        return Staged(partial(_carry_out, commits), gradient.dense_nbytes)
 
-    def average(self, total_weight: float) -> dict[str, Value]:
-        """Ends the round and returns its result.
+    @property
+    def averaging_work(self) -> int:
+        """How many bytes `stage_average` works on: the quotients of sparse sums are new arrays."""
+        return sum(each.nbytes for each in self._sparse.values())
+
+    def stage_average(self, total_weight: float) -> Staged[dict[str, Value]]:
+        """Prepares the end of the round.
 
         Raises:
             MemoryError: Not enough of it.
         """
+        ends: dict[str, Callable[[], Value]] = {}
         with np.errstate(all="ignore"):
-            ends: dict[str, Callable[[], Value]] = {}
             for component in self._spec.components:
                 sums = self._sparse if component.layout is Layout.SPARSE else self._dense
                 ends[component.name] = sums[component.name].stage_average(
                     component.dtype, self._spec.reduction, total_weight
                 )
-            return {name: end() for name, end in ends.items()}
+        return Staged(partial(_results, ends), sum(each.nbytes for each in self._dense.values()))
+
+
+def _carry_out(commits: Sequence[Callable[[], None]]) -> None:
+    with np.errstate(all="ignore"):
+        for commit in commits:
+            commit()
+
+
+def _results(ends: Mapping[str, Callable[[], Value]]) -> dict[str, Value]:
+    with np.errstate(all="ignore"):
+        return {name: end() for name, end in ends.items()}
 
 
 class WorkerOrderSum:
@@ -137,12 +176,17 @@ class WorkerOrderSum:
         """Returns how much memory holding `gradient` takes from the quota."""
         return 0 if gradient.owned else gradient.nbytes
 
-    def add(self, gradient: Gradient, contribution: Contribution) -> None:
-        """Holds a checked gradient."""
-        self._held.append((contribution, gradient))
+    def stage(self, gradient: Gradient, contribution: Contribution) -> Staged[None]:
+        """Prepares to hold a checked gradient."""
+        return Staged(partial(self._held.append, (contribution, gradient)), 0)
 
-    def average(self, total_weight: float) -> dict[str, Value]:
-        """Adds up, ends the round and returns its result.
+    @property
+    def averaging_work(self) -> int:
+        """How many bytes `stage_average` works on: it adds up."""
+        return self.nbytes
+
+    def stage_average(self, total_weight: float) -> Staged[dict[str, Value]]:
+        """Adds up, and prepares the end of the round.
 
         Raises:
             MemoryError: Not enough of it.
@@ -150,10 +194,14 @@ class WorkerOrderSum:
         sums = ArrivalOrderSum(self._spec, self._allocate)
         for contribution, gradient in sorted(self._held, key=lambda held: _worker_order(held[0])):
             # Not as owned: after a failure half-way the gradients must still be what they were.
-            sums.add(Gradient(gradient.values), contribution)
-        result = sums.average(total_weight)
-        self._held = []
-        return result
+            sums.stage(Gradient(gradient.values), contribution).commit()
+        result = sums.stage_average(total_weight).commit()
+
+        def end() -> dict[str, Value]:
+            self._held = []
+            return result
+
+        return Staged(end, 0)
 
 
 def _worker_order(contribution: Contribution) -> tuple[str, int]:

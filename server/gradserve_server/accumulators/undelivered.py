@@ -1,14 +1,11 @@
 """Averages that may not have reached those they were for."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 from gradserve_server.accumulators.gradient import Average
 from gradserve_server.accumulators.identity import RequestId
-
-_CallKey = tuple[str, int]
-"""client_id and sequence of a call."""
 
 
 @dataclass
@@ -18,10 +15,10 @@ class _Held:
 
 
 class UndeliveredAverages:
-    """Keeps the average of a round until the calls it answers have received it.
+    """Keeps the average of a round until the calls it answered have received it.
 
     A reply can be lost, and its call sent again. So an average stays until a later call of the same client shows that
-    the answer arrived, or until the lease ends. Calls without an id cannot be sent again: nothing is kept for them.
+    the answer arrived, or until the lease ends.
 
     Not thread-safe: used on the event loop only.
     """
@@ -30,8 +27,7 @@ class UndeliveredAverages:
         """Takes a monotonic `clock` in seconds."""
         self._lease_seconds = lease_seconds
         self._clock = clock
-        self._expected: dict[_CallKey, None] = {}
-        self._calls: OrderedDict[_CallKey, tuple[float, int]] = OrderedDict()
+        self._calls: OrderedDict[tuple[str, int], tuple[float, int]] = OrderedDict()
         self._by_client: dict[str, set[int]] = {}
         self._rounds: OrderedDict[int, _Held] = OrderedDict()
 
@@ -50,41 +46,26 @@ class UndeliveredAverages:
         held = self._rounds.get(round_number)
         return None if held is None else held.average
 
-    def expect(self, call: RequestId | None) -> None:
-        """Notes that the average of the current round will answer a call."""
-        if call is not None:
-            self._expected[call.client_id, call.sequence] = None
+    def add(self, average: Average, calls: Iterable[RequestId]) -> None:
+        """Keeps an average for the calls that it answers."""
+        deadline = self._clock() + self._lease_seconds
+        for call in calls:
+            self._rounds.setdefault(average.round_number, _Held(average)).num_calls += 1
+            self._calls[call.client_id, call.sequence] = (deadline, average.round_number)
             self._by_client.setdefault(call.client_id, set()).add(call.sequence)
 
-    def round_ended(self, average: Average) -> None:
-        """Keeps an average for the calls that expected it."""
-        if not self._expected:
-            return
-        held = self._rounds.setdefault(average.round_number, _Held(average))
-        deadline = self._clock() + self._lease_seconds
-        for key in self._expected:
-            held.num_calls += 1
-            self._calls[key] = (deadline, average.round_number)
-        self._expected.clear()
-
     def acknowledge(self, call: RequestId) -> bool:
-        """Lets go of what earlier calls of the client have received; tells whether an average went."""
-        received = [
-            sequence
-            for sequence in self._by_client.get(call.client_id, ())
-            if sequence < call.sequence and sequence not in call.unanswered
-        ]
-        num_rounds = len(self._rounds)
+        """Lets go of what earlier calls of the client have received; tells whether there was any."""
+        received = [each for each in self._by_client.get(call.client_id, ()) if call.acknowledges(each)]
         for sequence in received:
-            self._release((call.client_id, sequence))
-        return len(self._rounds) < num_rounds
+            self._release(call.client_id, sequence)
+        return bool(received)
 
-    def expire(self) -> bool:
-        """Lets go of what was kept for calls whose lease has ended; tells whether an average went."""
-        num_rounds, now = len(self._rounds), self._clock()
+    def expire(self) -> None:
+        """Lets go of what was kept for calls whose lease has ended."""
+        now = self._clock()
         while self._calls and next(iter(self._calls.values()))[0] <= now:
-            self._release(next(iter(self._calls)))
-        return len(self._rounds) < num_rounds
+            self._release(*next(iter(self._calls)))
 
     def drop_oldest(self, besides: Container[int]) -> bool:
         """Gives up the oldest average, those of the rounds in `besides` left out; returns False when there is none."""
@@ -92,26 +73,22 @@ class UndeliveredAverages:
         if oldest is None:
             return False
         for key in [key for key, (_, number) in self._calls.items() if number == oldest]:
-            self._release(key)
+            self._release(*key)
         return True
 
     def clear(self) -> None:
         """Lets go of everything."""
-        self._expected.clear()
         self._calls.clear()
         self._by_client.clear()
         self._rounds.clear()
 
-    def _release(self, key: _CallKey) -> None:
-        client_id, sequence = key
+    def _release(self, client_id: str, sequence: int) -> None:
+        _, number = self._calls.pop((client_id, sequence))
         sequences = self._by_client[client_id]
-        sequences.discard(sequence)
+        sequences.remove(sequence)
         if not sequences:
             del self._by_client[client_id]
-        self._expected.pop(key, None)
-        _, number = self._calls.pop(key, (0.0, None))
-        if number is not None:
-            held = self._rounds[number]
-            held.num_calls -= 1
-            if not held.num_calls:
-                del self._rounds[number]
+        held = self._rounds[number]
+        held.num_calls -= 1
+        if not held.num_calls:
+            del self._rounds[number]

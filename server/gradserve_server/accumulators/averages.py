@@ -1,0 +1,111 @@
+"""The averages that an accumulator keeps: for readers, and for calls that may not have received theirs."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from gradserve_server.accumulators.gradient import Average, Value
+from gradserve_server.accumulators.history import AverageHistory
+from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.rounds import Round
+from gradserve_server.accumulators.undelivered import UndeliveredAverages
+from gradserve_server.errors import AbortedError
+from gradserve_server.tensors.quotas import Account, Quota
+
+
+def average_of(ended: Round, values: Mapping[str, Value], total_weight: float) -> Average:
+    """Returns the average of a round that has ended."""
+    assert ended.step is not None
+    return Average(
+        values=values,
+        step=ended.step,
+        round_number=ended.number,
+        num_gradients=len(ended.members),
+        total_weight=total_weight,
+        worker_ids=ended.worker_ids,
+    )
+
+
+class KeptAverages:
+    """Keeps averages, and counts their memory.
+
+    Not thread-safe: used on the event loop only.
+    """
+
+    def __init__(
+        self,
+        history: AverageHistory,
+        undelivered: UndeliveredAverages,
+        memory: Quota,
+        expire_at: Callable[[float, "KeptAverages"], None],
+    ) -> None:
+        """Takes what keeps them, and the quota of their memory.
+
+        Args:
+            history: For readers.
+            undelivered: For calls that may be sent again.
+            memory: Bytes.
+            expire_at: Asks for a call of `expire` at a time of the clock of `undelivered`.
+        """
+        self.history = history
+        self._undelivered = undelivered
+        self._account = Account(memory)
+        self._expire_at = expire_at
+        self._expiry_asked_for = False
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all averages, each once."""
+        return self._account.used
+
+    def add(self, average: Average, answered: Sequence[RequestId]) -> None:
+        """Keeps the average of the round that has just ended, for readers and for the calls that it answers."""
+        self.history.add(average)
+        self._undelivered.add(average, answered)
+        self._settle()
+        self._ask_for_expiry()
+
+    def of_round(self, ended: Round) -> Average:
+        """Returns the average of a round.
+
+        Raises:
+            AbortedError: It is no longer kept.
+        """
+        average = self.history.of_round(ended.number) or self._undelivered.get(ended.number)
+        if average is None:
+            raise AbortedError(
+                f"the round of this request_id ended with step {ended.step}, whose average is no longer kept",
+                field="request_id",
+            )
+        return average
+
+    def acknowledge(self, call: RequestId) -> None:
+        """Lets go of what earlier calls of a client have received, as a later one tells."""
+        if self._undelivered.acknowledge(call):
+            self._settle()
+
+    def make_room(self) -> bool:
+        """Gives up the oldest average that is kept only for calls that may be sent again; False if there is none."""
+        dropped = self._undelivered.drop_oldest(self.history.rounds)
+        self._settle()
+        return dropped
+
+    def expire(self) -> None:
+        """Lets go of averages kept for calls whose lease has ended."""
+        self._expiry_asked_for = False
+        self._undelivered.expire()
+        self._settle()
+        self._ask_for_expiry()
+
+    def close(self, error: Exception) -> None:
+        """Ends the waits of readers with an error, and gives back the memory."""
+        self.history.fail_all(error)
+        self._undelivered.clear()
+        self._settle()
+
+    def _settle(self) -> None:
+        self._account.settle(self.history.nbytes + self._undelivered.nbytes(besides=self.history.rounds))
+
+    def _ask_for_expiry(self) -> None:
+        deadline = self._undelivered.next_deadline
+        if deadline is not None and not self._expiry_asked_for:
+            self._expiry_asked_for = True
+            self._expire_at(deadline, self)

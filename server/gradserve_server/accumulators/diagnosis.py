@@ -1,0 +1,17 @@
+"""What a call is told that waited in vain."""
+
+from gradserve_server.accumulators.rounds import Rounds
+
+
+def diagnose(rounds: Rounds, num_waiting: int) -> str:
+    """Says in words how far the current round is, and who is missing."""
+    present = ", ".join(rounds.current.worker_ids) or "none named"
+    missing = ", ".join(rounds.missing_workers())
+    if not rounds.all_workers_known:
+        missing = f"{missing}, others unknown" if missing else "unknown"
+    count = rounds.num_accumulated
+    return (
+        f"{count} {'gradient is' if count == 1 else 'gradients are'} in (workers: {present}; "
+        f"of the previous round missing: {missing or 'none'}), "
+        f"global_step is {rounds.global_step}, {num_waiting} wait"
+    )

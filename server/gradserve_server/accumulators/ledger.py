@@ -1,0 +1,104 @@
+"""The rounds of an accumulator, and what became of the calls that changed them."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from gradserve_server.accumulators.events import Event, GradientAnswered, RoundEnded, StepSet
+from gradserve_server.accumulators.gradient import Contribution
+from gradserve_server.accumulators.identity import CallMemory, RequestId
+from gradserve_server.accumulators.results import Applied, Outcome
+from gradserve_server.accumulators.rounds import Round, Rounds
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What became of a take.
+
+    Attributes:
+        round: The round that it ended.
+    """
+
+    round: Round
+
+
+CallRecord = Applied | Taken
+
+
+class Ledger:
+    """Decides, and remembers what was decided.
+
+    Its state is made of events alone: the same events in the same order, applied to another ledger, give the same one.
+    No arithmetic, no waiting.
+    """
+
+    def __init__(self, calls: CallMemory[CallRecord]) -> None:
+        """Takes what remembers the outcome of calls."""
+        self.rounds = Rounds()
+        self._calls = calls
+        self._awaiting: dict[str, set[RequestId]] = {}
+
+    def recall(self, call: RequestId | None) -> CallRecord | None:
+        """Returns what became of a call; None for one that is new, or that had no effect.
+
+        Raises:
+            ServiceError: See `CallMemory.recall`.
+        """
+        return self._calls.recall(call)
+
+    def room_for(self, call: RequestId | None) -> AbstractContextManager[None]:
+        """Makes sure that what becomes of a call can be remembered; see `CallMemory.room_for`."""
+        return self._calls.room_for(call)
+
+    def received(self, call: RequestId) -> None:
+        """Notes that earlier calls of a client need the average of this round no more, as a later one tells."""
+        awaiting = self._awaiting.get(call.client_id, set())
+        awaiting -= {earlier for earlier in awaiting if call.acknowledges(earlier.sequence)}
+        if not awaiting:
+            self._awaiting.pop(call.client_id, None)
+
+    def judge(self, contribution: Contribution, *, one_per_worker: bool) -> Outcome:
+        """Returns what is to become of a gradient now.
+
+        Args:
+            contribution: Who sends it, and at which step it was computed.
+            one_per_worker: Whether only the first of a worker counts.
+        """
+        if self.rounds.is_stale(contribution):
+            return Outcome.STALE
+        if one_per_worker and self.rounds.current.has_worker(contribution.worker_id):
+            return Outcome.ALREADY_COUNTED
+        return Outcome.ACCEPTED
+
+    def answer(self, event: GradientAnswered) -> Applied:
+        """Applies what was decided of a gradient; returns the answer to its call."""
+        joined = None if event.outcome is Outcome.STALE else self.rounds.current
+        if event.outcome is Outcome.ACCEPTED:
+            joined = self.rounds.admit(event.contribution)
+        if joined is not None and event.awaits_average:
+            self._await(event.call)
+        applied = Applied(event.outcome, joined, self.rounds.global_step, self.rounds.num_accumulated)
+        self._calls.remember(event.call, applied)
+        return applied
+
+    def end_round(self, event: RoundEnded) -> tuple[Round, list[RequestId]]:
+        """Ends the round; returns it, and the calls that its average answers."""
+        ended = self.rounds.close()
+        self._await(event.taken_by)
+        self._calls.remember(event.taken_by, Taken(ended))
+        answered = [call for calls in self._awaiting.values() for call in calls]
+        self._awaiting.clear()
+        return ended, answered
+
+    def replay(self, event: Event) -> None:
+        """Applies an event of which nobody waits for the answer."""
+        match event:
+            case GradientAnswered():
+                self.answer(event)
+            case RoundEnded():
+                self.end_round(event)
+            case StepSet(global_step):
+                self.rounds.set_global_step(global_step)
+
+    def _await(self, call: RequestId | None) -> None:
+        if call is not None:
+            self._awaiting.setdefault(call.client_id, set()).add(call)

@@ -1,0 +1,125 @@
+"""The sum of the current round."""
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from gradserve_server.accumulators.checking import checked_gradient, checking_work
+from gradserve_server.accumulators.gradient import Contribution, Gradient, Value
+from gradserve_server.accumulators.spec import AccumulatorSpec
+from gradserve_server.accumulators.summation import Shapes, Staged, Summation, value_shapes
+from gradserve_server.devices.compute import Compute
+from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.tensors.quotas import Account, Quota
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class RoundSum:
+    """Does the arithmetic of an accumulator in two steps: what can fail, and then what cannot.
+
+    Between `stage` and `commit` nothing has changed yet, and a journal can write down what will. Calls come one at a
+    time, on the event loop; big work is done in threads.
+    """
+
+    def __init__(
+        self,
+        spec: AccumulatorSpec,
+        summation: Summation,
+        compute: Compute,
+        memory: Quota,
+        make_room: Callable[[], bool],
+    ) -> None:
+        """Takes the arithmetic, and what runs it.
+
+        Args:
+            spec: Of the accumulator.
+            summation: Adds up.
+            compute: Runs it.
+            memory: Bytes.
+            make_room: Called when there are not enough of them; frees some, or returns False.
+        """
+        self._spec = spec
+        self._summation = summation
+        self._compute = compute
+        self._account = Account(memory)
+        self._make_room = make_room
+        self._shapes: Shapes | None = None
+        self._closed = False
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the sum, or of the gradients held for it."""
+        return self._account.used
+
+    async def check(self, gradient: Gradient, *, joins: bool) -> Gradient:
+        """Checks a gradient; returns it with values of the components' dtypes.
+
+        Args:
+            gradient: The gradient.
+            joins: Whether it is for this round, and must have the shapes of those that are in; else those of the spec.
+
+        Raises:
+            InvalidArgumentError: It does not fit.
+        """
+        shapes = self._shapes if joins else None
+        return await self._run(checking_work(self._spec, gradient), checked_gradient, self._spec, gradient, shapes)
+
+    async def stage(self, gradient: Gradient, contribution: Contribution) -> Staged[None]:
+        """Prepares the addition of a checked gradient: reserves memory, and does what can fail.
+
+        Raises:
+            ResourceExhaustedError: There is not enough memory; nothing has changed.
+        """
+        self._reserve(self._summation.growth(gradient))
+        try:
+            staged = await self._run(gradient.sparse_work, self._summation.stage, gradient, contribution)
+        except BaseException:
+            self.settle()
+            raise
+        return Staged(staged.commit, staged.work, value_shapes(gradient))
+
+    async def commit(self, staged: Staged[None]) -> None:
+        """Carries a staged addition out."""
+        try:
+            await self._compute.run(staged.work, staged.commit)
+        finally:
+            self.settle()
+        if self._shapes is None:
+            self._shapes = staged.shapes
+
+    async def stage_average(self, total_weight: float) -> Staged[dict[str, Value]]:
+        """Prepares the result of the round.
+
+        Raises:
+            ResourceExhaustedError: There is not enough memory; nothing has changed.
+        """
+        return await self._run(self._summation.averaging_work, self._summation.stage_average, total_weight)
+
+    async def commit_average(self, staged: Staged[dict[str, Value]]) -> dict[str, Value]:
+        """Returns the result of the round, and begins the next. Its memory counts here until `settle`."""
+        self._shapes = None
+        return await self._compute.run(staged.work, staged.commit)
+
+    def settle(self) -> None:
+        """Makes the memory that is counted what the sum has now."""
+        self._account.settle(0 if self._closed else self._summation.nbytes)
+
+    def close(self) -> None:
+        """Gives back the memory, also that of additions under way."""
+        self._closed = True
+        self.settle()
+
+    def _reserve(self, num_bytes: int) -> None:
+        while True:
+            try:
+                return self._account.grow(num_bytes)
+            except ResourceExhaustedError:
+                if not self._make_room():
+                    raise
+
+    async def _run(self, num_bytes: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await self._compute.run(num_bytes, function, *args, **kwargs)
+        except MemoryError as error:
+            raise ResourceExhaustedError("the server has no memory left for this gradient or average") from error
