@@ -239,6 +239,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
             self.lost.add(waiting.number)
         else:
             del self.takes[waiting.number]
+            self.lost.discard(waiting.number)
         self.model.serve()
         self.settle()
         assert waiting.task.cancelled()
