@@ -26,7 +26,7 @@ CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test lint types protos check-protos check-cudnn golden bench image constraints clean
+.PHONY: help install demo serve test lint types protos check-protos face-types check-cudnn golden bench image constraints clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -90,6 +90,9 @@ check-protos: $(PROTOC_INSTALLED)  ## Fail when the stubs are not those of the p
 	rm -rf build/stubs && mkdir -p build/stubs
 	deploy/generate_stubs.sh $(PROTOS_VENV)/bin/python build/stubs
 	diff -r --exclude=__pycache__ --exclude=__init__.py build/stubs/gradserve/v1 client/gradserve/v1
+
+face-types: $(INSTALLED)  ## Make the types of methods that return arrays or handles
+	$(BIN)/python deploy/generate_face_types.py client
 
 $(CUDNN_INSTALLED): Makefile constraints.txt deploy/constraints-cuda13.txt
 	@echo "Installing cuDNN into $(CUDNN_VENV)"

@@ -1,11 +1,13 @@
 """What users see of public things, in help(), errors and tracebacks, has the names that users know."""
 
 import builtins
+import importlib
 import inspect
 import pickle
 import re
 import typing
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 import numpy.typing
@@ -13,6 +15,8 @@ import pytest
 
 import gradserve
 import gradserve.aio
+from deploy.generate_face_types import MODULES as MODULES_WITH_TYPES
+from deploy.generate_face_types import types_of
 
 MODULES = {"gradserve": gradserve, "gradserve.aio": gradserve.aio}
 CLASSES = [
@@ -72,6 +76,14 @@ def test_annotations_can_be_evaluated(module: str, public: type) -> None:
         assert "return" in hints, name
         assert set(hints) - {"return"} == set(inspect.signature(method).parameters) - {"self"}, name
         assert get_origin(hints["return"]) is not Generator, name
+
+
+@pytest.mark.parametrize("module", list(MODULES_WITH_TYPES))
+def test_types_of_arrays_and_handles_are_up_to_date(module: str) -> None:
+    """Else run: make face-types."""
+    path = importlib.import_module(module).__file__
+    assert path is not None
+    assert Path(path).with_suffix(".pyi").read_text() == types_of(module)
 
 
 def test_a_wrong_call_names_the_method(client: gradserve.Client) -> None:

@@ -78,6 +78,7 @@ from gradserve.results import (
     ServerInfo,
     Shape,
     SparseSpec,
+    Tensor,
     TensorHandle,
     TensorLike,
 )
@@ -142,6 +143,7 @@ __all__ = [
     "SparseConditionalAccumulator",
     "SparseSpec",
     "StaleGradientError",
+    "Tensor",
     "TensorHandle",
     "TensorLike",
     "Tree",

@@ -1,10 +1,14 @@
 """Batch normalization layers, called from ordinary code. `gradserve.aio` has the same with `await`."""
 
-from typing import Self
+from __future__ import annotations
+
+from typing import Any, Self
+
+from numpy.typing import NDArray
 
 from gradserve.calls.batch_norm_layer import BatchNormLayerCalls
 from gradserve.face import BlockingFace, BriefErrors, blocking
-from gradserve.wire.payload import Array
+from gradserve.public_names import shown
 
 
 class BatchNormLayer(BlockingFace[BatchNormLayerCalls]):
@@ -25,9 +29,12 @@ class BatchNormLayer(BlockingFace[BatchNormLayerCalls]):
         return self._calls.container
 
     @property
-    def variables(self) -> dict[str, Array]:
+    def variables(self) -> dict[str, NDArray[Any]]:
         """All variables by name, read from the server; see `get_variables`."""
         return self.get_variables()
+
+    def __repr__(self) -> str:
+        return shown(self, self._calls.description)
 
     def __enter__(self) -> Self:
         return self

@@ -6,10 +6,13 @@ Tensors are NumPy arrays, or TensorHandles where the call was told to keep them 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Generic
 
+from numpy.typing import NDArray
+
+from gradserve.abbreviation import abbreviated
+from gradserve.results import TensorT_co
 from gradserve.wire.dtypes import DType
-from gradserve.wire.payload import Array
 
 
 class IgnoredArgumentWarning(UserWarning):
@@ -44,8 +47,9 @@ class IgnoredArgument:
     reason: str
 
 
-@dataclass(frozen=True, eq=False)
-class BatchNormForward:
+@abbreviated
+@dataclass(frozen=True, eq=False, repr=False)
+class BatchNormForward(Generic[TensorT_co]):
     """A forward of a layer.
 
     Attributes:
@@ -59,17 +63,18 @@ class BatchNormForward:
         warnings: Arguments that had no effect.
     """
 
-    outputs: Any = field(repr=False)
+    outputs: TensorT_co
     forward_id: str | None
     has_pending_updates: bool
     implementation: BatchNormImplementation
     regularization_losses: Mapping[str, float]
-    drawn_adjustment: tuple[Array, Array] | None = field(repr=False)
+    drawn_adjustment: tuple[NDArray[Any], NDArray[Any]] | None
     warnings: tuple[IgnoredArgument, ...]
 
 
+@abbreviated
 @dataclass(frozen=True, eq=False, repr=False)
-class BatchNormGradients:
+class BatchNormGradients(Generic[TensorT_co]):
     """Gradients with respect to all that a forward was computed from; None where it had no such thing.
 
     Attributes:
@@ -82,16 +87,17 @@ class BatchNormGradients:
         regularization: Gradients of the regularization losses by variable, shape [C]; empty without regularizers.
     """
 
-    inputs: Any
-    beta: Any
-    gamma: Any
-    batch_weights: Any
-    adjustment_scale: Any
-    adjustment_bias: Any
-    regularization: Mapping[str, Any]
+    inputs: TensorT_co
+    beta: TensorT_co | None
+    gamma: TensorT_co | None
+    batch_weights: TensorT_co | None
+    adjustment_scale: TensorT_co | None
+    adjustment_bias: TensorT_co | None
+    regularization: Mapping[str, TensorT_co]
 
 
-@dataclass(frozen=True)
+@abbreviated
+@dataclass(frozen=True, repr=False)
 class VariableInfo:
     """A variable of a layer, without its value.
 
@@ -110,7 +116,8 @@ class VariableInfo:
     collections: tuple[str, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@abbreviated
+@dataclass(frozen=True, eq=False, repr=False)
 class BatchNormLayerInfo:
     """A layer at one moment.
 

@@ -13,6 +13,7 @@ from gradserve.batch_norm_layer import BatchNormLayer
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.identity import RequestIds
 from gradserve.face import BlockingFace, BriefErrors, blocking, blocking_making
+from gradserve.public_names import shown
 from gradserve.raw_ops import RawOps
 from gradserve.transport import DEFAULT_TIMEOUT_SECONDS, SyncTransport
 
@@ -45,6 +46,9 @@ class Client(BlockingFace[ClientCalls]):
         self.address = str(place)
         self.raw_ops = RawOps(transport, calls.raw_ops)
         """TensorFlow's gradient ops and accumulator ops, carried out by the server."""
+
+    def __repr__(self) -> str:
+        return shown(self, self.address)
 
     def __enter__(self) -> Self:
         return self

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from gradserve.calls.exchange import Operation
 from gradserve.errors import GradserveError
-from gradserve.public_names import described_as, name_methods
+from gradserve.public_names import described_as, name_methods, shown
 from gradserve.transport import AsyncTransport, SyncTransport
 
 P = ParamSpec("P")
@@ -28,6 +28,9 @@ class BlockingFace(Generic[CallsT_co]):
         self._transport = transport
         self._calls = calls
 
+    def __repr__(self) -> str:
+        return shown(self)
+
     def __init_subclass__(cls) -> None:
         name_methods(cls)
 
@@ -38,6 +41,9 @@ class AsyncFace(Generic[CallsT_co]):
     def __init__(self, transport: AsyncTransport, calls: CallsT_co) -> None:
         self._transport = transport
         self._calls = calls
+
+    def __repr__(self) -> str:
+        return shown(self)
 
     def __init_subclass__(cls) -> None:
         name_methods(cls)

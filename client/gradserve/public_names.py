@@ -58,6 +58,11 @@ def name_methods(owner: type) -> None:
                 each.__qualname__ = f"{owner.__qualname__}.{name}"
 
 
+def shown(face: object, about: str = "") -> str:
+    """Returns the repr of a face: its class, and what it is the face of. Nothing is asked of the server for it."""
+    return f"<{type(face).__module__}.{type(face).__qualname__}{about and f' {about}'}>"
+
+
 def publish(module: str, contents: Mapping[str, Any], names: Iterable[str]) -> None:
     """Names classes and functions after the module from which users import them, and their methods too.
 

@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from gradserve.abbreviation import abbreviated
 from gradserve.wire.payload import Array
 
 Shape: TypeAlias = tuple[int | None, ...]
@@ -46,7 +47,8 @@ class ApplyResult:
     num_accumulated: int
 
 
-@dataclass(frozen=True, eq=False)
+@abbreviated
+@dataclass(frozen=True, eq=False, repr=False)
 class IndexedSlices:
     """Rows of a larger tensor, as TensorFlow's IndexedSlices.
 
@@ -56,8 +58,8 @@ class IndexedSlices:
         dense_shape: Of the whole tensor, -1 where unknown; None when not given.
     """
 
-    values: Array
-    indices: Array
+    values: NDArray[Any]
+    indices: NDArray[Any]
     dense_shape: tuple[int, ...] | None = None
 
 
@@ -90,9 +92,12 @@ class SparseSpec:
     shape: Shape | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Average(Mapping[str, Any]):
+@abbreviated
+@dataclass(frozen=True, eq=False, repr=False)
+class Average(Mapping[str, NDArray[Any] | Any]):
     """The result of a round: a mapping from the name of a component to its array (or IndexedSlices).
+
+    To type checkers an item is an array; where it may be IndexedSlices, ask isinstance.
 
     Attributes:
         components: Arrays (or IndexedSlices) by name.
@@ -104,14 +109,14 @@ class Average(Mapping[str, Any]):
         worker_ids: Who sent them.
     """
 
-    components: Mapping[str, NDArray[Any] | IndexedSlices] = field(repr=False)
+    components: Mapping[str, NDArray[Any] | IndexedSlices]
     gradients: Any = field(repr=False)
     step: int
     num_gradients: int
     total_weight: float
     worker_ids: tuple[str, ...]
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> NDArray[Any] | Any:
         return self.components[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -121,7 +126,8 @@ class Average(Mapping[str, Any]):
         return len(self.components)
 
 
-@dataclass(frozen=True, eq=False)
+@abbreviated
+@dataclass(frozen=True, eq=False, repr=False)
 class PushPullResult(Average):
     """The average of the round a gradient was in; of the newest round kept if the gradient was stale.
 
@@ -139,7 +145,8 @@ class PushPullResult(Average):
     global_step: int
 
 
-@dataclass(frozen=True)
+@abbreviated
+@dataclass(frozen=True, repr=False)
 class AccumulatorInfo:
     """An accumulator at one moment.
 
@@ -173,7 +180,8 @@ class AccumulatorKind(Enum):
     """Rows of an array, with their numbers."""
 
 
-@dataclass(frozen=True)
+@abbreviated
+@dataclass(frozen=True, repr=False)
 class AccumulatorHandle:
     """Names an accumulator of one tensor; whoever has the handle can use it, from any client of the server.
 
@@ -194,7 +202,8 @@ class AccumulatorHandle:
     kind: AccumulatorKind
 
 
-@dataclass(frozen=True)
+@abbreviated
+@dataclass(frozen=True, repr=False)
 class TensorHandle:
     """A tensor that lives on the server.
 
@@ -209,8 +218,14 @@ class TensorHandle:
     shape: tuple[int, ...]
 
 
+Tensor: TypeAlias = NDArray[Any] | TensorHandle
+"""A result: an array, or the handle of one that stays on the server, where the call was told to keep it there."""
+
 TensorLike: TypeAlias = ArrayLike | TensorHandle
 """An array, what NumPy makes one of, or the handle of one on the server."""
+
+TensorT_co = TypeVar("TensorT_co", bound=Tensor, covariant=True)
+"""What the results of one call are."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from gradserve.calls.accumulators import (
     SparseConditionalAccumulatorCalls,
 )
 from gradserve.face import AsyncFace, awaiting
+from gradserve.public_names import shown
 from gradserve.results import AccumulatorHandle
 
 KindT = TypeVar("KindT", bound=AccumulatorCalls)
@@ -23,6 +24,9 @@ class Accumulator(AsyncFace[KindT]):
     def name(self) -> str:
         """Its name on the server."""
         return self._calls.name
+
+    def __repr__(self) -> str:
+        return shown(self, self._calls.description)
 
     num_accumulated = awaiting(AccumulatorCalls.num_accumulated)
     set_global_step = awaiting(AccumulatorCalls.set_global_step)

@@ -1,9 +1,12 @@
 """Batch normalization layers, called with `await`."""
 
+from __future__ import annotations
+
 from typing import Self
 
 from gradserve.calls.batch_norm_layer import BatchNormLayerCalls
 from gradserve.face import AsyncFace, BriefErrors, awaiting
+from gradserve.public_names import shown
 
 
 class BatchNormLayer(AsyncFace[BatchNormLayerCalls]):
@@ -22,6 +25,9 @@ class BatchNormLayer(AsyncFace[BatchNormLayerCalls]):
     def container(self) -> str:
         """The namespace of its name."""
         return self._calls.container
+
+    def __repr__(self) -> str:
+        return shown(self, self._calls.description)
 
     async def __aenter__(self) -> Self:
         return self

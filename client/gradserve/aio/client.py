@@ -14,6 +14,7 @@ from gradserve.aio.raw_ops import RawOps
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.identity import RequestIds
 from gradserve.face import AsyncFace, BriefErrors, awaiting, awaiting_making
+from gradserve.public_names import shown
 from gradserve.transport import DEFAULT_TIMEOUT_SECONDS, AsyncTransport
 
 
@@ -45,6 +46,9 @@ class Client(AsyncFace[ClientCalls]):
         self.address = str(place)
         self.raw_ops = RawOps(transport, calls.raw_ops)
         """TensorFlow's gradient ops and accumulator ops, carried out by the server."""
+
+    def __repr__(self) -> str:
+        return shown(self, self.address)
 
     async def __aenter__(self) -> Self:
         return self

@@ -38,6 +38,11 @@ class AccumulatorCalls:
         """Its name on the server."""
         return self._wire.ref.name
 
+    @property
+    def description(self) -> str:
+        """Its name and its components in a line."""
+        return f"{self._wire.ref.container}/{self._wire.ref.name}: {self._wire.components}"
+
     def num_accumulated(self) -> Operation[int]:
         """Returns the number of gradients accepted since the last take."""
         return self._wire.num_accumulated()

@@ -36,7 +36,7 @@ from gradserve.errors import (
     NotFoundError,
     UnavailableError,
 )
-from gradserve.results import TensorHandle, TensorLike
+from gradserve.results import Tensor, TensorHandle, TensorLike
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.wire.dtypes import DType, to_dtype
 from gradserve.wire.payload import Array
@@ -76,6 +76,11 @@ class BatchNormLayerCalls:
         """The namespace of its name."""
         return self._wire.ref.container
 
+    @property
+    def description(self) -> str:
+        """Its container and name."""
+        return f"{self.container}/{self.name}"
+
     def __call__(
         self,
         inputs: TensorLike,
@@ -83,7 +88,7 @@ class BatchNormLayerCalls:
         batch_weights: TensorLike | None = None,
         adjustment: tuple[TensorLike, TensorLike] | None = None,
         keep: bool = False,
-    ) -> Operation[Any]:
+    ) -> Operation[Tensor]:
         """Normalises inputs: `forward`, where only the outputs are asked for.
 
         In training, what the gradients need is kept on the server for `backward`, until the next such call of this
@@ -125,7 +130,7 @@ class BatchNormLayerCalls:
         keep_for_backward: bool | None = None,
         lease: float | None = None,
         forward_id: str | None = None,
-    ) -> Operation[BatchNormForward]:
+    ) -> Operation[BatchNormForward[Tensor]]:
         """Normalises inputs over all axes but the channels. The first one creates the variables.
 
         N is the first size of the inputs, C the number of channels. An input is an array, something NumPy makes one
@@ -173,12 +178,12 @@ class BatchNormLayerCalls:
     def backward(
         self,
         dy: TensorLike,
-        forward: BatchNormForward | None = None,
+        forward: BatchNormForward[Any] | None = None,
         *,
         retain: bool = False,
         keep: bool = False,
         lease: float | None = None,
-    ) -> Operation[BatchNormGradients]:
+    ) -> Operation[BatchNormGradients[Tensor]]:
         """Gradients of a forward with respect to everything that it was computed from.
 
         Computed with the values that the forward used, whatever has changed since.
@@ -213,7 +218,7 @@ class BatchNormLayerCalls:
             self._forwards.let_go([forward_id])
         return (yield from receive_gradients(reply, keep=keep))
 
-    def run_updates(self, forwards: Sequence[BatchNormForward | str] | None = None) -> Operation[int]:
+    def run_updates(self, forwards: Sequence[BatchNormForward[Any] | str] | None = None) -> Operation[int]:
         """Updates the moving averages by forwards in training, as TensorFlow's update ops do.
 
         Each forward counts once. Safe to repeat. `Client.run_updates` does it for all layers of a collection.
@@ -238,7 +243,7 @@ class BatchNormLayerCalls:
             self._forwards.updated(part)
         return num_run
 
-    def release(self, *forwards: BatchNormForward) -> Operation[int]:
+    def release(self, *forwards: BatchNormForward[Any]) -> Operation[int]:
         """Lets go of what the server keeps for forwards: their gradients, and their updates that were not run.
 
         Returns:
@@ -337,7 +342,7 @@ class BatchNormLayerCalls:
         keep: bool,
         is_call: bool,
         is_named: bool,
-    ) -> Operation[BatchNormForward]:
+    ) -> Operation[BatchNormForward[Tensor]]:
         """Computes a forward.
 
         Args:
@@ -374,7 +379,7 @@ class BatchNormLayerCalls:
         if reply.has_pending_updates:
             self._forwards.add_pending(reply.forward_id)
 
-    def _differentiable(self, forward: BatchNormForward | None) -> tuple[str, DType]:
+    def _differentiable(self, forward: BatchNormForward[Any] | None) -> tuple[str, DType]:
         if forward is not None:
             if forward.forward_id is None:
                 raise InvalidArgumentError(
@@ -393,7 +398,7 @@ class BatchNormLayerCalls:
         return newest.forward_id, newest.dtype
 
 
-def _updatable(forward: BatchNormForward | str) -> str | None:
+def _updatable(forward: BatchNormForward[Any] | str) -> str | None:
     """Returns the id of a forward whose updates may wait."""
     if isinstance(forward, str):
         return forward

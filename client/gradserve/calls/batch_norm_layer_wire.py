@@ -209,7 +209,7 @@ def run_collection_updates(container: str, collection: str) -> Operation[int]:
     return reply.num_run
 
 
-def receive_forward(reply: messages_pb2.BatchNormForwardResponse, *, keep: bool) -> Operation[BatchNormForward]:
+def receive_forward(reply: messages_pb2.BatchNormForwardResponse, *, keep: bool) -> Operation[BatchNormForward[Any]]:
     """Returns a forward with its tensors."""
     (outputs,) = yield from receive_outputs([reply.outputs], keep=keep)
     drawn = None
@@ -228,7 +228,9 @@ def receive_forward(reply: messages_pb2.BatchNormForwardResponse, *, keep: bool)
     )
 
 
-def receive_gradients(reply: messages_pb2.BatchNormBackwardResponse, *, keep: bool) -> Operation[BatchNormGradients]:
+def receive_gradients(
+    reply: messages_pb2.BatchNormBackwardResponse, *, keep: bool
+) -> Operation[BatchNormGradients[Any]]:
     """Returns gradients with their tensors."""
     present = [part.name for part, _ in reply.ListFields()]
     received = yield from receive_outputs([getattr(reply, name) for name in present], keep=keep)

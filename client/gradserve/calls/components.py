@@ -6,6 +6,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 
+from gradserve.abbreviation import first_items
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array
 from gradserve.conversion.casting import as_array_of
@@ -44,6 +45,10 @@ class Component:
     def title(self) -> str:
         """What errors call it."""
         return f"component {self.name!r}" if self.name else "the gradient"
+
+    def __str__(self) -> str:
+        sizes = "of any shape" if self.shape is None else str(self.shape).replace("-1", "?")
+        return " ".join([*filter(None, (self.name, "sparse" if self.is_sparse else "")), str(self.dtype), sizes])
 
     def value(self, value: Any) -> Value | TensorHandle:
         """Returns a gradient as it is sent.
@@ -129,6 +134,9 @@ class Components:
 
     def __iter__(self) -> Iterator[Component]:
         return iter(self._components.values())
+
+    def __str__(self) -> str:
+        return first_items(map(str, self), len(self._components))
 
     def gradient(self, tree: Tree) -> dict[str, Value | TensorHandle]:
         """Returns a gradient as it is sent, by component.

@@ -19,7 +19,7 @@ from gradserve.op_outputs import (
     FusedBatchNormOutputs,
     FusedBatchNormV3Outputs,
 )
-from gradserve.results import TensorHandle, TensorLike
+from gradserve.results import Tensor, TensorHandle, TensorLike
 from gradserve.v1 import fused_batch_norm_messages_pb2 as messages_pb2
 from gradserve.wire.dtypes import DType
 from gradserve.wire.payload import Array
@@ -46,7 +46,7 @@ class BatchNormCalls:
         is_training: bool = True,
         keep: bool = False,
         lease: float | None = None,
-    ) -> Operation[FusedBatchNormOutputs]:
+    ) -> Operation[FusedBatchNormOutputs[Tensor]]:
         """Normalises a batch of images: FusedBatchNormV3 for float32 and the data formats NHWC and NCHW."""
         inputs = _inputs(x, scale=scale, offset=offset, mean=mean, variance=variance)
         _check_dtype_v1(inputs["x"])
@@ -68,7 +68,7 @@ class BatchNormCalls:
         is_training: bool = True,
         keep: bool = False,
         lease: float | None = None,
-    ) -> Operation[FusedBatchNormOutputs]:
+    ) -> Operation[FusedBatchNormOutputs[Tensor]]:
         """Normalises a batch of images: FusedBatchNormV3 for the data formats NHWC and NCHW."""
         inputs = _inputs(x, scale=scale, offset=offset, mean=mean, variance=variance)
         _check_format_v1(data_format)
@@ -89,7 +89,7 @@ class BatchNormCalls:
         is_training: bool = True,
         keep: bool = False,
         lease: float | None = None,
-    ) -> Operation[FusedBatchNormV3Outputs]:
+    ) -> Operation[FusedBatchNormV3Outputs[Tensor]]:
         """Normalises a batch of images or volumes over all axes but the channels.
 
         In the following, C is the number of channels, M the number of elements of one, T the dtype of x, and U
@@ -140,7 +140,7 @@ class BatchNormCalls:
         is_training: bool = True,
         keep: bool = False,
         lease: float | None = None,
-    ) -> Operation[FusedBatchNormGradOutputs]:
+    ) -> Operation[FusedBatchNormGradOutputs[Tensor]]:
         """Gradients of FusedBatchNorm: FusedBatchNormGradV3 for float32 and the data formats NHWC and NCHW."""
         inputs = _grad_inputs(y_backprop, x, scale, reserve_space_1, reserve_space_2)
         _check_dtype_v1(inputs["x"])
@@ -162,7 +162,7 @@ class BatchNormCalls:
         is_training: bool = True,
         keep: bool = False,
         lease: float | None = None,
-    ) -> Operation[FusedBatchNormGradOutputs]:
+    ) -> Operation[FusedBatchNormGradOutputs[Tensor]]:
         """Gradients of FusedBatchNormV2: FusedBatchNormGradV3 for the data formats NHWC and NCHW."""
         inputs = _grad_inputs(y_backprop, x, scale, reserve_space_1, reserve_space_2)
         _check_format_v1(data_format)
@@ -184,7 +184,7 @@ class BatchNormCalls:
         is_training: bool = True,
         keep: bool = False,
         lease: float | None = None,
-    ) -> Operation[FusedBatchNormGradV3Outputs]:
+    ) -> Operation[FusedBatchNormGradV3Outputs[Tensor]]:
         """Gradients of FusedBatchNormV3 with respect to x, scale and offset.
 
         C, T and U are those of `FusedBatchNormV3`.
@@ -260,7 +260,7 @@ def _forward(
 
 def _older_forward(
     inputs: _Inputs, attributes: Mapping[str, Any], keep: bool, lease: float | None
-) -> Operation[FusedBatchNormOutputs]:
+) -> Operation[FusedBatchNormOutputs[Tensor]]:
     outputs = yield from _forward(inputs, attributes, keep, lease)
     return FusedBatchNormOutputs(**(yield from without_output(outputs, "reserve_space_3")))
 

@@ -12,7 +12,7 @@ import numpy as np
 from gradserve.calls.exchange import Operation
 from gradserve.calls.op_wire import as_op_input, run_op, without_output
 from gradserve.op_outputs import CudnnRNNBackpropOutputs, CudnnRNNOutputs, CudnnRNNV3Outputs
-from gradserve.results import TensorHandle, TensorLike
+from gradserve.results import Tensor, TensorHandle, TensorLike
 from gradserve.v1 import cudnn_rnn_messages_pb2 as messages_pb2
 from gradserve.wire.payload import Array
 
@@ -40,7 +40,7 @@ class CudnnRnnCalls:
         is_training: bool = True,
         keep: bool = False,
         lease: float | None = None,
-    ) -> Operation[CudnnRNNOutputs]:
+    ) -> Operation[CudnnRNNOutputs[Tensor]]:
         """Applies a recurrent network: CudnnRNNV3 with time first, whole sequences and without a projection."""
         outputs = yield from _forward(
             _inputs(input=input, input_h=input_h, input_c=input_c, params=params),
@@ -72,7 +72,7 @@ class CudnnRnnCalls:
         is_training: bool = True,
         keep: bool = False,
         lease: float | None = None,
-    ) -> Operation[CudnnRNNV3Outputs]:
+    ) -> Operation[CudnnRNNV3Outputs[Tensor]]:
         """Applies a recurrent network: CudnnRNNV3 with time first, whole sequences and without a projection."""
         outputs = yield from _forward(
             _inputs(input=input, input_h=input_h, input_c=input_c, params=params),
@@ -107,7 +107,7 @@ class CudnnRnnCalls:
         time_major: bool = True,
         keep: bool = False,
         lease: float | None = None,
-    ) -> Operation[CudnnRNNV3Outputs]:
+    ) -> Operation[CudnnRNNV3Outputs[Tensor]]:
         """Applies a recurrent network of L layers and D directions to B sequences of up to T steps.
 
         H is the number of units, H' the size of the hidden state: num_proj where there is a projection, else H. All
@@ -183,7 +183,7 @@ class CudnnRnnCalls:
         seed2: int = 0,
         keep: bool = False,
         lease: float | None = None,
-    ) -> Operation[CudnnRNNBackpropOutputs]:
+    ) -> Operation[CudnnRNNBackpropOutputs[Tensor]]:
         """Gradients of CudnnRNN; see `CudnnRNNBackpropV3`."""
         inputs = _inputs(
             input=input,
@@ -235,7 +235,7 @@ class CudnnRnnCalls:
         seed2: int = 0,
         keep: bool = False,
         lease: float | None = None,
-    ) -> Operation[CudnnRNNBackpropOutputs]:
+    ) -> Operation[CudnnRNNBackpropOutputs[Tensor]]:
         """Gradients of CudnnRNNV2; see `CudnnRNNBackpropV3`."""
         inputs = _inputs(
             input=input,
@@ -290,7 +290,7 @@ class CudnnRnnCalls:
         time_major: bool = True,
         keep: bool = False,
         lease: float | None = None,
-    ) -> Operation[CudnnRNNBackpropOutputs]:
+    ) -> Operation[CudnnRNNBackpropOutputs[Tensor]]:
         """Gradients of CudnnRNNV3 in training, with respect to the input, the states and the parameters.
 
         Args:
@@ -380,7 +380,7 @@ def _forward(inputs: _Inputs, keep: bool, lease: float | None, **attributes: Any
 
 def _backprop(
     inputs: _Inputs, keep: bool, lease: float | None, **attributes: Any
-) -> Operation[CudnnRNNBackpropOutputs]:
+) -> Operation[CudnnRNNBackpropOutputs[Tensor]]:
     request = messages_pb2.CudnnRNNBackpropRequest
     outputs = yield from run_op("CudnnRNNBackprop", request, inputs, attributes, keep=keep, lease=lease)
     return CudnnRNNBackpropOutputs(**outputs)

@@ -16,7 +16,7 @@ from gradserve.conversion.arrays import as_array
 from gradserve.conversion.dtypes import as_dtype
 from gradserve.errors import InvalidArgumentError
 from gradserve.op_outputs import CudnnRNNParamsToCanonicalOutputs
-from gradserve.results import TensorLike
+from gradserve.results import Tensor, TensorLike
 from gradserve.v1 import cudnn_rnn_messages_pb2 as messages_pb2
 
 _FLOAT32 = np.dtype(np.float32)
@@ -41,7 +41,7 @@ class CudnnRnnParamsCalls:
         num_proj: int = 0,
         keep: bool = False,
         lease: float | None = None,
-    ) -> Operation[Any]:
+    ) -> Operation[Tensor]:
         """Returns the length of the parameter vector of a network.
 
         Args:
@@ -68,7 +68,8 @@ class CudnnRnnParamsCalls:
         attributes = {**network, "num_proj": num_proj, "s": as_dtype(S, Argument("S")).name}
         request = messages_pb2.CudnnRNNParamsSizeRequest
         outputs = yield from run_op("CudnnRNNParamsSize", request, {}, attributes, keep=keep, lease=lease)
-        return outputs["params_size"]
+        params_size: Tensor = outputs["params_size"]
+        return params_size
 
     def CudnnRNNCanonicalToParams(
         self,
@@ -83,7 +84,7 @@ class CudnnRnnParamsCalls:
         direction: str = "unidirectional",
         keep: bool = False,
         lease: float | None = None,
-    ) -> Operation[Any]:
+    ) -> Operation[Tensor]:
         """Makes a parameter vector: CudnnRNNCanonicalToParamsV2 without a projection."""
         network = _network(num_layers, num_units, input_size, rnn_mode, input_mode, direction)
         return (yield from _canonical_to_params(weights, biases, network, keep, lease))
@@ -102,7 +103,7 @@ class CudnnRnnParamsCalls:
         num_proj: int = 0,
         keep: bool = False,
         lease: float | None = None,
-    ) -> Operation[Any]:
+    ) -> Operation[Tensor]:
         """Makes the parameter vector of a network of its matrices and biases.
 
         With G gates, D directions, H units, and H' the size of the hidden state: for each layer and direction come the
@@ -146,7 +147,7 @@ class CudnnRnnParamsCalls:
         direction: str = "unidirectional",
         keep: bool = False,
         lease: float | None = None,
-    ) -> Operation[CudnnRNNParamsToCanonicalOutputs]:
+    ) -> Operation[CudnnRNNParamsToCanonicalOutputs[Tensor]]:
         """Takes a parameter vector apart: CudnnRNNParamsToCanonicalV2 without a projection.
 
         `num_params` is the number of matrices, and that of biases.
@@ -170,7 +171,7 @@ class CudnnRnnParamsCalls:
         num_proj: int = 0,
         keep: bool = False,
         lease: float | None = None,
-    ) -> Operation[CudnnRNNParamsToCanonicalOutputs]:
+    ) -> Operation[CudnnRNNParamsToCanonicalOutputs[Tensor]]:
         """Takes the parameter vector of a network apart; the reverse of `CudnnRNNCanonicalToParamsV2`.
 
         Args:
@@ -205,19 +206,20 @@ def _canonical_to_params(
     attributes: Mapping[str, Any],
     keep: bool,
     lease: float | None,
-) -> Operation[Any]:
+) -> Operation[Tensor]:
     inputs: dict[str, OpInputs] = {
         name: [as_op_input(value, _FLOAT32, f"{name}[{index}]") for index, value in enumerate(values)]
         for name, values in (("weights", weights), ("biases", biases))
     }
     request = messages_pb2.CudnnRNNCanonicalToParamsRequest
     outputs = yield from run_op("CudnnRNNCanonicalToParams", request, inputs, attributes, keep=keep, lease=lease)
-    return outputs["params"]
+    params: Tensor = outputs["params"]
+    return params
 
 
 def _params_to_canonical(
     params: TensorLike, attributes: Mapping[str, Any], keep: bool, lease: float | None
-) -> Operation[CudnnRNNParamsToCanonicalOutputs]:
+) -> Operation[CudnnRNNParamsToCanonicalOutputs[Tensor]]:
     inputs = {"params": as_op_input(params, _FLOAT32, "params")}
     request = messages_pb2.CudnnRNNParamsToCanonicalRequest
     outputs = yield from run_op("CudnnRNNParamsToCanonical", request, inputs, attributes, keep=keep, lease=lease)

@@ -9,7 +9,7 @@ import numpy as np
 from gradserve.calls.exchange import Operation
 from gradserve.calls.op_wire import as_op_input, run_op
 from gradserve.op_outputs import GRUBlockCellAllGradOutputs, GRUBlockCellGradOutputs, GRUBlockCellOutputs
-from gradserve.results import TensorHandle, TensorLike
+from gradserve.results import Tensor, TensorHandle, TensorLike
 from gradserve.v1 import gru_block_cell_messages_pb2 as messages_pb2
 from gradserve.wire.payload import Array
 
@@ -28,7 +28,7 @@ class GRUCalls:
         b_c: TensorLike,
         keep: bool = False,
         lease: float | None = None,
-    ) -> Operation[GRUBlockCellOutputs]:
+    ) -> Operation[GRUBlockCellOutputs[Tensor]]:
         """Computes one step of a GRU for a batch.
 
             [r, u] = sigmoid([x, h_prev] . w_ru + b_ru)
@@ -79,7 +79,7 @@ class GRUCalls:
         weight_gradients: bool = False,
         keep: bool = False,
         lease: float | None = None,
-    ) -> Operation[GRUBlockCellGradOutputs | GRUBlockCellAllGradOutputs]:
+    ) -> Operation[GRUBlockCellGradOutputs[Tensor] | GRUBlockCellAllGradOutputs[Tensor]]:
         """Gradients of GRUBlockCell.
 
         B, I, H and T are those of `GRUBlockCell`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
@@ -120,7 +121,7 @@ class SparseAccumulatorOps(AccumulatorOpsBase):
         accumulator = as_handle(handle, AccumulatorKind.SPARSE)
         check_take_signature(_TAKE_INPUTS, _TAKE_OUTPUTS, dtype, accumulator)
         average = yield from self._take(accumulator, num_required, timeout, request_id)
-        taken: IndexedSlices = average[""]
+        taken = cast(IndexedSlices, average[""])
         return SparseAccumulatorTakeGradientOutputs(
             taken.indices, taken.values, np.asarray(taken.dense_shape, np.int64)
         )

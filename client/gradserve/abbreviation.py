@@ -1,0 +1,55 @@
+"""What things look like when they are printed: a few lines at most, whatever they hold."""
+
+import dataclasses
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+_MAX_ELEMENTS = 6
+_MAX_ITEMS = 6
+
+
+def abbreviated(cls: type[T]) -> type[T]:
+    """Gives a dataclass or a named tuple a repr with all its fields, abbreviated."""
+    cls.__repr__ = _repr_of_fields  # type: ignore[method-assign]
+    return cls
+
+
+def abbreviate(value: object) -> str:
+    """Returns the repr of a value. A large array is its dtype and shape, a long container its first items."""
+    if isinstance(value, np.ndarray):
+        return _array(value)
+    if isinstance(value, np.dtype):
+        return str(value.name)
+    if isinstance(value, dict):
+        return "{" + first_items((f"{name!r}: {abbreviate(each)}" for name, each in value.items()), len(value)) + "}"
+    if type(value) is list:
+        return f"[{first_items(map(abbreviate, value), len(value))}]"
+    if type(value) is tuple:
+        return f"({first_items(map(abbreviate, value), len(value))}{',' if len(value) == 1 else ''})"
+    return repr(value)
+
+
+def first_items(shown: Iterable[str], count: int) -> str:
+    """Returns the first of `count` texts in a line, and how many more there are."""
+    more = [f"... {count - _MAX_ITEMS} more"] if count > _MAX_ITEMS else []
+    return ", ".join([*islice(shown, _MAX_ITEMS), *more])
+
+
+def _array(array: np.ndarray[Any, Any]) -> str:
+    if array.size > _MAX_ELEMENTS:
+        return f"array(dtype={array.dtype}, shape={array.shape})"
+    return " ".join(repr(array).split())
+
+
+def _repr_of_fields(self: Any) -> str:
+    if dataclasses.is_dataclass(self):
+        names: Iterable[str] = [field.name for field in dataclasses.fields(self) if field.repr]
+    else:
+        names = self._fields
+    fields = {name: getattr(self, name) for name in names}
+    return f"{type(self).__name__}({', '.join(f'{name}={abbreviate(value)}' for name, value in fields.items())})"
