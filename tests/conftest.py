@@ -7,9 +7,19 @@ import pytest
 
 import gradserve
 from gradserve.calls import retries
+from gradserve.route import PROXY_VARIABLES
 from gradserve_server.testing import LocalServer
 from tests.core import Bench
 from tests.polling import PATIENCE_SECONDS, eventually
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_proxies() -> Iterator[None]:
+    """Whatever proxies the environment has, the tests' own channels go straight to this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in (*PROXY_VARIABLES, "no_grpc_proxy", "no_proxy"):
+            patch.delenv(variable, raising=False)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from gradserve.calls.status import error_from_status, explain
 from gradserve.calls.streams import DownloadParts, upload_parts
 from gradserve.errors import CallCancelledError, GradserveError
 from gradserve.process import OwnProcess
+from gradserve.route import Route
 from gradserve.wire.payload import Array
 
 T = TypeVar("T")
@@ -26,11 +27,12 @@ class SyncTransport:
     """Runs operations in the calling thread. Safe to use from several threads."""
 
     def __init__(self, address: Address, timeout: float) -> None:
-        self._address = address
+        self._route = Route.to(address)
         self._timeout = timeout
         self._process = OwnProcess()
         self._closed = False
-        self._channel = grpc.insecure_channel(address.target, options=methods.CHANNEL_OPTIONS)
+        options = (*methods.CHANNEL_OPTIONS, *self._route.options)
+        self._channel = grpc.insecure_channel(address.target, options=options)
         put, get = methods.PUT_TENSORS, methods.GET_TENSORS
         self._put = self._channel.stream_unary(put.path, put.encode, put.decode)
         self._get = self._channel.unary_stream(get.path, get.encode, get.decode)
@@ -73,7 +75,7 @@ class SyncTransport:
                 case Pause(seconds):
                     return time.sleep(seconds)
         except grpc.RpcError as error:
-            raise _failure(error, self._address, self._closed) from None
+            raise _failure(error, self._route, self._closed) from None
         except ValueError:
             # What gRPC raises for a call on a closed channel; its words depend on the kind of call.
             if self._closed:
@@ -99,11 +101,12 @@ class AsyncTransport:
     """Runs operations on the event loop it was made on."""
 
     def __init__(self, address: Address, timeout: float) -> None:
-        self._address = address
+        self._route = Route.to(address)
         self._timeout = timeout
         self._process = OwnProcess()
         self._closed = False
-        self._channel = grpc.aio.insecure_channel(address.target, options=methods.CHANNEL_OPTIONS)
+        options = (*methods.CHANNEL_OPTIONS, *self._route.options)
+        self._channel = grpc.aio.insecure_channel(address.target, options=options)
         put, get = methods.PUT_TENSORS, methods.GET_TENSORS
         self._put = self._channel.stream_unary(put.path, put.encode, put.decode)
         self._get = self._channel.unary_stream(get.path, get.encode, get.decode)
@@ -146,7 +149,7 @@ class AsyncTransport:
                 case Pause(seconds):
                     return await asyncio.sleep(seconds)
         except grpc.RpcError as error:
-            raise _failure(error, self._address, self._closed) from None
+            raise _failure(error, self._route, self._closed) from None
         except grpc.aio.UsageError:
             raise _closed() from None
         except asyncio.CancelledError:
@@ -175,8 +178,8 @@ def _closed() -> GradserveError:
     return CallCancelledError("the client is closed")
 
 
-def _failure(error: Any, address: Address, is_closed: bool) -> GradserveError:
+def _failure(error: Any, route: Route, is_closed: bool) -> GradserveError:
     if is_closed and error.code() is grpc.StatusCode.CANCELLED:
         return _closed()
-    message = explain(error.code(), error.details(), address)
+    message = explain(error.code(), error.details(), route)
     return error_from_status(error.code(), message, error.trailing_metadata())

@@ -7,7 +7,11 @@ from collections.abc import Iterator
 import grpc
 
 SERVICE = "ceiling.Bytes"
-OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+]
 _CHUNK = bytes(1 << 20)
 
 

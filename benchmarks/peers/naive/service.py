@@ -10,7 +10,11 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.wrappers_pb2 import BytesValue, Int64Value
 
 SERVICE = "naive.Accumulator"
-OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+]
 
 
 class Stub:

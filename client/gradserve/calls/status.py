@@ -6,7 +6,6 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
-from gradserve.address import Address
 from gradserve.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -22,6 +21,7 @@ from gradserve.errors import (
     UnavailableError,
     UnimplementedError,
 )
+from gradserve.route import Route
 
 ERRORS: dict[grpc.StatusCode, type[GradserveError]] = {
     grpc.StatusCode.CANCELLED: UnavailableError,
@@ -46,11 +46,13 @@ _NO_CONNECTION = ("failed to connect", "errors resolving", "DNS resolution faile
 """How gRPC's own messages begin where there was no server to answer."""
 
 
-def explain(code: grpc.StatusCode, message: str | None, address: Address) -> str | None:
+def explain(code: grpc.StatusCode, message: str | None, route: Route) -> str | None:
     """Returns the message of a failed call; that of a failed connection says where there should be a server."""
-    if code is grpc.StatusCode.UNAVAILABLE and message and message.startswith(_NO_CONNECTION):
-        return f"no connection: is gradserve serve running at {address}? ({message})"
-    return message
+    if code is not grpc.StatusCode.UNAVAILABLE or not message:
+        return message
+    if message.startswith(_NO_CONNECTION):
+        message = f"no connection: is gradserve serve running at {route.address}? ({message})"
+    return f"{message}; the connection goes through the proxy of {route.proxy}" if route.proxy else message
 
 
 def error_from_status(

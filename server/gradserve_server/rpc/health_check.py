@@ -8,6 +8,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gradserve.address import Address
 from gradserve.calls.status import explain
+from gradserve.route import Route
 
 
 def check_health(address: str, timeout: float) -> str:
@@ -16,12 +17,12 @@ def check_health(address: str, timeout: float) -> str:
     Raises:
         gradserve.InvalidArgumentError: It is no address.
     """
-    place = Address.to_connect(address)
-    with grpc.insecure_channel(place.target) as channel:
+    route = Route.to(Address.to_connect(address))
+    with grpc.insecure_channel(route.address.target, options=route.options) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
             reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=None if timeout == math.inf else timeout)
         except grpc.RpcError as raised:
             error: Any = raised
-            return f"{error.code().name}: {explain(error.code(), error.details(), place)}"
+            return f"{error.code().name}: {explain(error.code(), error.details(), route)}"
     return health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)
