@@ -230,7 +230,13 @@ TensorT_co = TypeVar("TensorT_co", bound=Tensor, covariant=True)
 
 @dataclass(frozen=True)
 class Device:
-    """A device of the server."""
+    """A device of the server.
+
+    Attributes:
+        name: "cpu" or "cuda:N".
+        description: What it is, in words.
+        total_memory_bytes: How much memory it has.
+    """
 
     name: str
     description: str

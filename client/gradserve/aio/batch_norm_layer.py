@@ -10,7 +10,7 @@ from gradserve.public_names import shown
 
 
 class BatchNormLayer(AsyncFace[BatchNormLayerCalls]):
-    """tf.contrib.layers.batch_norm, served: a layer whose variables live on the server.
+    """A batch normalization layer whose variables live on the server: tf.contrib.layers.batch_norm, served.
 
     Made by `Client.batch_norm`. A context manager: leaving it deletes a layer without a scope, and of one with a scope
     lets go of what the gradients of this object's forwards need; updates that wait can still be run.

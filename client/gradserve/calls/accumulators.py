@@ -44,22 +44,40 @@ class AccumulatorCalls:
         return f"{self._wire.ref.container}/{self._wire.ref.name}: {self._wire.components}"
 
     def num_accumulated(self) -> Operation[int]:
-        """Returns the number of gradients accepted since the last take."""
+        """Returns how many gradients are in the round: those accepted since the last take.
+
+        Raises:
+            NotFoundError: The accumulator was deleted.
+        """
         return self._wire.num_accumulated()
 
     def set_global_step(self, new_global_step: int) -> Operation[None]:
-        """Sets the step; gradients in the round stay."""
+        """Sets the accumulator's step. Gradients that are in the round stay in it.
+
+        Args:
+            new_global_step: From now on, gradients with a smaller `local_step` are stale.
+
+        Raises:
+            NotFoundError: The accumulator was deleted.
+        """
         return self._wire.set_global_step(new_global_step)
 
     def info(self) -> Operation[AccumulatorInfo]:
-        """Describes the accumulator as it is now."""
+        """Describes the accumulator as it is now: its step, its round, who waits, and which averages are kept.
+
+        Returns:
+            The description. It does not change with the accumulator.
+
+        Raises:
+            NotFoundError: The accumulator was deleted.
+        """
         return self._wire.info()
 
     def delete(self) -> Operation[bool]:
-        """Deletes the accumulator: calls that wait on it end with AbortedError.
+        """Deletes the accumulator, for all clients. Calls that wait on it end with AbortedError.
 
         Returns:
-            False when it was gone already.
+            Whether it was still there.
         """
         return self._wire.delete()
 
@@ -93,24 +111,29 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
         worker_id: str | None = None,
         request_id: int | None = None,
     ) -> Operation[ApplyResult]:
-        """Adds a gradient to the round; drops it when `local_step` is smaller than the accumulator's step.
+        """Adds a gradient to the round, or drops it as stale when `local_step` is below the accumulator's step.
 
-        Never waits for other workers. Counts once, also when the network makes the client send it again.
+        Never waits for other workers. The gradient counts once, also when the network makes the client send it again.
 
         Args:
-            grad: Of the accumulator's shape; converted to its dtype. An array of any library, numbers, or the handle of
-                a tensor on the server, which stays there.
-            local_step: The step at which it was computed.
-            weight: What it counts in a mean.
-            worker_id: Who sends it: for diagnosis, for deterministic sums, and for accumulators that count one gradient
-                per worker. None: the client and thread, except where sums are deterministic.
-            request_id: That of an error of an earlier attempt, to send the same gradient again.
+            grad: The gradient, of the accumulator's shape: an array of any library, numbers, or the handle of a tensor
+                on the server, which stays there. Its values are converted to the accumulator's dtype.
+            local_step: The accumulator's step when the gradient was computed.
+            weight: How much the gradient counts in a mean; positive and finite.
+            worker_id: Who sends the gradient. Names workers in diagnoses, orders deterministic sums, and is what
+                one_per_worker counts by. None: this client and thread, or nobody where sums are deterministic.
+            request_id: The `request_id` of an error of an earlier attempt: sends the same gradient again, which still
+                counts once. None: a new gradient.
+
+        Returns:
+            What became of the gradient.
 
         Raises:
-            InvalidArgumentError: Wrong shape, a value that does not fit into the dtype, or the weight is not positive
-                and finite.
-            NotFoundError: The accumulator was deleted.
-            UnavailableError: No server; whether the gradient is in is not known. Try again with `request_id`.
+            InvalidArgumentError: The gradient has another shape, a value does not fit into the dtype, or the weight is
+                not positive and finite. Nothing has changed.
+            NotFoundError: The accumulator was deleted, or the handle's tensor does not exist (any more).
+            UnavailableError: The server cannot be reached. Whether the gradient is in is not known: try again with
+                `request_id`.
         """
         how = Contribution(local_step, weight, worker_id)
         return self._wire.apply({self._component: grad}, how, request_id)
@@ -118,32 +141,50 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
     def take_grad(
         self, num_required: int, timeout: float | None = None, *, request_id: int | None = None
     ) -> Operation[NDArray[Any]]:
-        """Waits until `num_required` gradients are in, and returns the average of all that are.
+        """Waits until `num_required` gradients are in, ends the round, and returns the average of all in it.
 
-        Bumps the accumulator's step and begins the next round. Takers are served first in, first out, strictly.
+        The accumulator's step grows by one, and the next round begins empty. Takers are served strictly first in, first
+        out. One that gives up leaves the round as it is.
 
         Args:
-            num_required: At least 1.
-            timeout: Seconds to wait; None for the client's timeout, math.inf for as long as it takes.
-            request_id: That of an error of an earlier attempt, to get the same average.
+            num_required: How many gradients to wait for; at least 1.
+            timeout: Seconds to wait. None: the client's timeout. math.inf: as long as it takes.
+            request_id: The `request_id` of an error of an earlier attempt: returns the average that was meant for it,
+                or waits on. None: a new take.
+
+        Returns:
+            The average, of the accumulator's dtype.
 
         Raises:
             InvalidArgumentError: `num_required` is not positive.
-            DeadlineExceededError: Not enough gradients in time; says how many, and which workers are missing.
-            AbortedError: The accumulator was deleted meanwhile.
+            DeadlineExceededError: There were not enough gradients in time. Says how many are in, and which workers are
+                missing.
+            AbortedError: The accumulator was deleted while the call waited.
+            NotFoundError: The accumulator was deleted before.
+            UnavailableError: The server cannot be reached: try again with `request_id`.
         """
         average = yield from self._wire.take(num_required, self._wait(timeout), request_id)
         taken: NDArray[Any] = _only(average)
         return taken
 
     def read_average(self, step: int | None = None, timeout: float | None = None) -> Operation[NDArray[Any]]:
-        """Returns the average of the round that led to `step` (None: the newest), without effect on the rounds.
+        """Returns the average of a past round, or waits for that of a coming one. It has no effect on the rounds.
 
-        Waits while that step lies ahead, at most `timeout` seconds (None: the client's timeout, math.inf: for ever).
+        Any number of readers can have it, as long as the accumulator keeps it (`keep_averages`).
+
+        Args:
+            step: The step that the round led to. None: the newest round that has ended.
+            timeout: Seconds to wait for a step that lies ahead. None: the client's timeout. math.inf: as long as it
+                takes.
+
+        Returns:
+            The average, of the accumulator's dtype.
 
         Raises:
-            OutOfRangeError: It is no longer kept, or no round led to that step.
-            DeadlineExceededError: It did not come within `timeout` seconds.
+            OutOfRangeError: The average is no longer kept, or no round led to that step.
+            DeadlineExceededError: The round did not end in time.
+            AbortedError: The accumulator was deleted while the call waited.
+            NotFoundError: The accumulator was deleted before.
         """
         average = yield from self._wire.read_average(step, self._wait(timeout))
         read: NDArray[Any] = _only(average)
@@ -164,17 +205,31 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
         worker_id: str | None = None,
         request_id: int | None = None,
     ) -> Operation[ApplyResult]:
-        """Adds rows to the round, as `ConditionalAccumulator.apply_grad` does a dense gradient.
+        """Adds rows to the round, or drops them as stale when `local_step` is below the accumulator's step.
+
+        Never waits for other workers. The rows count once, also when the network makes the client send them again.
 
         Args:
-            grad_indices: Row numbers, shape [n]. Ascending lists merge fastest; equal indices in unsorted lists may
-                stay separate rows.
-            grad_values: Shape [n, ...].
-            grad_shape: Of the whole tensor; checked against the accumulator's.
-            local_step: The step at which it was computed.
-            weight: What it counts in a mean.
-            worker_id: Who sends it; see `ConditionalAccumulator.apply_grad`.
-            request_id: That of an error of an earlier attempt.
+            grad_indices: The numbers of the rows: integers, shape [n]. Ascending numbers merge fastest; equal numbers
+                in unsorted lists may stay separate rows.
+            grad_values: The rows, shape [n, ...]; converted to the accumulator's dtype.
+            grad_shape: The shape of the whole tensor, checked against the accumulator's. None: not checked.
+            local_step: The accumulator's step when the gradient was computed.
+            weight: How much the gradient counts in a mean; positive and finite.
+            worker_id: Who sends the gradient. Names workers in diagnoses, orders deterministic sums, and is what
+                one_per_worker counts by. None: this client and thread, or nobody where sums are deterministic.
+            request_id: The `request_id` of an error of an earlier attempt: sends the same gradient again, which still
+                counts once. None: a new gradient.
+
+        Returns:
+            What became of the gradient.
+
+        Raises:
+            InvalidArgumentError: Indices and values do not fit together or into the accumulator's shape, or the weight
+                is not positive and finite. Nothing has changed.
+            NotFoundError: The accumulator was deleted.
+            UnavailableError: The server cannot be reached. Whether the gradient is in is not known: try again with
+                `request_id`.
         """
         slices = IndexedSlices(cast(NDArray[Any], grad_values), cast(NDArray[Any], grad_indices), grad_shape)
         return self.apply_indexed_slices_grad(
@@ -190,23 +245,64 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
         worker_id: str | None = None,
         request_id: int | None = None,
     ) -> Operation[ApplyResult]:
-        """Adds rows to the round; see `apply_grad`."""
+        """Adds rows to the round, as `apply_grad` does, with indices, values and shape in one object.
+
+        Args:
+            grad: The rows: gradserve's IndexedSlices, or those of another library, such as tf.IndexedSlices.
+            local_step: The accumulator's step when the gradient was computed.
+            weight: How much the gradient counts in a mean; positive and finite.
+            worker_id: Who sends the gradient. Names workers in diagnoses, orders deterministic sums, and is what
+                one_per_worker counts by. None: this client and thread, or nobody where sums are deterministic.
+            request_id: The `request_id` of an error of an earlier attempt: sends the same gradient again, which still
+                counts once. None: a new gradient.
+
+        Returns:
+            What became of the gradient.
+
+        Raises:
+            GradserveError: As `apply_grad`.
+        """
         how = Contribution(local_step, weight, worker_id)
         return self._wire.apply({self._component: grad}, how, request_id)
 
     def take_grad(
         self, num_required: int, timeout: float | None = None, *, request_id: int | None = None
     ) -> Operation[IndexedSlices]:
-        """Waits for `num_required` gradients and returns their average; see `ConditionalAccumulator.take_grad`.
+        """Waits until `num_required` gradients are in, ends the round, and returns the average of all in it.
 
-        A mean divides each row by the weights of the gradients that had it.
+        The accumulator's step grows by one, and the next round begins empty. Takers are served strictly first in, first
+        out. A mean divides each row by the total weight of the gradients that have this row.
+
+        Args:
+            num_required: How many gradients to wait for; at least 1.
+            timeout: Seconds to wait. None: the client's timeout. math.inf: as long as it takes.
+            request_id: The `request_id` of an error of an earlier attempt: returns the average that was meant for it,
+                or waits on. None: a new take.
+
+        Returns:
+            The rows of the average with their numbers, and the shape of the whole tensor.
+
+        Raises:
+            GradserveError: As `ConditionalAccumulator.take_grad`.
         """
         average = yield from self._wire.take(num_required, self._wait(timeout), request_id)
         taken: IndexedSlices = _only(average)
         return taken
 
     def read_average(self, step: int | None = None, timeout: float | None = None) -> Operation[IndexedSlices]:
-        """Returns the average of a past round; see `ConditionalAccumulator.read_average`."""
+        """Returns the average of a past round, or waits for that of a coming one. It has no effect on the rounds.
+
+        Args:
+            step: The step that the round led to. None: the newest round that has ended.
+            timeout: Seconds to wait for a step that lies ahead. None: the client's timeout. math.inf: as long as it
+                takes.
+
+        Returns:
+            The rows of the average with their numbers, and the shape of the whole tensor.
+
+        Raises:
+            GradserveError: As `ConditionalAccumulator.read_average`.
+        """
         average = yield from self._wire.read_average(step, self._wait(timeout))
         read: IndexedSlices = _only(average)
         return read
@@ -224,22 +320,70 @@ class GradientAccumulatorCalls(AccumulatorCalls):
         worker_id: str | None = None,
         request_id: int | None = None,
     ) -> Operation[ApplyResult]:
-        """Adds a gradient of every component to the round, or of none; see `ConditionalAccumulator.apply_grad`.
+        """Adds a gradient to the round, all components or none; drops it as stale when `local_step` is too small.
 
-        `grads` is a tree like the one that the accumulator was made of, or a dict by the names of the components. Its
-        leaves are arrays of any library, handles or IndexedSlices. None for one that is not there: an error, or zeros
-        with missing="zeros".
+        Never waits for other workers. The gradient counts once, also when the network makes the client send it again.
+
+        Args:
+            grads: A tree like the one that the accumulator was made of, or a dict by the names of its components. The
+                leaves are arrays of any library, numbers, handles, or IndexedSlices for sparse components. A leaf that
+                is missing or None is an error, or counts as zeros with missing="zeros" of
+                `Client.gradient_accumulator`.
+            local_step: The accumulator's step when the gradient was computed.
+            weight: How much the gradient counts in a mean; positive and finite.
+            worker_id: Who sends the gradient. Names workers in diagnoses, orders deterministic sums, and is what
+                one_per_worker counts by. None: this client and thread, or nobody where sums are deterministic.
+            request_id: The `request_id` of an error of an earlier attempt: sends the same gradient again, which still
+                counts once. None: a new gradient.
+
+        Returns:
+            What became of the gradient.
+
+        Raises:
+            InvalidArgumentError: A component is missing, unknown, or of another shape, a value does not fit into its
+                dtype, or the weight is not positive and finite. Nothing has changed.
+            NotFoundError: The accumulator was deleted, or a handle's tensor does not exist (any more).
+            UnavailableError: The server cannot be reached. Whether the gradient is in is not known: try again with
+                `request_id`.
         """
         return self._wire.apply(grads, Contribution(local_step, weight, worker_id), request_id)
 
     def take_grad(
         self, num_required: int, timeout: float | None = None, *, request_id: int | None = None
     ) -> Operation[Average]:
-        """Waits for `num_required` gradients and returns their average; see `ConditionalAccumulator.take_grad`."""
+        """Waits until `num_required` gradients are in, ends the round, and returns the average of all in it.
+
+        The accumulator's step grows by one, and the next round begins empty. Takers are served strictly first in, first
+        out.
+
+        Args:
+            num_required: How many gradients to wait for; at least 1.
+            timeout: Seconds to wait. None: the client's timeout. math.inf: as long as it takes.
+            request_id: The `request_id` of an error of an earlier attempt: returns the average that was meant for it,
+                or waits on. None: a new take.
+
+        Returns:
+            The average by component, as a tree too (`gradients`), with its step and who is in it.
+
+        Raises:
+            GradserveError: As `ConditionalAccumulator.take_grad`.
+        """
         return self._wire.take(num_required, self._wait(timeout), request_id)
 
     def read_average(self, step: int | None = None, timeout: float | None = None) -> Operation[Average]:
-        """Returns the average of a past round; see `ConditionalAccumulator.read_average`."""
+        """Returns the average of a past round, or waits for that of a coming one. It has no effect on the rounds.
+
+        Args:
+            step: The step that the round led to. None: the newest round that has ended.
+            timeout: Seconds to wait for a step that lies ahead. None: the client's timeout. math.inf: as long as it
+                takes.
+
+        Returns:
+            The average by component, as a tree too (`gradients`), with its step and who is in it.
+
+        Raises:
+            GradserveError: As `ConditionalAccumulator.read_average`.
+        """
         return self._wire.read_average(step, self._wait(timeout))
 
     def push_pull(
@@ -255,36 +399,41 @@ class GradientAccumulatorCalls(AccumulatorCalls):
         timeout: float | None = None,
         request_id: int | None = None,
     ) -> Operation[PushPullResult]:
-        """Applies a gradient, waits until its round of `num_required` is full, returns the average: an all-reduce.
+        """Adds a gradient to the round, waits until `num_required` are in, and returns their average: an all-reduce.
 
         A call that gives up waiting leaves its gradient in the round. Called again, also with another gradient, it adds
         nothing, says so (`outcome` is ALREADY_COUNTED), and waits for the same round.
 
         Args:
-            grads: By component.
+            grads: The gradient, as in `apply_grad`.
             num_required: How many gradients end the round: the number of workers, or fewer where some are backups.
-            local_step: The step at which they were computed. Start from `info().global_step`, go on with the `step` of
-                the last result.
-            weight: What they count in a mean.
-            worker_id: Who sends them. None: the client and thread, so that each thread with a share of the work is a
-                worker; coroutines that share a client need worker ids of their own.
+            local_step: The accumulator's step when the gradient was computed. Begin with `info().global_step`, go on
+                with the `step` of the last result.
+            weight: How much the gradient counts in a mean; positive and finite.
+            worker_id: Who sends the gradient. None: this client and thread, so that each thread with a share of the
+                work is a worker; coroutines that share a client need worker ids of their own. Nobody where sums are
+                deterministic.
             one_per_worker: Count only the first gradient of each worker in a round. Those with an empty worker_id all
                 count.
-            on_stale: What to do when the accumulator is past `local_step` and the gradients were dropped: raise
-                StaleGradientError, or return the newest average, with STALE as its `outcome`.
-            timeout: Seconds to wait; None for the client's timeout, math.inf for ever.
-            request_id: That of an error of an earlier attempt, to get the average of that attempt's round.
+            on_stale: What to do when the accumulator is past `local_step` and the gradient was dropped. "raise":
+                StaleGradientError. "return": the newest average, with STALE as its `outcome`.
+            timeout: Seconds to wait. None: the client's timeout. math.inf: as long as it takes.
+            request_id: The `request_id` of an error of an earlier attempt: waits on for the average of that attempt's
+                round. None: a new gradient.
 
         Returns:
-            The average of the round, by component.
+            The average of the round that the gradient is in, by component and as a tree (`gradients`).
 
         Raises:
-            StaleGradientError: `local_step` is smaller than the accumulator's step. It carries the newest average.
-            InvalidArgumentError: Wrong components, dtypes or shapes, or `num_required` is not positive.
-            DeadlineExceededError: Not enough gradients in time; says how many, which workers are missing, and how to
-                wait on.
-            AbortedError: The accumulator was deleted meanwhile.
-            UnavailableError: No server; whether the gradients are in is not known. Try again with `request_id`.
+            StaleGradientError: `local_step` is smaller than the accumulator's step. The error carries the newest
+                average.
+            InvalidArgumentError: As `apply_grad`; or `num_required` is not positive, or on_stale is something else.
+            DeadlineExceededError: There were not enough gradients in time. Says how many are in, which workers are
+                missing, and how to wait on.
+            AbortedError: The accumulator was deleted while the call waited.
+            NotFoundError: The accumulator was deleted before, or a handle's tensor does not exist (any more).
+            UnavailableError: The server cannot be reached. Whether the gradient is in is not known: try again with
+                `request_id`.
         """
         if on_stale not in ("raise", "return"):
             raise InvalidArgumentError(f"expected 'raise' or 'return' for on_stale, got {on_stale!r}", field="on_stale")

@@ -89,21 +89,21 @@ class BatchNormLayerCalls:
         adjustment: tuple[TensorLike, TensorLike] | None = None,
         keep: bool = False,
     ) -> Operation[Tensor]:
-        """Normalises inputs: `forward`, where only the outputs are asked for.
+        """Normalises inputs: `forward`, for those who only want the outputs.
 
         In training, what the gradients need is kept on the server for `backward`, until the next such call of this
         object, which takes this one's place. To have several at once, or to call the layer from several threads, use
         `forward`.
 
         Args:
-            inputs: See `forward`.
-            is_training: See `forward`.
-            batch_weights: See `forward`.
-            adjustment: See `forward`.
+            inputs: As in `forward`.
+            is_training: As in `forward`.
+            batch_weights: As in `forward`.
+            adjustment: As in `forward`.
             keep: Leave the outputs on the server and return their handle.
 
         Returns:
-            The outputs: the dtype and shape of the inputs.
+            The outputs, of the dtype and shape of the inputs.
 
         Raises:
             GradserveError: As `forward`.
@@ -131,34 +131,37 @@ class BatchNormLayerCalls:
         lease: float | None = None,
         forward_id: str | None = None,
     ) -> Operation[BatchNormForward[Tensor]]:
-        """Normalises inputs over all axes but the channels. The first one creates the variables.
+        """Normalises inputs over all axes but the channels. The first forward creates the layer's variables.
 
-        N is the first size of the inputs, C the number of channels. An input is an array, something NumPy makes one
-        of, or the TensorHandle of one on the server.
+        N is the first size of the inputs, C the number of channels. An input is an array of any library, numbers, or
+        the handle of a tensor on the server.
 
-        In training the moving averages are updated by it: at once with updates_collections=None, else by
-        `run_updates`. Either happens once, also when the network makes the client send the call again.
+        A forward in training updates the moving averages: at once with updates_collections=None, else when
+        `run_updates` is called. Either happens once, also when the network makes the client send the call again.
 
         Args:
-            inputs: float16, bfloat16, float32 or float64, of rank 2 to 5. Numbers become float32.
-            is_training: Normalise by the moments of the inputs, or by the moving averages.
-            batch_weights: A floating dtype, integers or bool, shape [N]: the weight of each item in the moments.
+            inputs: What to normalise: float16, bfloat16, float32 or float64, of rank 2 to 5. Numbers become float32.
+            is_training: Whether to normalise by the moments of the inputs, or else by the moving averages.
+            batch_weights: The weight of each item in the moments: shape [N], a floating dtype, integers or bool.
                 Numbers become float32, or float64 when the inputs are.
-            adjustment: (scale, bias), each of a floating dtype and a shape that broadcasts to that of the inputs, as
-                in NumPy: one of shape [C] is along the channels with "NHWC" only. In training, what is normalised is
-                multiplied by the scale and added to the bias before gamma and beta. Numbers as in batch_weights.
-            keep: Leave the outputs on the server: they are a handle.
-            keep_for_backward: Keep what `backward` needs. None: when training.
-            lease: For how many seconds the forward, and outputs left on the server, live there without use; None for
-                the server's default.
-            forward_id: Names this forward: unique, such as a random UUID. None: the client makes one. A call that
-                ended with an UnavailableError or DeadlineExceededError can be made again with the same id: then it
-                does not count twice, whatever became of the first.
+            adjustment: (scale, bias). In training, what is normalised is multiplied by the scale and added to the bias,
+                before gamma and beta. Each is of a floating dtype (numbers as in batch_weights) and of a shape that
+                broadcasts to that of the inputs, as in NumPy: one of shape [C] is along the channels with "NHWC" only.
+            keep: Leave the outputs on the server: in the result they are a handle.
+            keep_for_backward: Keep on the server what `backward` needs. None: when training.
+            lease: How many seconds the forward, and outputs left on the server, live there without use. None: the
+                server's default.
+            forward_id: A unique name for this forward, such as a random UUID. A call that ended with an
+                UnavailableError or DeadlineExceededError can be made again under the same name: it then counts once,
+                whatever became of the first. None: the client makes a name.
+
+        Returns:
+            The outputs, and the forward for `backward` and `run_updates`.
 
         Raises:
-            InvalidArgumentError: An input does not fit, `field` says which; nothing has changed.
-            NotFoundError: The layer was deleted, or a handle does not exist (any more).
-            ResourceExhaustedError: The results, or what is kept, do not fit into the server's memory; nothing has
+            InvalidArgumentError: An input does not fit; `field` says which. Nothing has changed.
+            NotFoundError: The layer was deleted, or a handle's tensor does not exist (any more).
+            ResourceExhaustedError: The results, or what is kept, do not fit into the server's memory. Nothing has
                 changed.
         """
         return self._forward(
@@ -184,26 +187,28 @@ class BatchNormLayerCalls:
         keep: bool = False,
         lease: float | None = None,
     ) -> Operation[BatchNormGradients[Tensor]]:
-        """Gradients of a forward with respect to everything that it was computed from.
+        """Computes the gradients of a forward with respect to everything that it was computed from.
 
-        Computed with the values that the forward used, whatever has changed since.
+        They are computed with the values that the forward used, whatever has changed since.
 
         Args:
-            dy: The dtype and shape of the outputs: the gradient with respect to them. Numbers become that dtype.
-            forward: Which one, also of another object of the same layer. None: the newest one of this object whose
-                gradients can be computed and were not yet. With several threads, say which.
-            retain: Keep what is needed for another call. Otherwise this is the last one.
-            keep: Leave the gradients on the server: they are handles.
-            lease: For how many seconds they live there without use; None for the server's default.
+            dy: The gradient with respect to the outputs, of their dtype and shape. Numbers become that dtype.
+            forward: The forward, also one of another object of the same layer. None: the newest forward of this object
+                whose gradients can be computed and have not been yet; with several threads, say which.
+            retain: Keep what is needed for another such call. Otherwise this is the last one.
+            keep: Leave the gradients on the server: in the result they are handles.
+            lease: How many seconds gradients left on the server live there without use. None: the server's default.
+
+        Returns:
+            The gradients.
 
         Raises:
             InvalidArgumentError: There is no such forward, or `dy` has another dtype or shape; the forward is kept.
-            NotFoundError: The forward is unknown, or its lease has ended. Or `dy` is the handle of a tensor that does
-                not exist (any more): the forward is kept. Or the layer was deleted. `field` says which: "forward_id",
-                "outputs_gradient.handle" or "layer.name".
-            AbortedError: The forward's gradients were computed already, or it was released. Without `retain` also
-                when the reply of this call was lost and gRPC sent it again: the results are lost, the layer is
-                unharmed.
+            NotFoundError: The forward is unknown or its lease has ended ("forward_id" is the error's `field`), `dy` is
+                the handle of a tensor that does not exist (any more) ("outputs_gradient.handle"; the forward is kept),
+                or the layer was deleted ("layer.name").
+            AbortedError: The forward's gradients were computed already, or it was released. Without `retain` also when
+                the reply of this call was lost and it was sent again: the results are lost, the layer is unharmed.
             ResourceExhaustedError: The gradients do not fit into the server's memory.
         """
         forward_id, dtype = self._differentiable(forward)
@@ -221,11 +226,12 @@ class BatchNormLayerCalls:
     def run_updates(self, forwards: Sequence[BatchNormForward[Any] | str] | None = None) -> Operation[int]:
         """Updates the moving averages by forwards in training, as TensorFlow's update ops do.
 
-        Each forward counts once. Safe to repeat. `Client.run_updates` does it for all layers of a collection.
+        Each forward counts once, so it is safe to repeat. `Client.run_updates` does it for all layers of a collection.
 
         Args:
-            forwards: Which, in this order; also those of other clients, by the forward_id that they chose. None: all
-                of this object whose updates wait, in their order; of more than 65,536 the newest so many.
+            forwards: The forwards, in the order in which they update; also those of other clients, by the forward_id
+                that they chose. None: all forwards of this object whose updates wait, in their order; of more than
+                65,536 the newest.
 
         Returns:
             Of how many forwards the updates were run now. Nothing is sent when there is none.
@@ -246,8 +252,14 @@ class BatchNormLayerCalls:
     def release(self, *forwards: BatchNormForward[Any]) -> Operation[int]:
         """Lets go of what the server keeps for forwards: their gradients, and their updates that were not run.
 
+        Args:
+            *forwards: The forwards. Those that are gone already do not matter.
+
         Returns:
             How many of them there were.
+
+        Raises:
+            NotFoundError: The layer was deleted.
         """
         forward_ids = [each.forward_id for each in forwards if each.forward_id]
         num_released = 0
@@ -260,13 +272,13 @@ class BatchNormLayerCalls:
         """Reads variables, all of one moment.
 
         Args:
-            *names: "beta", "gamma", "moving_mean", "moving_variance", and as far as the layer has them
+            *names: Which: "beta", "gamma", "moving_mean", "moving_variance", and as far as the layer has them
                 "moving_mean/biased", "moving_mean/local_step", "moving_stddev", "renorm_mean", "renorm_stddev",
-                "renorm_mean_weight" and "renorm_stddev_weight". None: all.
+                "renorm_mean_weight" and "renorm_stddev_weight". None given: all.
 
         Returns:
-            The values by name, each of shape [C], but local_step and the weights, which are scalars. Empty when all
-            are asked for and the variables were not created yet.
+            The values by name, each of shape [C], but local_step and the weights, which are scalars. Empty when all are
+            asked for and the variables have not been created yet.
 
         Raises:
             NotFoundError: The layer has no variable of a name, or not yet; or it was deleted.
@@ -277,11 +289,11 @@ class BatchNormLayerCalls:
         """Sets variables, all at once or none.
 
         Args:
-            values: By name, of the shape of the variable; converted to its dtype. Or the handle of a tensor on the
-                server, of the variable's dtype.
+            values: The new values by name, each of the shape of its variable: an array of any library or numbers, which
+                are converted to the variable's dtype, or the handle of a tensor on the server that has it.
 
         Raises:
-            InvalidArgumentError: Another shape, or no numbers; or nothing to set.
+            InvalidArgumentError: A value has another shape, or is no numbers; or there is nothing to set.
             NotFoundError: The layer has no variable of a name, or not yet; or it was deleted.
         """
         dtypes = yield from self._wire.dtypes(list(values))
@@ -290,13 +302,16 @@ class BatchNormLayerCalls:
         )
 
     def describe(self, collection: str = "") -> Operation[BatchNormLayerInfo]:
-        """Describes the layer as it is now.
+        """Describes the layer as it is now: its arguments, its variables, and what waits.
 
         Args:
-            collection: Describe only variables that have it among their variables_collections; "" for all.
+            collection: Describe only the variables that have it among their variables_collections. Empty: all.
+
+        Returns:
+            The description. It does not change with the layer.
 
         Raises:
-            NotFoundError: It was deleted.
+            NotFoundError: The layer was deleted.
         """
         return self._wire.describe(collection)
 
@@ -304,7 +319,7 @@ class BatchNormLayerCalls:
         """Deletes the layer with its variables and forwards, for all clients.
 
         Returns:
-            False when it was gone already.
+            Whether it was still there.
         """
         deleted = yield from self._wire.delete()
         self._deleted(self._wire)

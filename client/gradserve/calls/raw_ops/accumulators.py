@@ -110,7 +110,7 @@ class AccumulatorOps(AccumulatorOpsBase):
         reduction_type: str = "MEAN",
         name: str = "ResourceConditionalAccumulator",
     ) -> Operation[AccumulatorHandle]:
-        """Creates or finds an accumulator of dense gradients: ConditionalAccumulator."""
+        """Creates an accumulator of dense gradients, or finds the one of this shared name: ConditionalAccumulator."""
         return (yield from self._create(_dense(dtype, shape), container, shared_name, reduction_type, name))
 
     def AccumulatorApplyGradient(

@@ -47,7 +47,12 @@ class BatchNormCalls:
         keep: bool = False,
         lease: float | None = None,
     ) -> Operation[FusedBatchNormOutputs[Tensor]]:
-        """Normalises a batch of images: FusedBatchNormV3 for float32 and the data formats NHWC and NCHW."""
+        """Normalises a batch of images: FusedBatchNormV3 for float32 and the data formats NHWC and NCHW.
+
+        Args:
+            x: float32, of rank 4.
+            data_format: "NHWC" or "NCHW".
+        """
         inputs = _inputs(x, scale=scale, offset=offset, mean=mean, variance=variance)
         _check_dtype_v1(inputs["x"])
         _check_format_v1(data_format)
@@ -69,7 +74,12 @@ class BatchNormCalls:
         keep: bool = False,
         lease: float | None = None,
     ) -> Operation[FusedBatchNormOutputs[Tensor]]:
-        """Normalises a batch of images: FusedBatchNormV3 for the data formats NHWC and NCHW."""
+        """Normalises a batch of images: FusedBatchNormV3 for the data formats NHWC and NCHW.
+
+        Args:
+            x: float16, bfloat16, float32 or float64, of rank 4.
+            data_format: "NHWC" or "NCHW".
+        """
         inputs = _inputs(x, scale=scale, offset=offset, mean=mean, variance=variance)
         _check_format_v1(data_format)
         attributes = _forward_attributes(epsilon, exponential_avg_factor, data_format, is_training)
@@ -141,7 +151,15 @@ class BatchNormCalls:
         keep: bool = False,
         lease: float | None = None,
     ) -> Operation[FusedBatchNormGradOutputs[Tensor]]:
-        """Gradients of FusedBatchNorm: FusedBatchNormGradV3 for float32 and the data formats NHWC and NCHW."""
+        """Gradients of FusedBatchNorm: FusedBatchNormGradV3 for float32 and the data formats NHWC and NCHW.
+
+        Args:
+            x: float32, of rank 4.
+
+        Returns:
+            reserve_space_3: U, shape [0]: a placeholder.
+            reserve_space_4: U, shape [0]: a placeholder.
+        """
         inputs = _grad_inputs(y_backprop, x, scale, reserve_space_1, reserve_space_2)
         _check_dtype_v1(inputs["x"])
         _check_format_v1(data_format)
@@ -163,7 +181,15 @@ class BatchNormCalls:
         keep: bool = False,
         lease: float | None = None,
     ) -> Operation[FusedBatchNormGradOutputs[Tensor]]:
-        """Gradients of FusedBatchNormV2: FusedBatchNormGradV3 for the data formats NHWC and NCHW."""
+        """Gradients of FusedBatchNormV2: FusedBatchNormGradV3 for the data formats NHWC and NCHW.
+
+        Args:
+            x: float16, bfloat16, float32 or float64, of rank 4.
+
+        Returns:
+            reserve_space_3: U, shape [0]: a placeholder.
+            reserve_space_4: U, shape [0]: a placeholder.
+        """
         inputs = _grad_inputs(y_backprop, x, scale, reserve_space_1, reserve_space_2)
         _check_format_v1(data_format)
         attributes = _grad_attributes(epsilon, data_format, is_training)

@@ -41,7 +41,20 @@ class CudnnRnnCalls:
         keep: bool = False,
         lease: float | None = None,
     ) -> Operation[CudnnRNNOutputs[Tensor]]:
-        """Applies a recurrent network: CudnnRNNV3 with time first, whole sequences and without a projection."""
+        """Applies a recurrent network: CudnnRNNV3 with time first, whole sequences and without a projection.
+
+        T is the number of steps, B that of sequences, I the size of the input, L the number of layers, D that of
+        directions, and H that of units. All floats have the dtype of `input`: float16, bfloat16, float32 or float64.
+
+        Args:
+            input: [T, B, I].
+            input_h: [L * D, B, H]; layer * D + direction.
+            input_c: [L * D, B, H]. For lstm; else not read.
+
+        Returns:
+            output: [T, B, D * H].
+            output_h: As input_h: the state after the last step.
+        """
         outputs = yield from _forward(
             _inputs(input=input, input_h=input_h, input_c=input_c, params=params),
             keep,
@@ -73,7 +86,20 @@ class CudnnRnnCalls:
         keep: bool = False,
         lease: float | None = None,
     ) -> Operation[CudnnRNNV3Outputs[Tensor]]:
-        """Applies a recurrent network: CudnnRNNV3 with time first, whole sequences and without a projection."""
+        """Applies a recurrent network: CudnnRNNV3 with time first, whole sequences and without a projection.
+
+        T is the number of steps, B that of sequences, I the size of the input, L the number of layers, D that of
+        directions, and H that of units. All floats have the dtype of `input`: float16, bfloat16, float32 or float64.
+
+        Args:
+            input: [T, B, I].
+            input_h: [L * D, B, H]; layer * D + direction.
+            input_c: [L * D, B, H]. For lstm; else not read.
+
+        Returns:
+            output: [T, B, D * H].
+            output_h: As input_h: the state after the last step.
+        """
         outputs = yield from _forward(
             _inputs(input=input, input_h=input_h, input_c=input_c, params=params),
             keep,
@@ -184,7 +210,14 @@ class CudnnRnnCalls:
         keep: bool = False,
         lease: float | None = None,
     ) -> Operation[CudnnRNNBackpropOutputs[Tensor]]:
-        """Gradients of CudnnRNN; see `CudnnRNNBackpropV3`."""
+        """Gradients of CudnnRNN in training, with respect to the input, the states and the parameters.
+
+        Args:
+            output_backprop: The shape of output: the gradient with respect to it.
+
+        Returns:
+            input_backprop: The shape of input.
+        """
         inputs = _inputs(
             input=input,
             input_h=input_h,
@@ -236,7 +269,14 @@ class CudnnRnnCalls:
         keep: bool = False,
         lease: float | None = None,
     ) -> Operation[CudnnRNNBackpropOutputs[Tensor]]:
-        """Gradients of CudnnRNNV2; see `CudnnRNNBackpropV3`."""
+        """Gradients of CudnnRNNV2 in training, with respect to the input, the states and the parameters.
+
+        Args:
+            output_backprop: The shape of output: the gradient with respect to it.
+
+        Returns:
+            input_backprop: The shape of input.
+        """
         inputs = _inputs(
             input=input,
             input_h=input_h,

@@ -150,7 +150,8 @@ class CudnnRnnParamsCalls:
     ) -> Operation[CudnnRNNParamsToCanonicalOutputs[Tensor]]:
         """Takes a parameter vector apart: CudnnRNNParamsToCanonicalV2 without a projection.
 
-        `num_params` is the number of matrices, and that of biases.
+        Args:
+            num_params: How many matrices there are, and how many biases.
         """
         network = _network(num_layers, num_units, input_size, rnn_mode, input_mode, direction)
         counts = {"num_params_weights": num_params, "num_params_biases": num_params}

@@ -51,7 +51,10 @@ class SparseAccumulatorOps(AccumulatorOpsBase):
     ) -> Operation[AccumulatorHandle]:
         """Creates an accumulator of sparse gradients, or finds the one of this shared name.
 
-        `shape` is that of the whole tensor. For all else see `ConditionalAccumulator`.
+        `Client.sparse_conditional_accumulator` makes the same accumulators, with more to choose.
+
+        Args:
+            shape: The shape of the whole tensor; None as a dimension, or instead of all, where unknown.
         """
         spec = SparseSpec(accumulator_dtype(dtype), shape)
         return (yield from self._create(spec, container, shared_name, reduction_type, name))
@@ -111,7 +114,11 @@ class SparseAccumulatorOps(AccumulatorOpsBase):
     ) -> Operation[SparseAccumulatorTakeGradientOutputs]:
         """Waits until `num_required` gradients are in, and returns the average of all that are.
 
-        A mean divides each row by the number of gradients that had it. For all else see `AccumulatorTakeGradient`.
+        Bumps the accumulator's step and begins the next round. Takers are served first in, first out, strictly. A mean
+        divides each row by the number of gradients that have this row.
+
+        Args:
+            handle: Of a sparse accumulator, or the accumulator itself.
 
         Returns:
             indices: int64, shape [n]: the numbers of the rows.

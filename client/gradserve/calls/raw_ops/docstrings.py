@@ -1,0 +1,62 @@
+"""Docstrings of ops that come in versions: what one of them says in full, the others do not repeat in the source."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gradserve import op_outputs
+
+_SECTION = re.compile(r"^(Args|Returns|Raises):$", re.MULTILINE)
+_ENTRY = re.compile(r"^    (\w+): .*(?:\n {8,}.*)*", re.MULTILINE)
+
+
+def complete(ops: type, described_by: Mapping[str, str]) -> None:
+    """Completes docstrings with those of other ops: arguments, outputs, errors, and text where there is none.
+
+    What a docstring describes itself keeps that description, and nothing appears that the op does not have.
+
+    Args:
+        ops: Has the ops as methods.
+        described_by: The name of each op to complete, and that of the op that is described in full.
+    """
+    for name, full in described_by.items():
+        op = getattr(ops, name)
+        op.__doc__ = _completed(op, _sections(op), _sections(getattr(ops, full)))
+
+
+def _completed(op: Callable[..., Any], own: dict[str, str], full: dict[str, str]) -> str:
+    text = "" if "\n\n" in own["Text"] else full["Text"].partition("\n\n")[2]
+    arguments = _entries(full["Args"]) | _entries(own.get("Args", ""))
+    outputs = _entries(full.get("Returns", "")) | _entries(own.get("Returns", ""))
+    parts = [
+        own["Text"],
+        text,
+        _listed("Args", [arguments[name] for name in list(inspect.signature(op).parameters)[1:]]),
+    ]
+    if outputs:
+        parts.append(_listed("Returns", [outputs[name] for name in _outputs_of(op)]))
+    elif "Returns" in full:
+        parts.append(_listed("Returns", [full["Returns"]]))
+    parts.append(_listed("Raises", [own.get("Raises", full["Raises"])]))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _sections(op: Callable[..., Any]) -> dict[str, str]:
+    text, *rest = _SECTION.split(inspect.getdoc(op) or "")
+    return {"Text": text.strip(), **{name: body.strip("\n") for name, body in zip(rest[::2], rest[1::2], strict=True)}}
+
+
+def _entries(section: str) -> dict[str, str]:
+    return {found[1]: found[0] for found in _ENTRY.finditer(section)}
+
+
+def _listed(title: str, entries: list[str]) -> str:
+    return "\n".join([f"{title}:", *entries])
+
+
+def _outputs_of(op: Callable[..., Any]) -> tuple[str, ...]:
+    """Returns the names of the outputs of an op that has several."""
+    (name,) = re.findall(r"\w+Outputs", op.__annotations__["return"])
+    names: tuple[str, ...] = getattr(op_outputs, name)._fields
+    return names
