@@ -78,6 +78,17 @@ def test_annotations_can_be_evaluated(module: str, public: type) -> None:
         assert get_origin(hints["return"]) is not Generator, name
 
 
+@pytest.mark.parametrize("module", list(MODULES))
+def test_help_is_silent_about_constructors_that_nobody_calls(module: str) -> None:
+    for name in ("ConditionalAccumulator", "GradientAccumulator", "BatchNormLayer", "RawOps"):
+        assert str(inspect.signature(getattr(MODULES[module], name))) == "()"
+    assert str(inspect.signature(MODULES[module].Client)).startswith("(address")
+
+
+def test_an_object_that_is_called_has_the_signature_of_that(client: gradserve.Client) -> None:
+    assert str(inspect.signature(client.batch_norm())).startswith("(inputs: TensorLike, is_training: bool = True")
+
+
 @pytest.mark.parametrize("module", list(MODULES_WITH_TYPES))
 def test_types_of_arrays_and_handles_are_up_to_date(module: str) -> None:
     """Else run: make face-types."""

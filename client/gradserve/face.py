@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from gradserve.calls.exchange import Operation
 from gradserve.errors import GradserveError
-from gradserve.public_names import described_as, name_methods, shown
+from gradserve.public_names import HiddenConstructor, described_as, name_methods, shown
 from gradserve.transport import AsyncTransport, SyncTransport
 
 P = ParamSpec("P")
@@ -23,6 +23,8 @@ MadeT = TypeVar("MadeT")
 
 class BlockingFace(Generic[CallsT_co]):
     """Something whose calls are carried out in the calling thread."""
+
+    __signature__ = HiddenConstructor()
 
     def __init__(self, transport: SyncTransport, calls: CallsT_co) -> None:
         self._transport = transport
@@ -37,6 +39,8 @@ class BlockingFace(Generic[CallsT_co]):
 
 class AsyncFace(Generic[CallsT_co]):
     """Something whose calls are coroutines."""
+
+    __signature__ = HiddenConstructor()
 
     def __init__(self, transport: AsyncTransport, calls: CallsT_co) -> None:
         self._transport = transport

@@ -22,6 +22,18 @@ class _Written(str):
         return str(self)
 
 
+class HiddenConstructor:
+    """The signature of classes of which only calls make objects: help() says nothing of their constructor.
+
+    Objects, and subclasses with a constructor of their own, have the signatures that they have anyway.
+    """
+
+    def __get__(self, instance: object, owner: type) -> inspect.Signature:
+        if instance is not None or "__init__" in vars(owner):
+            raise AttributeError("__signature__")
+        return inspect.Signature()
+
+
 def described_as(operation: Callable[..., Any], made: Any = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Gives a method the docstring and the signature of an operation.
 
