@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 from urllib.parse import quote
 
+from gradserve.conversion.argument import described
 from gradserve.errors import InvalidArgumentError
 
 DEFAULT_PORT = 50051
@@ -153,4 +154,6 @@ def _is_ipv6(text: str) -> bool:
 
 
 def _refuse(given: object, why: str) -> NoReturn:
-    raise InvalidArgumentError(f"expected an address, HOST:PORT or unix:PATH, got {given!r}; {why}", field="address")
+    raise InvalidArgumentError(
+        f"expected an address, HOST:PORT or unix:PATH, got {described(given)}; {why}", field="address"
+    )

@@ -230,7 +230,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "decay": ({"decay": None}, "decay", "expected a number for decay, got None"),
     "a function": ({"activation_fn": np.tanh}, "activation_fn", "expected text for activation_fn, got ufunc"),
     "no collection": ({"updates_collections": []}, "updates_collections", "or None to update in place, got none"),
-    "collections": ({"updates_collections": [1]}, "updates_collections", "expected names of collections, got [1]"),
+    "collections": (
+        {"updates_collections": [1]},
+        "updates_collections",
+        "of collections for updates_collections, got [1]",
+    ),
     "tags": ({"outputs_collections": [b"a"]}, "outputs_collections", "expected names of collections"),
     "tags by variable": ({"variables_collections": {"beta": [1]}}, "variables_collections", "expected names"),
     "clipping": ({"renorm_clipping": {"rmax": "big"}}, "renorm_clipping", "expected a number for rmax, got 'big'"),
@@ -281,7 +285,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "expected names of collections",
     ),
     **{
-        f"a number as {argument}": ({argument: 1}, argument, "expected names of collections, got 1")
+        f"a number as {argument}": ({argument: 1}, argument, f"expected names of collections for {argument}, got 1")
         for argument in ("updates_collections", "variables_collections", "outputs_collections")
     },
     "a scope that is no name": ({"scope": 0}, "scope", "expected a name as scope, got 0"),

@@ -12,8 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 from gradserve.calls.accumulator_handles import handle_of
 from gradserve.calls.accumulator_wire import AccumulatorWire, Contribution
 from gradserve.calls.exchange import Operation, check_timeout
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.plain import as_choice
 from gradserve.conversion.trees import Tree
-from gradserve.errors import InvalidArgumentError, StaleGradientError
+from gradserve.errors import StaleGradientError
 from gradserve.results import (
     AccumulatorHandle,
     AccumulatorInfo,
@@ -435,13 +437,12 @@ class GradientAccumulatorCalls(AccumulatorCalls):
             UnavailableError: The server cannot be reached. Whether the gradient is in is not known: try again with
                 `request_id`.
         """
-        if on_stale not in ("raise", "return"):
-            raise InvalidArgumentError(f"expected 'raise' or 'return' for on_stale, got {on_stale!r}", field="on_stale")
+        stale = as_choice(on_stale, ("raise", "return"), Argument("on_stale"))
         how = Contribution(local_step, weight, worker_id)
         result = yield from self._wire.push_pull(
             grads, num_required, how, self._wait(timeout), request_id, one_per_worker=one_per_worker
         )
-        if result.outcome is Outcome.STALE and on_stale == "raise":
+        if result.outcome is Outcome.STALE and stale == "raise":
             raise StaleGradientError(
                 f"the gradient was computed at step {local_step}, but accumulator {self.name!r} is at step "
                 f"{result.global_step}: it was dropped. Go on from the accumulator's step (info().global_step, or the "

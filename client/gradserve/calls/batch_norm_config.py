@@ -1,6 +1,6 @@
 """The arguments of a batch normalization layer as a message, and back."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -9,8 +9,8 @@ import numpy as np
 from gradserve.batch_norm_arguments import Initializer, RandomAdjustment, Regularizer
 from gradserve.calls.fields import plain_field
 from gradserve.calls.op_wire import as_op_input
-from gradserve.conversion.argument import Argument
-from gradserve.conversion.plain import as_number, is_text
+from gradserve.conversion.argument import Argument, described
+from gradserve.conversion.plain import as_list, as_mapping, as_number, is_text
 from gradserve.errors import InvalidArgumentError
 from gradserve.results import DenseSpec, TensorHandle, TensorLike
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
@@ -143,23 +143,16 @@ def _is_no_activation(name: str) -> bool:
 
 def _by_name(values: Mapping[str, ValueT] | None, argument: str) -> Mapping[str, ValueT]:
     """Returns values by name that can be sent so."""
-    if values is None:
-        return {}
-    if not isinstance(values, Mapping):
-        raise InvalidArgumentError(f"expected a dict by name as {argument}, got {values!r}", field=argument)
-    for name in values:
-        if not is_text(name):
-            raise InvalidArgumentError(f"expected names as keys of {argument}, got {name!r}", field=argument)
-    return values
+    return {} if values is None else as_mapping(values, Argument(argument))
 
 
 def _names(collections: Collections, argument: str) -> list[str]:
     if isinstance(collections, str):
         names = [collections]
     else:
-        names = list(collections) if isinstance(collections, Iterable) else [collections]
+        names = as_list(collections, "names of collections", Argument(argument))
     if not all(is_text(name) for name in names):
-        raise InvalidArgumentError(f"expected names of collections, got {collections!r}", field=argument)
+        raise Argument(argument).error("names of collections", collections)
     return names
 
 
@@ -186,7 +179,9 @@ def _initial_value(message: layer_pb2.Initializer) -> Initializer | DenseSpec:
 
 def _regularizer(regularizer: Regularizer) -> layer_pb2.Regularizer:
     if not isinstance(regularizer, Regularizer):
-        raise InvalidArgumentError(f"expected a Regularizer or None, got {regularizer!r}", field="param_regularizers")
+        raise InvalidArgumentError(
+            f"expected a Regularizer or None, got {described(regularizer)}", field="param_regularizers"
+        )
     message = layer_pb2.Regularizer()
     _set(message, "name", regularizer.name, "param_regularizers")
     for weight in ("l1", "l2"):
@@ -199,7 +194,8 @@ def _regularizer(regularizer: Regularizer) -> layer_pb2.Regularizer:
 def _adjustment(adjustment: RandomAdjustment) -> batch_norm_pb2.RandomAdjustment:
     if not isinstance(adjustment, RandomAdjustment):
         raise InvalidArgumentError(
-            f"expected a RandomAdjustment or None, got {adjustment!r}; tensors go to the call", field="adjustment"
+            f"expected a RandomAdjustment or None, got {described(adjustment)}; tensors go to the call",
+            field="adjustment",
         )
     message = batch_norm_pb2.RandomAdjustment()
     for name in ("scale", "bias"):
@@ -208,7 +204,8 @@ def _adjustment(adjustment: RandomAdjustment) -> batch_norm_pb2.RandomAdjustment
             low, high = bounds
         except (TypeError, ValueError):
             raise InvalidArgumentError(
-                f"expected a pair, (low, high), as {name} of a RandomAdjustment, got {bounds!r}", field="adjustment"
+                f"expected a pair, (low, high), as {name} of a RandomAdjustment, got {described(bounds)}",
+                field="adjustment",
             ) from None
         _set(message, f"{name}_min", low, "adjustment")
         _set(message, f"{name}_max", high, "adjustment")

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve.batch_norm_results import BatchNormForward, BatchNormGradients, BatchNormLayerInfo
+from gradserve.calls.argument_names import arguments_named
 from gradserve.calls.batch_norm_forwards import Forwards, UnusedForward, in_requests
 from gradserve.calls.batch_norm_layer_wire import (
     BatchNormLayerWire,
@@ -26,6 +27,7 @@ from gradserve.calls.ignored_arguments import IgnoredArguments
 from gradserve.calls.op_wire import as_op_input
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.casting import as_array_of
+from gradserve.conversion.plain import as_flag, as_list, as_mapping, as_text
 from gradserve.errors import (
     AbortedError,
     CallCancelledError,
@@ -109,12 +111,13 @@ class BatchNormLayerCalls:
             GradserveError: As `forward`.
         """
         tensors = _tensors(inputs, batch_weights, adjustment)
+        is_trained = as_flag(is_training, Argument("is_training"))
         options = ForwardOptions(
             forward_id=self._ids.name(),
-            is_training=bool(is_training),
+            is_training=is_trained,
             keep_for_backward=None,
             lease=None,
-            released=tuple(self._forwards.useless(replacing=bool(is_training))),
+            released=tuple(self._forwards.useless(replacing=is_trained)),
         )
         forward = yield from self._forward(tensors, options, keep=keep, is_call=True, is_named=False)
         return forward.outputs
@@ -164,18 +167,20 @@ class BatchNormLayerCalls:
             ResourceExhaustedError: The results, or what is kept, do not fit into the server's memory. Nothing has
                 changed.
         """
+        name = "" if forward_id is None else as_text(forward_id, Argument("forward_id"))
+        is_kept = None if keep_for_backward is None else as_flag(keep_for_backward, Argument("keep_for_backward"))
         return self._forward(
             _tensors(inputs, batch_weights, adjustment),
             ForwardOptions(
-                forward_id=forward_id or self._ids.name(),
-                is_training=bool(is_training),
-                keep_for_backward=keep_for_backward,
+                forward_id=name or self._ids.name(),
+                is_training=as_flag(is_training, Argument("is_training")),
+                keep_for_backward=is_kept,
                 lease=lease,
                 released=tuple(self._forwards.useless(replacing=False)),
             ),
             keep=keep,
             is_call=False,
-            is_named=bool(forward_id),
+            is_named=bool(name),
         )
 
     def backward(
@@ -213,13 +218,15 @@ class BatchNormLayerCalls:
         """
         forward_id, dtype = self._differentiable(forward)
         gradient = as_op_input(dy, dtype, "dy", field="outputs_gradient")
+        is_retained = as_flag(retain, Argument("retain"))
         try:
-            reply = yield from self._wire.backward(forward_id, gradient, retain=retain, keep=keep, lease=lease)
+            with arguments_named({"outputs_gradient": "dy"}):
+                reply = yield from self._wire.backward(forward_id, gradient, retain=is_retained, keep=keep, lease=lease)
         except (AbortedError, NotFoundError) as error:
             if error.field == "forward_id":  # else the handle of dy, or the layer, does not exist
                 self._forwards.let_go([forward_id])
             raise
-        if not retain:
+        if not is_retained:
             self._forwards.let_go([forward_id])
         return (yield from receive_gradients(reply, keep=keep))
 
@@ -242,7 +249,8 @@ class BatchNormLayerCalls:
         if forwards is None:
             forward_ids = self._forwards.pending()
         else:
-            forward_ids = [forward_id for each in forwards if (forward_id := _updatable(each))]
+            given = as_list(forwards, "a list of forwards", Argument("forwards"))
+            forward_ids = [forward_id for each in given if (forward_id := _updatable(each))]
         num_run = 0
         for part in in_requests(forward_ids):
             num_run += yield from self._wire.run_updates(part)
@@ -261,7 +269,7 @@ class BatchNormLayerCalls:
         Raises:
             NotFoundError: The layer was deleted.
         """
-        forward_ids = [each.forward_id for each in forwards if each.forward_id]
+        forward_ids = [forward_id for each in forwards if (forward_id := _forward_of(each, "forwards").forward_id)]
         num_released = 0
         for part in in_requests(forward_ids):
             num_released += yield from self._wire.release(part, keep_updates=False)
@@ -283,7 +291,7 @@ class BatchNormLayerCalls:
         Raises:
             NotFoundError: The layer has no variable of a name, or not yet; or it was deleted.
         """
-        return self._wire.get_variables(names)
+        return self._wire.get_variables([as_text(name, Argument("names")) for name in names])
 
     def set_variables(self, values: Mapping[str, TensorLike]) -> Operation[None]:
         """Sets variables, all at once or none.
@@ -296,10 +304,11 @@ class BatchNormLayerCalls:
             InvalidArgumentError: A value has another shape, or is no numbers; or there is nothing to set.
             NotFoundError: The layer has no variable of a name, or not yet; or it was deleted.
         """
-        dtypes = yield from self._wire.dtypes(list(values))
-        yield from self._wire.set_variables(
-            {name: _variable(name, value, dtypes.get(name)) for name, value in values.items()}
-        )
+        given = as_mapping(values, Argument("values"))
+        dtypes = yield from self._wire.dtypes(list(given))
+        variables = {name: _variable(name, value, dtypes.get(name)) for name, value in given.items()}
+        with arguments_named({f"variables[{index}]": name for index, name in enumerate(variables)}):
+            yield from self._wire.set_variables(variables)
 
     def describe(self, collection: str = "") -> Operation[BatchNormLayerInfo]:
         """Describes the layer as it is now: its arguments, its variables, and what waits.
@@ -313,7 +322,7 @@ class BatchNormLayerCalls:
         Raises:
             NotFoundError: The layer was deleted.
         """
-        return self._wire.describe(collection)
+        return self._wire.describe(as_text(collection, Argument("collection")))
 
     def delete(self) -> Operation[bool]:
         """Deletes the layer with its variables and forwards, for all clients.
@@ -368,7 +377,8 @@ class BatchNormLayerCalls:
             is_named: Its id is known to the caller, who may repeat it when it fails. Otherwise nobody can use it then.
         """
         try:
-            reply = yield from self._wire.forward(inputs, options, keep=keep)
+            with arguments_named():
+                reply = yield from self._wire.forward(inputs, options, keep=keep)
         except BaseException as error:  # cancelled ones too
             if not is_named and (not isinstance(error, GradserveError) or isinstance(error, _UNKNOWN_OUTCOMES)):
                 self._forwards.add_lost(options.forward_id)
@@ -396,13 +406,14 @@ class BatchNormLayerCalls:
 
     def _differentiable(self, forward: BatchNormForward[Any] | None) -> tuple[str, DType]:
         if forward is not None:
-            if forward.forward_id is None:
+            forward_id = _forward_of(forward, "forward").forward_id
+            if forward_id is None:
                 raise InvalidArgumentError(
                     f"nothing was kept of this forward of layer {self.name!r} to compute gradients from; it was "
                     "computed with is_training=False or keep_for_backward=False",
                     field="forward_id",
                 )
-            return forward.forward_id, forward.outputs.dtype
+            return forward_id, forward.outputs.dtype
         newest = self._forwards.newest_unused()
         if newest is None:
             raise InvalidArgumentError(
@@ -413,10 +424,17 @@ class BatchNormLayerCalls:
         return newest.forward_id, newest.dtype
 
 
+def _forward_of(value: object, name: str) -> BatchNormForward[Any]:
+    if not isinstance(value, BatchNormForward):
+        raise Argument(name).error("a BatchNormForward", value)
+    return value
+
+
 def _updatable(forward: BatchNormForward[Any] | str) -> str | None:
     """Returns the id of a forward whose updates may wait."""
     if isinstance(forward, str):
-        return forward
+        return as_text(forward, Argument("forwards"))
+    forward = _forward_of(forward, "forwards")
     return forward.forward_id if forward.has_pending_updates else None
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from numpy.typing import DTypeLike
 
+from gradserve.calls.argument_names import arguments_named
 from gradserve.calls.batch_norm_config import BatchNormArguments
 from gradserve.calls.batch_norm_layer import BatchNormLayerCalls
 from gradserve.calls.batch_norm_layer_wire import BatchNormLayerWire, Creation, create_layer, ignored_arguments
@@ -12,7 +13,7 @@ from gradserve.calls.identity import RequestIds
 from gradserve.calls.ignored_arguments import IgnoredArguments
 from gradserve.calls.made_layers import MadeLayers
 from gradserve.calls.naming import private_name
-from gradserve.conversion.argument import Argument
+from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.dtypes import as_dtype
 from gradserve.conversion.plain import as_shape, is_text
 from gradserve.errors import InvalidArgumentError
@@ -50,10 +51,11 @@ def make_layer(
     """
     for argument, value in {"container": place.container, "scope": "" if place.scope is None else place.scope}.items():
         if not is_text(value):
-            raise InvalidArgumentError(f"expected a name as {argument}, got {value!r}", field=argument)
+            raise InvalidArgumentError(f"expected a name as {argument}, got {described(value)}", field=argument)
     creation = Creation(_reuse(place), ids.name(), *_inputs(place.dtype, place.input_shape))
     name = private_name(_PRIVATE_SCOPE, ids) if place.scope is None else place.scope
-    info = yield from create_layer(place.container, name, arguments, creation)
+    with arguments_named({"input_dtype": "dtype"}):
+        info = yield from create_layer(place.container, name, arguments, creation)
     wire = BatchNormLayerWire(info)
     if place.scope is None:
         made.add_private(wire)
@@ -68,7 +70,7 @@ def _reuse(place: LayerPlace) -> layer_pb2.LayerReuse:
     if place.reuse is None:
         return layer_pb2.LAYER_REUSE_UNSPECIFIED
     if not isinstance(place.reuse, bool):
-        raise InvalidArgumentError(f"expected reuse None, True or False, got {place.reuse!r}", field="reuse")
+        raise InvalidArgumentError(f"expected reuse None, True or False, got {described(place.reuse)}", field="reuse")
     if place.reuse and place.scope is None:
         raise InvalidArgumentError("reuse=True cannot be used without a name_or_scope", field="reuse")
     return layer_pb2.LAYER_REUSE_REQUIRED if place.reuse else layer_pb2.LAYER_REUSE_FORBIDDEN

@@ -6,7 +6,7 @@ The signatures and docstrings here are those of the blocking and of the asyncio 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -33,6 +33,8 @@ from gradserve.calls.raw_ops import RawOpsCalls
 from gradserve.calls.server import server_info
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array
+from gradserve.conversion.handles import as_handle, as_handles
+from gradserve.conversion.plain import as_list, as_text
 from gradserve.conversion.trees import Tree
 from gradserve.errors import GradserveError
 from gradserve.results import AccumulatorInfo, DenseSpec, ServerInfo, Shape, SparseSpec, TensorHandle, TensorLike
@@ -295,7 +297,8 @@ class ClientCalls:
             collection: Only those that have it among updates_collections, outputs_collections or
                 variables_collections. Empty: all.
         """
-        return list_layers(container, scope, collection)
+        names = {"container": container, "scope": scope, "collection": collection}
+        return list_layers(**{name: as_text(value, Argument(name)) for name, value in names.items()})
 
     def run_updates(self, collection: str = "update_ops", container: str = "") -> Operation[int]:
         """Runs all updates that wait, of all layers with this name among their updates_collections.
@@ -309,7 +312,9 @@ class ClientCalls:
         Returns:
             Of how many forwards the updates were run now.
         """
-        return self._layers.run_updates(container, collection)
+        return self._layers.run_updates(
+            as_text(container, Argument("container")), as_text(collection, Argument("collection"))
+        )
 
     def put(self, value: ArrayLike, *, lease: float | None = None) -> Operation[TensorHandle]:
         """Stores an array on the server, under a handle that whoever has it can use.
@@ -327,9 +332,8 @@ class ClientCalls:
 
     def put_all(self, values: Sequence[ArrayLike], *, lease: float | None = None) -> Operation[list[TensorHandle]]:
         """Stores several arrays in one stream, all or none; see `put`."""
-        if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-            raise Argument("values").error("a list of arrays", values)
-        arrays = [as_array(value, Argument(f"values[{index}]")) for index, value in enumerate(values)]
+        given = as_list(values, "a list of arrays", Argument("values"))
+        arrays = [as_array(value, Argument(f"values[{index}]")) for index, value in enumerate(given)]
         return (yield from tensors.put(arrays, lease))
 
     def get(self, handle: TensorHandle, *, release: bool = False) -> Operation[NDArray[Any]]:
@@ -338,16 +342,17 @@ class ClientCalls:
         Raises:
             NotFoundError: It does not exist (any more).
         """
-        (array,) = yield from tensors.get([handle], release=release)
+        (array,) = yield from tensors.get([as_handle(handle, Argument("handle"))], release=release)
         return array
 
     def get_all(self, handles: Sequence[TensorHandle], *, release: bool = False) -> Operation[list[NDArray[Any]]]:
         """Reads several stored arrays in one stream; see `get`."""
-        return tensors.get(handles, release=release)
+        given = as_list(handles, "a list of TensorHandles", Argument("handles"))
+        return tensors.get(as_handles(given, "handles"), release=release)
 
     def delete(self, *handles: TensorHandle) -> Operation[int]:
         """Deletes stored arrays; returns how many of them there were."""
-        return tensors.delete(handles)
+        return tensors.delete(as_handles(handles, "handles"))
 
     def list_tensors(self) -> Operation[list[TensorHandle]]:
         """Lists all stored arrays, oldest first."""

@@ -11,6 +11,7 @@ from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array
 from gradserve.conversion.casting import as_array_of
 from gradserve.conversion.dtypes import as_dtype
+from gradserve.conversion.handles import as_handle
 from gradserve.conversion.plain import as_choice, as_shape
 from gradserve.conversion.slices import as_slices
 from gradserve.conversion.trees import Structure, Tree, leaves_of, taken_apart
@@ -64,7 +65,9 @@ class Component:
             return self._slices(slices)
         if slices is not None:
             raise argument.error_saying("an array or numbers", "rows, which a SparseSpec takes")
-        return value if isinstance(value, TensorHandle) else as_array_of(self.dtype, value, argument)
+        if isinstance(value, TensorHandle):
+            return as_handle(value, argument)
+        return as_array_of(self.dtype, value, argument)
 
     def zeros(self) -> Value:
         """Returns a gradient of zeros; for a sparse component, one without rows.

@@ -8,6 +8,8 @@ from typing import Any, TypeAlias, TypeVar
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.plain import as_number
 from gradserve.errors import InvalidArgumentError
 from gradserve.v1 import tensor_messages_pb2, tensor_pb2
 from gradserve.wire.contents import WithContents
@@ -86,11 +88,12 @@ def check_timeout(timeout: float) -> float:
     Raises:
         InvalidArgumentError: It is negative, not a number, or more than the 10,000 years that fit into a Duration.
     """
-    if not (0 <= timeout <= _LONGEST_SECONDS or timeout == math.inf):
+    seconds = as_number(timeout, Argument("timeout"))
+    if not (0 <= seconds <= _LONGEST_SECONDS or seconds == math.inf):
         raise InvalidArgumentError(
             f"expected a timeout of at least 0 s, math.inf for none, got {timeout}", field="timeout"
         )
-    return timeout
+    return seconds
 
 
 def encode_timeout(timeout: float) -> Duration | None:

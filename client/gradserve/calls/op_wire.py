@@ -5,12 +5,14 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from gradserve.calls.argument_names import arguments_named
 from gradserve.calls.exchange import Operation
 from gradserve.calls.fields import plain_fields
 from gradserve.calls.tensor_calls import OpInputs, call_with_inputs, listed, placement_of, receive_outputs
 from gradserve.calls.tensors import delete_quietly
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.casting import as_array_or_numbers
+from gradserve.conversion.handles import as_handle
 from gradserve.results import TensorHandle, TensorLike
 from gradserve.wire.dtypes import DType
 from gradserve.wire.payload import Array
@@ -36,7 +38,7 @@ def as_op_input(
         InvalidArgumentError: It is no array and no numbers, or no tensor can have its dtype.
     """
     if isinstance(value, TensorHandle):
-        return value
+        return as_handle(value, Argument(name, field))
     return as_array_or_numbers(value, default_dtype, Argument(name, field))
 
 
@@ -48,6 +50,7 @@ def run_op(
     *,
     keep: bool,
     lease: float | None,
+    names: Mapping[str, str] | None = None,
 ) -> Operation[dict[str, Any]]:
     """Computes an op on the server.
 
@@ -59,15 +62,17 @@ def run_op(
         attributes: By name.
         keep: Whether the outputs stay on the server.
         lease: For how many seconds then; None for the server's default.
+        names: What the caller knows inputs and attributes by, where that is another name.
 
     Returns:
         The outputs by name, some of them lists: handles if they stay on the server, else new arrays.
     """
     fields = plain_fields(request, attributes)
     placement = placement_of(keep=keep, lease=lease)
-    reply = yield from call_with_inputs(
-        _SERVICE, method, inputs, lambda tensors: request(**tensors, **fields, placement=placement)
-    )
+    with arguments_named(names):
+        reply = yield from call_with_inputs(
+            _SERVICE, method, inputs, lambda tensors: request(**tensors, **fields, placement=placement)
+        )
     tensors = [(part.name, list(value) if part.is_repeated else value) for part, value in reply.ListFields()]
     received = yield from receive_outputs([each for _, value in tensors for each in listed(value)], keep=keep)
     outputs = iter(received)

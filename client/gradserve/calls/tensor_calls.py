@@ -7,6 +7,8 @@ from google.protobuf.message import Message
 
 from gradserve.calls.exchange import Operation, Unary
 from gradserve.calls.tensors import delete_quietly, encode_lease, handle_of, receive_results, send_inputs
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.plain import as_flag
 from gradserve.errors import DeadlineExceededError, GradserveError, InternalError, UnavailableError
 from gradserve.results import TensorHandle
 from gradserve.v1 import tensor_pb2
@@ -89,9 +91,10 @@ def placement_of(*, keep: bool, lease: float | None = None) -> tensor_pb2.Placem
     """Returns where the tensors of a reply go, and for how many seconds they live there without use.
 
     Raises:
-        InvalidArgumentError: The lease is not a number that can be sent.
+        InvalidArgumentError: `keep` is no flag, or the lease no number that can be sent.
     """
-    mode = tensor_pb2.Placement.MODE_KEEP if keep else tensor_pb2.Placement.MODE_AUTO
+    is_kept = as_flag(keep, Argument("keep"))
+    mode = tensor_pb2.Placement.MODE_KEEP if is_kept else tensor_pb2.Placement.MODE_AUTO
     return tensor_pb2.Placement(mode=mode, lease=None if lease is None else encode_lease(lease))
 
 

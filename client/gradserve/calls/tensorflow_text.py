@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.plain import as_text
 from gradserve.errors import InvalidArgumentError
 from gradserve.wire.dtypes import DType
 
@@ -14,6 +16,16 @@ def dtype_text(dtype: DType) -> str:
 def shape_text(shape: tuple[int, ...]) -> str:
     """Returns a shape as TensorFlow writes it."""
     return f"[{','.join(map(str, shape))}]"
+
+
+def check_text_attribute(value: str, name: str, allowed: Sequence[str]) -> None:
+    """Checks the value of an attribute of text.
+
+    Raises:
+        InvalidArgumentError: It is no text, or none of those allowed.
+    """
+    text = as_text(value, Argument(name))
+    check_attribute(f'"{text}"', name, [f'"{each}"' for each in allowed])
 
 
 def check_attribute(value: str, name: str, allowed: Sequence[str], *, field: str | None = None) -> None:

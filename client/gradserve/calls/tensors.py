@@ -6,6 +6,8 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
 from gradserve.calls.exchange import Download, Operation, Unary, upload
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.plain import as_flag, as_number
 from gradserve.errors import GradserveError, InvalidArgumentError
 from gradserve.results import TensorHandle
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
@@ -27,7 +29,8 @@ def put(arrays: Sequence[Array], lease: float | None) -> Operation[list[TensorHa
 
 def get(handles: Sequence[TensorHandle], *, release: bool) -> Operation[list[Array]]:
     """Reads stored arrays, and deletes them then if `release`."""
-    request = messages_pb2.GetTensorsRequest(handles=[each.handle for each in handles], release=release)
+    is_released = as_flag(release, Argument("release"))
+    request = messages_pb2.GetTensorsRequest(handles=[each.handle for each in handles], release=is_released)
     num_bytes = sum(int(np.prod(each.shape)) * each.dtype.itemsize for each in handles)
     arrays: list[Array] = yield Download(request, num_bytes)
     return arrays
@@ -93,8 +96,9 @@ def encode_lease(lease: float) -> Duration:
     Raises:
         InvalidArgumentError: It is not a number that can be sent.
     """
+    seconds = as_number(lease, Argument("lease"))
     try:
-        return encode_duration(lease)
+        return encode_duration(seconds)
     except (OverflowError, ValueError):
         raise InvalidArgumentError(f"expected a finite lease in seconds, got {lease}", field="lease") from None
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from gradserve.errors import InvalidArgumentError
 
+_LONGEST_TEXT = 200
 _SHOWN = (bool, int, float, complex, str, bytes, type(None), list, tuple, dict, set)
 
 
@@ -40,4 +41,6 @@ def described(value: object) -> str:
     """Returns a value in short: as it is written, or by its type."""
     if isinstance(value, type):
         return value.__qualname__
-    return reprlib.repr(value) if isinstance(value, _SHOWN) else type(value).__qualname__
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = _LONGEST_TEXT
+    return short.repr(value) if isinstance(value, _SHOWN) else type(value).__qualname__

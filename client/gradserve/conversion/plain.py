@@ -1,7 +1,7 @@
 """Plain values: text, flags, numbers and shapes."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,34 @@ def as_choice(value: object, allowed: Sequence[str], argument: Argument) -> str:
         if isinstance(value, str) and value in (word, word.lower(), word.upper()):
             return word
     raise argument.error(" or ".join(map(repr, allowed)), value)
+
+
+def as_list(value: Any, expected: str, argument: Argument) -> list[Any]:
+    """Returns what an iterable other than text or a mapping has.
+
+    Raises:
+        InvalidArgumentError: It is no such iterable.
+    """
+    if not isinstance(value, str | bytes | bytearray | Mapping):
+        try:
+            return list(value)
+        except Exception:  # each library has its own
+            pass
+    raise argument.error(expected, value)
+
+
+def as_mapping(value: Any, argument: Argument) -> dict[str, Any]:
+    """Returns a mapping by names that can be sent.
+
+    Raises:
+        InvalidArgumentError: It is something else, or has other keys.
+    """
+    if not isinstance(value, Mapping):
+        raise argument.error("a dict by name", value)
+    for name in value:
+        if not is_text(name):
+            raise argument.error("names as keys", name)
+    return dict(value)
 
 
 def as_flag(value: Any, argument: Argument) -> bool:
@@ -98,12 +126,7 @@ def as_shape(value: Any, argument: Argument) -> tuple[int, ...]:
         InvalidArgumentError: It is no sequence of sizes.
     """
     expected = "a tuple of sizes, integers or None where unknown,"
-    if isinstance(value, str | bytes | dict | set | frozenset):
+    if isinstance(value, set | frozenset):
         raise argument.error(expected, value)
-    if has_dtype(value):
-        value = as_array(value, argument).tolist()
-    try:
-        sizes = list(value)
-    except Exception:  # each library has its own
-        raise argument.error(expected, value) from None
+    sizes = as_list(as_array(value, argument).tolist() if has_dtype(value) else value, expected, argument)
     return tuple(-1 if size is None else as_integer(size, argument) for size in sizes)

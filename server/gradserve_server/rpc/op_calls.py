@@ -1,13 +1,14 @@
 """Requests of ops as their inputs and attributes, outputs as responses."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Generic, TypeVar, get_origin
 
 from google.protobuf.message import Message
 
 from gradserve.v1 import tensor_pb2
+from gradserve_server.errors import ServiceError
 from gradserve_server.rpc.tensors import MAX_COMPONENTS, check_count, decode_tensor, request_fields
 from gradserve_server.tensors.store import TensorStore
 
@@ -46,12 +47,24 @@ def open_inputs(store: TensorStore, request: Any, kind: type[InputsT]) -> Iterat
     """
     tensors = _tensors_of(request, kind)
     handles = {name: tensor.handle for name, tensor in tensors.items() if tensor.WhichOneof("data") == "handle"}
-    with (
-        request_fields({f"handles[{index}]": f"{name}.handle" for index, name in enumerate(handles)}),
-        store.use(list(handles.values())) as used,
-    ):
-        arrays = {name: decode_tensor(tensor, used.arrays, name) for name, tensor in tensors.items()}
+    with ExitStack() as used_by_the_call:
+        with _inputs_named(tensors):
+            with request_fields({f"handles[{index}]": f"{name}.handle" for index, name in enumerate(handles)}):
+                used = used_by_the_call.enter_context(store.use(list(handles.values())))
+            arrays = {name: decode_tensor(tensor, used.arrays, name) for name, tensor in tensors.items()}
         yield OpenInputs(kind(**_joined(kind, arrays)), handles)
+
+
+@contextmanager
+def _inputs_named(names: Iterable[str]) -> Iterator[None]:
+    """Begins the message of an error about an input with its name."""
+    try:
+        yield
+    except ServiceError as error:
+        for name in names:
+            if error.field is not None and (error.field == name or error.field.startswith(f"{name}.")):
+                error.message = f"{name}: {error.message}"
+        raise
 
 
 def encode_response(response: type[Message], outputs: Any, tensors: Mapping[str, tensor_pb2.Tensor]) -> Message:

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from gradserve.calls.accumulator_handles import HasAccumulatorRef
-from gradserve.calls.tensorflow_text import check_attribute, dtype_text, shape_text
-from gradserve.conversion.argument import Argument
+from gradserve.calls.tensorflow_text import check_attribute, check_text_attribute, dtype_text, shape_text
+from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.arrays import as_array
 from gradserve.conversion.dtypes import AnyDType, as_dtype
 from gradserve.errors import InvalidArgumentError
@@ -68,7 +68,7 @@ def check_reduction(reduction_type: str) -> None:
     Raises:
         InvalidArgumentError: Neither "MEAN" nor "SUM".
     """
-    check_attribute(f'"{reduction_type}"', "reduction_type", ('"MEAN"', '"SUM"'))
+    check_text_attribute(reduction_type, "reduction_type", ("MEAN", "SUM"))
 
 
 def check_apply_signature(inputs: Sequence[str], dtype: DType, handle: AccumulatorHandle, field: str) -> None:
@@ -125,12 +125,12 @@ def _integers(value: ArrayLike, dtype: DTypeLike, name: str) -> Array:
     try:
         array = as_array(value, Argument(name))
     except InvalidArgumentError:
-        raise InvalidArgumentError(f"expected {wanted} values for {name}, got {value!r}", field=name) from None
+        raise InvalidArgumentError(f"expected {wanted} values for {name}, got {described(value)}", field=name) from None
     if array.size == 0:
         return np.empty(array.shape, wanted)
     limits = np.iinfo(wanted)
     if array.dtype.kind not in "iub" or int(array.min()) < limits.min or int(array.max()) > limits.max:
-        raise InvalidArgumentError(f"expected {wanted} values for {name}, got {value!r}", field=name)
+        raise InvalidArgumentError(f"expected {wanted} values for {name}, got {described(value)}", field=name)
     return array.astype(wanted)
 
 

@@ -26,6 +26,8 @@ from gradserve.calls.raw_ops.accumulator_arguments import (
     check_take_signature,
     scalar,
 )
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.plain import as_flag, as_text
 from gradserve.errors import NotFoundError
 from gradserve.results import AccumulatorHandle, AccumulatorKind, Average, DenseSpec, Shape, TensorLike
 
@@ -51,10 +53,9 @@ class AccumulatorOpsBase:
         self, spec: ComponentSpec, container: str, shared_name: str, reduction_type: str, name: str
     ) -> Operation[AccumulatorHandle]:
         check_reduction(reduction_type)
+        own_name = as_text(shared_name, Argument("shared_name")) or None
         options = AccumulatorOptions(reduction_type, container)
-        return handle_of(
-            (yield from self._made.create(name, shared_name or None, Components.of_one_tensor(spec), options))
-        )
+        return handle_of((yield from self._made.create(name, own_name, Components.of_one_tensor(spec), options)))
 
     def _wire(self, handle: AccumulatorHandle) -> AccumulatorWire:
         return wire_of(handle, self._ids)
@@ -230,9 +231,10 @@ class AccumulatorOps(AccumulatorOpsBase):
             NotFoundError: It was gone already.
         """
         handle = as_handle(resource, field="resource")
+        is_ignored = as_flag(ignore_lookup_error, Argument("ignore_lookup_error"))
         deleted = yield from self._wire(handle).delete()
         self._made.deleted(handle.name)
-        if not deleted and not ignore_lookup_error:
+        if not deleted and not is_ignored:
             raise NotFoundError(f"no accumulator '{handle.container}/{handle.name}'", field="resource")
 
     def _apply(

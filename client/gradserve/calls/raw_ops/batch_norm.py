@@ -12,7 +12,7 @@ import numpy as np
 
 from gradserve.calls.exchange import Operation
 from gradserve.calls.op_wire import as_op_input, run_op, without_output
-from gradserve.calls.tensorflow_text import check_attribute, dtype_text
+from gradserve.calls.tensorflow_text import check_attribute, check_text_attribute, dtype_text
 from gradserve.op_outputs import (
     FusedBatchNormGradOutputs,
     FusedBatchNormGradV3Outputs,
@@ -304,4 +304,4 @@ def _check_dtype_v1(x: Array | TensorHandle) -> None:
 
 
 def _check_format_v1(data_format: str) -> None:
-    check_attribute(f'"{data_format}"', "data_format", ['"NHWC"', '"NCHW"'])
+    check_text_attribute(data_format, "data_format", ("NHWC", "NCHW"))

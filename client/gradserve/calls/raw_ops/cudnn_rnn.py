@@ -18,6 +18,9 @@ from gradserve.wire.payload import Array
 
 _FLOAT32, _INT32, _INT8 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int8)
 
+_OF_LSTM = frozenset({"input_c", "output_c", "output_c_backprop"})
+"""Inputs that other networks do not have."""
+
 _Inputs = dict[str, Array | TensorHandle]
 
 
@@ -401,11 +404,13 @@ class CudnnRnnCalls:
         )
 
 
-def _inputs(**values: TensorLike | None) -> _Inputs:
+def _inputs(**values: Any) -> _Inputs:
     """Returns those that are there; what has no dtype gets that of `input`."""
-    dtype = getattr(values["input"], "dtype", _FLOAT32)
-    default = dtype if isinstance(dtype, np.dtype) else _FLOAT32
-    return {name: as_op_input(value, default, name) for name, value in values.items() if value is not None}
+    inputs: _Inputs = {"input": as_op_input(values.pop("input"), _FLOAT32, "input")}
+    for name, value in values.items():
+        if value is not None or name not in _OF_LSTM:
+            inputs[name] = as_op_input(value, inputs["input"].dtype, name)
+    return inputs
 
 
 def _lengths(sequence_lengths: TensorLike | None) -> _Inputs:

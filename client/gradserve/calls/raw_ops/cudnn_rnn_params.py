@@ -11,9 +11,10 @@ from numpy.typing import ArrayLike, DTypeLike
 from gradserve.calls.exchange import Operation
 from gradserve.calls.op_wire import as_op_input, run_op
 from gradserve.calls.tensor_calls import OpInputs
-from gradserve.conversion.argument import Argument
+from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.arrays import as_array
 from gradserve.conversion.dtypes import as_dtype
+from gradserve.conversion.plain import INT32, as_integer, as_list
 from gradserve.errors import InvalidArgumentError
 from gradserve.op_outputs import CudnnRNNParamsToCanonicalOutputs
 from gradserve.results import Tensor, TensorLike
@@ -21,7 +22,6 @@ from gradserve.v1 import cudnn_rnn_messages_pb2 as messages_pb2
 
 _FLOAT32 = np.dtype(np.float32)
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
-_INT32 = range(-(1 << 31), 1 << 31)
 
 
 class CudnnRnnParamsCalls:
@@ -154,8 +154,10 @@ class CudnnRnnParamsCalls:
             num_params: How many matrices there are, and how many biases.
         """
         network = _network(num_layers, num_units, input_size, rnn_mode, input_mode, direction)
-        counts = {"num_params_weights": num_params, "num_params_biases": num_params}
-        return (yield from _params_to_canonical(params, {**network, **counts}, keep, lease))
+        number = as_integer(num_params, Argument("num_params"), INT32)
+        counts = {"num_params_weights": number, "num_params_biases": number}
+        names = dict.fromkeys(counts, "num_params")
+        return (yield from _params_to_canonical(params, {**network, **counts}, keep, lease, names))
 
     def CudnnRNNParamsToCanonicalV2(
         self,
@@ -209,7 +211,7 @@ def _canonical_to_params(
     lease: float | None,
 ) -> Operation[Tensor]:
     inputs: dict[str, OpInputs] = {
-        name: [as_op_input(value, _FLOAT32, f"{name}[{index}]") for index, value in enumerate(values)]
+        name: [as_op_input(value, _FLOAT32, f"{name}[{index}]") for index, value in enumerate(_tensors(values, name))]
         for name, values in (("weights", weights), ("biases", biases))
     }
     request = messages_pb2.CudnnRNNCanonicalToParamsRequest
@@ -218,12 +220,22 @@ def _canonical_to_params(
     return params
 
 
+def _tensors(values: Sequence[TensorLike], name: str) -> list[Any]:
+    return as_list(values, "a list of tensors", Argument(name))
+
+
 def _params_to_canonical(
-    params: TensorLike, attributes: Mapping[str, Any], keep: bool, lease: float | None
+    params: TensorLike,
+    attributes: Mapping[str, Any],
+    keep: bool,
+    lease: float | None,
+    names: Mapping[str, str] | None = None,
 ) -> Operation[CudnnRNNParamsToCanonicalOutputs[Tensor]]:
     inputs = {"params": as_op_input(params, _FLOAT32, "params")}
     request = messages_pb2.CudnnRNNParamsToCanonicalRequest
-    outputs = yield from run_op("CudnnRNNParamsToCanonical", request, inputs, attributes, keep=keep, lease=lease)
+    outputs = yield from run_op(
+        "CudnnRNNParamsToCanonical", request, inputs, attributes, keep=keep, lease=lease, names=names
+    )
     return CudnnRNNParamsToCanonicalOutputs(**outputs)
 
 
@@ -236,8 +248,8 @@ def _network(
         size = as_array(value, Argument(name))
         if size.ndim:
             raise InvalidArgumentError(f"{name} is not a scalar", field=name)
-        if size.dtype.kind not in "iu" or int(size) not in _INT32:
-            raise InvalidArgumentError(f"{name} must be an int32, got {value!r}", field=name)
+        if size.dtype.kind not in "iu" or int(size) not in INT32:
+            raise InvalidArgumentError(f"{name} must be an int32, got {described(value)}", field=name)
         sizes[name] = int(size)
     return {**sizes, "rnn_mode": rnn_mode, "input_mode": input_mode, "direction": direction}
 

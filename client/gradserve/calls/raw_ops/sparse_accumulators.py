@@ -22,6 +22,7 @@ from gradserve.calls.raw_ops.accumulator_arguments import (
     scalar,
 )
 from gradserve.calls.raw_ops.accumulators import AccumulatorOpsBase
+from gradserve.conversion.argument import described
 from gradserve.errors import InvalidArgumentError
 from gradserve.op_outputs import SparseAccumulatorTakeGradientOutputs
 from gradserve.results import AccumulatorHandle, AccumulatorKind, IndexedSlices, Shape, SparseSpec, TensorHandle
@@ -95,7 +96,8 @@ class SparseAccumulatorOps(AccumulatorOpsBase):
         check_apply_signature(_APPLY_INPUTS, values.dtype, accumulator, "gradient_values")
         if not isinstance(has_known_shape, bool | np.bool_):
             raise InvalidArgumentError(
-                f"Expected bool for argument 'has_known_shape' not {has_known_shape!r}.", field="has_known_shape"
+                f"Expected bool for argument 'has_known_shape' not {described(has_known_shape)}.",
+                field="has_known_shape",
             )
         shape = tuple(int64_array(gradient_shape, "gradient_shape").ravel().tolist()) if has_known_shape else None
         slices = IndexedSlices(values, int64_array(gradient_indices, "gradient_indices"), shape)

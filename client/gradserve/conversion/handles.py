@@ -1,0 +1,32 @@
+"""Handles of tensors on the server."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.plain import is_text
+from gradserve.results import TensorHandle
+
+
+def as_handle(value: Any, argument: Argument) -> TensorHandle:
+    """Returns the handle of a tensor.
+
+    Raises:
+        InvalidArgumentError: It is something else, or consists of something else.
+    """
+    if not isinstance(value, TensorHandle):
+        raise argument.error("a TensorHandle", value)
+    if not (is_text(value.handle) and isinstance(value.dtype, np.dtype) and isinstance(value.shape, tuple)):
+        raise argument.error_saying("a TensorHandle that the client gave", "another one")
+    return value
+
+
+def as_handles(values: Sequence[Any], name: str) -> list[TensorHandle]:
+    """Returns the handles of tensors, given the name of the argument that they are.
+
+    Raises:
+        InvalidArgumentError: One of them is something else.
+    """
+    return [as_handle(value, Argument(f"{name}[{index}]")) for index, value in enumerate(values)]
