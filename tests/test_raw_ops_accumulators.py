@@ -89,8 +89,8 @@ def test_arguments_are_tensorflows(op: str) -> None:
     assert {each.kind for each in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
     assert tuple(name for name, each in parameters.items() if each.default is inspect.Parameter.empty) == REQUIRED[op]
     if op in CREATING:
-        defaults = {name: parameters[name].default for name in ("container", "shared_name", "reduction_type")}
-        assert defaults == {"container": "", "shared_name": "", "reduction_type": "MEAN"}
+        defaults = {name: parameters[name].default for name in ("container", "shared_name", "reduction_type", "name")}
+        assert defaults == {"container": "", "shared_name": "", "reduction_type": "MEAN", "name": None}
 
 
 def test_every_accumulator_op_is_in_the_table() -> None:
@@ -245,7 +245,9 @@ async def test_ops_take_accumulators_of_asyncio(server_address: str) -> None:
         assert await client.raw_ops.AccumulatorNumAccumulated(handle=rows.accumulator_ref) == 0
 
 
-def sparse_apply(ops: gradserve.RawOps, handle: Any, indices: Any, values: Any, shape: Any = None) -> None:
+def sparse_apply(
+    ops: gradserve.RawOps, handle: Any, indices: Any, values: Any, shape: Any = None, worker_id: str = ""
+) -> None:
     ops.SparseAccumulatorApplyGradient(
         handle=handle,
         local_step=0,
@@ -253,6 +255,7 @@ def sparse_apply(ops: gradserve.RawOps, handle: Any, indices: Any, values: Any, 
         gradient_values=values,
         gradient_shape=() if shape is None else shape,
         has_known_shape=shape is not None,
+        worker_id=worker_id,
     )
 
 
@@ -275,6 +278,21 @@ def test_every_gradient_of_a_worker_counts(ops: gradserve.RawOps) -> None:
     apply(ops, handle, 1, 2, 3)
     assert ops.AccumulatorNumAccumulated(handle=handle) == 3
     assert take(ops, handle, 3) == 2
+
+
+def test_a_worker_that_is_named_counts_as_the_accumulator_says(client: gradserve.Client) -> None:
+    ops, dense_acc = client.raw_ops, client.conditional_accumulator("float32", (1,), one_per_worker=True)
+    sparse_acc = client.sparse_conditional_accumulator("float32", (1,), one_per_worker=True, deterministic=True)
+    for value, worker in ((1, "a"), (2, "a"), (3, "b")):
+        ops.AccumulatorApplyGradient(handle=dense_acc, local_step=0, gradient=[value], worker_id=worker)
+        sparse_apply(ops, sparse_acc, [0], [value], worker_id=worker)
+    for acc in (dense_acc, sparse_acc):
+        assert acc.info().worker_ids == ("a", "b")
+        assert acc.num_accumulated() == 2
+    apply(ops, dense_acc, 4, 5)
+    assert dense_acc.num_accumulated() == 4, "those of nobody in particular all count"
+    with pytest.raises(gradserve.InvalidArgumentError, match="expected a worker_id"):
+        sparse_apply(ops, sparse_acc, [0], [1])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])

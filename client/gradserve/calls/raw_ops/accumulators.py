@@ -78,7 +78,7 @@ class AccumulatorOps(AccumulatorOpsBase):
         container: str = "",
         shared_name: str = "",
         reduction_type: str = "MEAN",
-        name: str = "ConditionalAccumulator",
+        name: str | None = None,
     ) -> Operation[AccumulatorHandle]:
         """Creates an accumulator of dense gradients, or finds the one of this shared name.
 
@@ -90,7 +90,7 @@ class AccumulatorOps(AccumulatorOpsBase):
             container: Namespace of the shared name; empty for the default one.
             shared_name: Under which other clients find it. Empty: it is this client's own and ends with it.
             reduction_type: "MEAN" or "SUM".
-            name: How one without a shared name is called in lists.
+            name: How one without a shared name is called in lists; None for the name of the op.
 
         Returns:
             The handle of the accumulator, which other clients can use, too.
@@ -99,7 +99,11 @@ class AccumulatorOps(AccumulatorOpsBase):
             InvalidArgumentError: One of them cannot be.
             AlreadyExistsError: The name is taken by one with other properties; says which. TensorFlow shares that one.
         """
-        return (yield from self._create(_dense(dtype, shape), container, shared_name, reduction_type, name))
+        return (
+            yield from self._create(
+                _dense(dtype, shape), container, shared_name, reduction_type, name or "ConditionalAccumulator"
+            )
+        )
 
     def ResourceConditionalAccumulator(
         self,
@@ -109,13 +113,23 @@ class AccumulatorOps(AccumulatorOpsBase):
         container: str = "",
         shared_name: str = "",
         reduction_type: str = "MEAN",
-        name: str = "ResourceConditionalAccumulator",
+        name: str | None = None,
     ) -> Operation[AccumulatorHandle]:
         """Creates an accumulator of dense gradients, or finds the one of this shared name: ConditionalAccumulator."""
-        return (yield from self._create(_dense(dtype, shape), container, shared_name, reduction_type, name))
+        return (
+            yield from self._create(
+                _dense(dtype, shape), container, shared_name, reduction_type, name or "ResourceConditionalAccumulator"
+            )
+        )
 
     def AccumulatorApplyGradient(
-        self, *, handle: AccumulatorLike, local_step: ArrayLike, gradient: TensorLike, request_id: int | None = None
+        self,
+        *,
+        handle: AccumulatorLike,
+        local_step: ArrayLike,
+        gradient: TensorLike,
+        worker_id: str = "",
+        request_id: int | None = None,
     ) -> Operation[None]:
         """Adds a gradient to the round; drops it when `local_step` is smaller than the accumulator's step.
 
@@ -126,6 +140,8 @@ class AccumulatorOps(AccumulatorOpsBase):
             handle: Of a dense accumulator, or the accumulator itself.
             local_step: int64, a scalar: the step at which the gradient was computed.
             gradient: Of the accumulator's dtype and shape. Or the handle of such a tensor on the server, which stays.
+            worker_id: Who sends it: for diagnosis, and where the accumulator asks for it because it is deterministic or
+                counts a worker once. Empty: nobody in particular, so that every call counts, as in TensorFlow.
             request_id: That of an error of an earlier attempt, to send the same gradient again.
 
         Raises:
@@ -133,13 +149,19 @@ class AccumulatorOps(AccumulatorOpsBase):
             NotFoundError: The accumulator was deleted.
             UnavailableError: No server; whether the gradient is in is not known. Try again with `request_id`.
         """
-        return self._apply(_REFERENCE, handle, local_step, gradient, request_id)
+        return self._apply(_REFERENCE, handle, local_step, gradient, worker_id, request_id)
 
     def ResourceAccumulatorApplyGradient(
-        self, *, handle: AccumulatorLike, local_step: ArrayLike, gradient: TensorLike, request_id: int | None = None
+        self,
+        *,
+        handle: AccumulatorLike,
+        local_step: ArrayLike,
+        gradient: TensorLike,
+        worker_id: str = "",
+        request_id: int | None = None,
     ) -> Operation[None]:
         """Adds a gradient to the round, or drops it: AccumulatorApplyGradient."""
-        return self._apply(_RESOURCE, handle, local_step, gradient, request_id)
+        return self._apply(_RESOURCE, handle, local_step, gradient, worker_id, request_id)
 
     def AccumulatorTakeGradient(
         self,
@@ -243,12 +265,13 @@ class AccumulatorOps(AccumulatorOpsBase):
         accumulator: AccumulatorLike,
         local_step: ArrayLike,
         gradient: TensorLike,
+        worker_id: str,
         request_id: int | None,
     ) -> Operation[None]:
         handle = as_handle(accumulator, AccumulatorKind.DENSE)
         value = as_op_input(gradient, handle.dtype, "gradient")
         check_apply_signature((reference, "int64", "{}"), value.dtype, handle, "gradient")
-        contribution = Contribution(scalar(local_step, np.int64, "local_step"), 1.0, "")
+        contribution = Contribution(scalar(local_step, np.int64, "local_step"), 1.0, worker_id)
         yield from self._wire(handle).apply({"": value}, contribution, request_id)
 
     def _take_dense(

@@ -48,7 +48,7 @@ class SparseAccumulatorOps(AccumulatorOpsBase):
         container: str = "",
         shared_name: str = "",
         reduction_type: str = "MEAN",
-        name: str = "SparseConditionalAccumulator",
+        name: str | None = None,
     ) -> Operation[AccumulatorHandle]:
         """Creates an accumulator of sparse gradients, or finds the one of this shared name.
 
@@ -58,7 +58,11 @@ class SparseAccumulatorOps(AccumulatorOpsBase):
             shape: The shape of the whole tensor; None as a dimension, or instead of all, where unknown.
         """
         spec = SparseSpec(accumulator_dtype(dtype), shape)
-        return (yield from self._create(spec, container, shared_name, reduction_type, name))
+        return (
+            yield from self._create(
+                spec, container, shared_name, reduction_type, name or "SparseConditionalAccumulator"
+            )
+        )
 
     def SparseAccumulatorApplyGradient(
         self,
@@ -69,6 +73,7 @@ class SparseAccumulatorOps(AccumulatorOpsBase):
         gradient_values: ArrayLike,
         gradient_shape: ArrayLike,
         has_known_shape: bool,
+        worker_id: str = "",
         request_id: int | None = None,
     ) -> Operation[None]:
         """Adds rows to the round, as AccumulatorApplyGradient adds a dense gradient.
@@ -81,6 +86,7 @@ class SparseAccumulatorOps(AccumulatorOpsBase):
             gradient_values: Of the accumulator's dtype, shape [n, ...]: the rows.
             gradient_shape: int64, a vector: the shape of the whole tensor, checked against the accumulator's.
             has_known_shape: Whether gradient_shape counts. If not, it is not read.
+            worker_id: Who sends it; see `AccumulatorApplyGradient`.
             request_id: That of an error of an earlier attempt, to send the same gradient again.
 
         Raises:
@@ -101,7 +107,7 @@ class SparseAccumulatorOps(AccumulatorOpsBase):
             )
         shape = tuple(int64_array(gradient_shape, "gradient_shape").ravel().tolist()) if has_known_shape else None
         slices = IndexedSlices(values, int64_array(gradient_indices, "gradient_indices"), shape)
-        contribution = Contribution(scalar(local_step, np.int64, "local_step"), 1.0, "")
+        contribution = Contribution(scalar(local_step, np.int64, "local_step"), 1.0, worker_id)
         with _errors_of_arguments():
             yield from self._wire(accumulator).apply({"": slices}, contribution, request_id)
 
