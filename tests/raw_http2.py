@@ -67,6 +67,15 @@ def send(address: str, data: bytes, *, reset: bool = False, listen: float = 0.0)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
+def kinds_of(data: bytes) -> list[int]:
+    """Returns the kinds of the frames that came whole."""
+    kinds, start = [], 0
+    while start + 9 <= len(data) and (end := start + 9 + int.from_bytes(data[start : start + 3], "big")) <= len(data):
+        kinds.append(data[start + 3])
+        start = end
+    return kinds
+
+
 def _string(text: Text) -> bytes:
     data = text.encode() if isinstance(text, str) else text
     if len(data) < 127:

@@ -223,21 +223,44 @@ async def test_a_response_that_nobody_waits_for(caplog: pytest.LogCaptureFixture
     assert [(record.levelname, record.exc_info) for record in caplog.records] == [("DEBUG", None)]
 
 
+def raised(error: Exception, where: str) -> Exception:
+    """Returns an error with the traceback that it has when code of a file raises it."""
+    try:
+        exec(compile("raise error", where, "exec"), {"error": error.with_traceback(None)})
+    except Exception as seen:
+        return seen
+    raise AssertionError("it raises")
+
+
+IN_GRPC = "src/python/grpcio/grpc/_cython/_cygrpc/aio/server.pyx.pxi"
+BATCH = grpc.aio.InternalError('Failed "execute_batch"')
+BAD_TEXT = UnicodeDecodeError("utf-8", NOT_UTF8, 0, 1, "invalid start byte")
+
+
 @pytest.mark.parametrize(
-    ("error", "level"),
+    ("error", "where", "level"),
     [
-        (grpc.aio.InternalError('Failed "execute_batch"'), logging.DEBUG),
-        (UnicodeDecodeError("utf-8", NOT_UTF8, 0, 1, "invalid start byte"), logging.DEBUG),
-        (RuntimeError("a fault"), logging.ERROR),
+        (BATCH, IN_GRPC, logging.DEBUG),
+        (BAD_TEXT, IN_GRPC, logging.DEBUG),
+        (BAD_TEXT, "a/program/of/somebody.py", logging.ERROR),
+        (RuntimeError("a fault"), IN_GRPC, logging.ERROR),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+    ids=["batch", "text", "text elsewhere", "fault"],
 )
-def test_what_grpc_logs(error: Exception, level: int, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("as_message", [False, True])
+def test_what_grpc_logs(
+    error: Exception, where: str, level: int, as_message: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     log = logging.getLogger("test_client_faults")
     log.addFilter(ClientFaults())
+    seen = raised(error, where)
     for threshold in (logging.DEBUG, logging.INFO):
         caplog.clear()
         with caplog.at_level(threshold):
-            log.error("something failed", exc_info=error)
-        expected = [(level, level == logging.ERROR)] if level >= threshold else []
-        assert [(record.levelno, record.exc_info is not None) for record in caplog.records] == expected
+            if as_message:
+                log.exception(seen)
+            else:
+                log.error("something failed", exc_info=seen)
+        assert [record.levelno for record in caplog.records] == ([level] if level >= threshold else [])
+        if level == logging.DEBUG:
+            assert not any(record.exc_info for record in caplog.records)

@@ -1,11 +1,10 @@
 """The gRPC server: services, health, reflection, ports."""
 
-import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-import grpc
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import aio as reflection
@@ -22,11 +21,11 @@ from gradserve_server.config import LimitsConfig
 from gradserve_server.rpc.accumulator_service import AccumulatorServicer
 from gradserve_server.rpc.admission import Admission
 from gradserve_server.rpc.batch_norm_layer_service import BatchNormLayerServicer
+from gradserve_server.rpc.endpoint import Endpoint, LastingEndpoint
 from gradserve_server.rpc.gradient_ops_service import GradientOpsServicer
 from gradserve_server.rpc.grpc_log import quiet_client_faults
 from gradserve_server.rpc.handlers import make_handler
 from gradserve_server.rpc.health_service import HealthServicer
-from gradserve_server.rpc.ports import Ports
 from gradserve_server.rpc.server_service import ServerServicer
 from gradserve_server.rpc.tensor_service import STREAM_CODECS, TensorServicer
 
@@ -67,35 +66,34 @@ class GrpcServer:
         limits: LimitsConfig,
     ) -> None:
         self._admission = Admission()
-        self._server = grpc.aio.server(
-            interceptors=(self._admission,),
-            options=[
-                ("grpc.max_receive_message_length", int(limits.max_message_bytes)),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.so_reuseport", 0),
-                ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
-                ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-                ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.http2.max_pings_without_data", 0),
-                ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
-                # Beyond 1000 calls that arrived and did not begin yet, gRPC would cancel some at random.
-                ("grpc.server.max_pending_requests", limits.max_waiters),
-                ("grpc.server.max_pending_requests_hard_limit", limits.max_waiters),
-            ],
+        options = (
+            ("grpc.max_receive_message_length", int(limits.max_message_bytes)),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),
+            ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
+            ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+            ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
+            # Beyond 1000 calls that arrived and did not begin yet, gRPC would cancel some at random.
+            ("grpc.server.max_pending_requests", limits.max_waiters),
+            ("grpc.server.max_pending_requests_hard_limit", limits.max_waiters),
         )
-        self._ports = Ports(self._server)
         servicers = (tensors, accumulators, gradient_ops, batch_norm_layers, server)
-        for descriptor, servicer in zip(SERVICES, servicers, strict=True):
-            codecs = STREAM_CODECS if servicer is tensors else None
-            self._server.add_generic_rpc_handlers((make_handler(descriptor, servicer, self._admission, codecs),))
         names = [descriptor.full_name for descriptor in SERVICES]
         self._health = HealthServicer(names)
         described = reflection.ReflectionServicer([*names, _HEALTH.full_name, _REFLECTION.full_name])
         always = Admission()
-        self._server.add_generic_rpc_handlers(
-            (make_handler(_HEALTH, self._health, always), make_handler(_REFLECTION, described, self._admission))
+        handlers = (
+            *(
+                make_handler(descriptor, servicer, self._admission, STREAM_CODECS if servicer is tensors else None)
+                for descriptor, servicer in zip(SERVICES, servicers, strict=True)
+            ),
+            make_handler(_HEALTH, self._health, always),
+            make_handler(_REFLECTION, described, self._admission),
         )
+        self._endpoint = LastingEndpoint(partial(Endpoint, handlers, (self._admission,), options))
 
     def bind(self, addresses: Sequence[Address]) -> list[Address]:
         """Binds to addresses; returns them with the ports that were picked for port 0.
@@ -103,12 +101,12 @@ class GrpcServer:
         Raises:
             OSError: One of them cannot be bound; the message says which and why.
         """
-        return [self._ports.bind(address) for address in addresses]
+        return self._endpoint.bind(addresses)
 
     async def start(self) -> None:
         """Starts serving."""
         quiet_client_faults()
-        await self._server.start()
+        await self._endpoint.start()
 
     def refuse_new_calls(self) -> None:
         """Answers new calls with UNAVAILABLE, once ports are closed, and health checks with NOT_SERVING."""
@@ -119,9 +117,4 @@ class GrpcServer:
         """Closes the ports, lets calls under way go on for `grace` seconds, then ends them with UNAVAILABLE."""
         end = time.monotonic() + grace
         await self._admission.settle()
-        self._ports.remove_files()
-        stopping = asyncio.create_task(self._server.stop(max(end - time.monotonic(), 0)))
-        # The first thing it does, without waiting, is to close the ports and to tell clients so.
-        await asyncio.sleep(0)
-        self._admission.refuse()
-        await stopping
+        await self._endpoint.stop(max(end - time.monotonic(), 0), self._admission.refuse)
