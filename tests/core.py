@@ -19,6 +19,8 @@ from gradserve_server.accumulators.spec import (
 )
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import Compute, InlineCompute
+from gradserve_server.leases.lifetime import SHARED, Lifetime
+from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.resources import ResourceKey
 from gradserve_server.tensors.quotas import Quota
 
@@ -39,19 +41,23 @@ class Bench:
     ) -> None:
         self.now = 0.0
         self.memory = Quota(limit, "bytes of tensor memory")
+        self.lifetimes = Lifetimes(lambda: self.now, 60.0)
         self.registry = AccumulatorRegistry(
             compute=compute or InlineCompute(),
             allocate=np.empty,
             memory=self.memory,
             limits=LimitsConfig(**limits),
+            lifetimes=self.lifetimes,
             clock=lambda: self.now,
             new_incarnation=map(str, itertools.count()).__next__,
             journal_of=lambda _: journal or NoJournal(),
         )
 
-    def accumulator(self, *components: ComponentSpec, **spec: Any) -> Accumulator:
+    def accumulator(
+        self, *components: ComponentSpec, key: ResourceKey = KEY, lifetime: Lifetime = SHARED, **spec: Any
+    ) -> Accumulator:
         parts = components or (ComponentSpec("", F32),)
-        return self.registry.create(KEY, AccumulatorSpec(parts, **spec))[0]
+        return self.registry.create(key, AccumulatorSpec(parts, **spec), lifetime)[0]
 
 
 def gradient(*values: float) -> Callable[[], Any]:

@@ -21,6 +21,7 @@ from gradserve_server.layers.families import make_layer_families
 from gradserve_server.layers.initializers import TensorInitializer
 from gradserve_server.layers.registry import LayerRegistry, Reuse
 from gradserve_server.layers.regularizers import Regularizer
+from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import make_families
 from gradserve_server.ops.runner import OpRunner
@@ -56,12 +57,14 @@ class LayerBench:
         )
         self.runner.prepare = lambda: None  # type: ignore[method-assign]
         ids = itertools.count(1)
+        self.lifetimes = Lifetimes(lambda: self.now, 60.0)
         self.registry = LayerRegistry(
             runner=self.runner,
             compute=InlineCompute(),
             memory=self.memory,
             handles=self.handles,
             limits=LimitsConfig(**limits),
+            lifetimes=self.lifetimes,
             clock=lambda: self.now,
             new_id=lambda: str(next(ids)),
             new_seed=lambda: 7,

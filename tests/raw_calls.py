@@ -13,6 +13,7 @@ from gradserve.v1 import (
     accumulator_service_pb2,
     batch_norm_layer_service_pb2,
     gradient_ops_service_pb2,
+    lease_service_pb2,
     server_service_pb2,
     tensor_service_pb2,
 )
@@ -27,6 +28,7 @@ SERVICES = {
         accumulator_service_pb2,
         batch_norm_layer_service_pb2,
         gradient_ops_service_pb2,
+        lease_service_pb2,
         server_service_pb2,
     )
     for descriptor in module.DESCRIPTOR.services_by_name.values()

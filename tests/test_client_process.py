@@ -106,6 +106,8 @@ def test_a_forked_client_says_what_to_do(server_address: str) -> None:
 CALLS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "server_info": lambda client, _: client.server_info(),
     "list_accumulators": lambda client, _: client.list_accumulators(),
+    "delete_accumulator": lambda client, _: client.delete_accumulator("nobody's"),
+    "delete_batch_norm_layer": lambda client, _: client.delete_batch_norm_layer("nobody's"),
     "list_tensors": lambda client, _: client.list_tensors(),
     "put": lambda client, _: client.put([1.0]),
     "put_all": lambda client, _: client.put_all([[1.0], 2]),

@@ -8,7 +8,16 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gradserve.calls import accumulator_wire, batch_norm_layer_wire, client, exchange, methods, server, tensors
+from gradserve.calls import (
+    accumulator_wire,
+    batch_norm_layer_wire,
+    client,
+    exchange,
+    methods,
+    private_resources,
+    server,
+    tensors,
+)
 from gradserve.calls.raw_ops import batch_norm, cudnn_rnn, cudnn_rnn_params, gru
 from tests.polling import PATIENCE_SECONDS
 from tests.raw_calls import METHODS, SERVICES, RawCalls, failure_of
@@ -82,7 +91,7 @@ def test_the_client_uses_every_method(method: str) -> None:
     sources = "".join(
         inspect.getsource(module)
         for module in (
-            *(accumulator_wire, batch_norm_layer_wire, client, exchange, methods, server, tensors),
+            *(accumulator_wire, batch_norm_layer_wire, client, exchange, methods, private_resources, server, tensors),
             *(batch_norm, cudnn_rnn, cudnn_rnn_params, gru),
         )
     )

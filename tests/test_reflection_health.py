@@ -28,6 +28,7 @@ def test_the_services() -> None:
         "gradserve.v1.AccumulatorService",
         "gradserve.v1.BatchNormLayerService",
         "gradserve.v1.GradientOpsService",
+        "gradserve.v1.LeaseService",
         "gradserve.v1.ServerService",
         "gradserve.v1.TensorService",
     ]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
+from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.resources import Directory, ResourceKey
 from tests.layers import LayerBench, forward
 
@@ -18,7 +19,8 @@ class Thing:
 
 
 def directory_of(*names: str, container: str = "c") -> Directory[Thing]:
-    directory: Directory[Thing] = Directory("thing", article="a")
+    lifetimes = Lifetimes(lambda: 0.0, 60.0)
+    directory: Directory[Thing] = Directory("thing", lifetimes, lambda *_: None, article="a")
     for name in names:
         directory.add(ResourceKey(container, name), Thing(name))
     return directory
@@ -61,7 +63,7 @@ class TestDirectory:
     def test_a_tag_fills_the_page(self) -> None:
         directory = directory_of()
         for number in range(100):
-            directory.add(ResourceKey("c", f"{number:03}"), Thing(""), {str(number % 10), "all"})
+            directory.add(ResourceKey("c", f"{number:03}"), Thing(""), tags={str(number % 10), "all"})
 
         def page(tag: str) -> list[str]:
             return [key.name for key, _ in directory.page("c", "010", 3, tag=tag)]

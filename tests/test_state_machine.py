@@ -22,6 +22,7 @@ from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, P
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.errors import AbortedError, DeadlineExceededError, InvalidArgumentError
+from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.resources import ResourceKey
 from gradserve_server.tensors.quotas import Quota
 
@@ -112,6 +113,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
             allocate=np.empty,
             memory=self.memory,
             limits=LimitsConfig(),
+            lifetimes=Lifetimes(lambda: 0.0, 60.0),
             clock=lambda: 0.0,
             new_incarnation=lambda: "only",
             journal_of=lambda _: self,

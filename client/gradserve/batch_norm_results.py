@@ -131,6 +131,8 @@ class BatchNormLayerInfo:
         num_updates: Times that the moving averages were updated.
         num_bytes: Memory of the variables, of arrays among the arguments, and of what forwards keep.
         warnings: Arguments that have no effect whatever the call.
+        is_private: It ends with the client that made it.
+        idle_lease: Seconds without use after which it ends; None: it does not.
     """
 
     container: str
@@ -141,3 +143,5 @@ class BatchNormLayerInfo:
     num_updates: int
     num_bytes: int
     warnings: tuple[IgnoredArgument, ...]
+    is_private: bool
+    idle_lease: float | None

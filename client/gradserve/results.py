@@ -159,6 +159,8 @@ class AccumulatorInfo:
         num_bytes: Memory it holds.
         worker_ids: Who sent the gradients since the last take.
         kept_steps: Steps whose average can still be read.
+        is_private: It ends with the client that made it.
+        idle_lease: Seconds without use after which it ends; None: it does not.
     """
 
     container: str
@@ -169,6 +171,8 @@ class AccumulatorInfo:
     num_bytes: int
     worker_ids: tuple[str, ...]
     kept_steps: tuple[int, ...]
+    is_private: bool
+    idle_lease: float | None
 
 
 class AccumulatorKind(Enum):

@@ -3,13 +3,16 @@
 import asyncio
 import functools
 import time
+import weakref
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import grpc
 
 from gradserve.address import Address
+from gradserve.background import BackgroundTask, BackgroundThread
 from gradserve.calls import methods
-from gradserve.calls.exchange import Download, Operation, Pause, Unary, Upload
+from gradserve.calls.exchange import Background, Download, Operation, Pause, Unary, Upload
 from gradserve.calls.retries import Attempt, with_retries
 from gradserve.calls.status import error_from_status, explain
 from gradserve.calls.streams import DownloadParts, upload_parts
@@ -36,7 +39,9 @@ class SyncTransport:
         put, get = methods.PUT_TENSORS, methods.GET_TENSORS
         self._put = self._channel.stream_unary(put.path, put.encode, put.decode)
         self._get = self._channel.unary_stream(get.path, get.encode, get.decode)
-        self._unary = functools.cache(self._make_unary)
+        self._unary = functools.cache(functools.partial(_make_unary, self._channel))
+        self._background: list[BackgroundThread] = []
+        weakref.finalize(self, _stop, self._background).atexit = False
 
     def run(self, operation: Operation[T]) -> T:
         """Returns the result of an operation, or raises its error."""
@@ -61,9 +66,12 @@ class SyncTransport:
         """Closes the channel; calls under way in other threads end with CallCancelledError."""
         self._process.check()
         self._closed = True
+        _stop(self._background)
+        for each in self._background:
+            each.join()
         self._channel.close()
 
-    def _perform(self, step: Attempt | Pause) -> Any:
+    def _perform(self, step: Attempt | Pause | Background) -> Any:
         try:
             match step:
                 case Attempt(Unary(service, method, request), timeout):
@@ -74,6 +82,8 @@ class SyncTransport:
                     return self._download(request, timeout)
                 case Pause(seconds):
                     return time.sleep(seconds)
+                case Background(begin):
+                    return self._begin(begin())
         except grpc.RpcError as error:
             raise _failure(error, self._route, self._closed) from None
         except ValueError:
@@ -92,9 +102,14 @@ class SyncTransport:
             call.cancel()
         return parts.finish()
 
-    def _make_unary(self, service: str, method: str) -> Any:
-        found = methods.unary(service, method)
-        return self._channel.unary_unary(found.path, found.encode, found.decode)
+    def _begin(self, operation: Operation[None]) -> None:
+        unary = self._unary
+
+        def start_call(exchange: Unary, timeout: float | None) -> Any:
+            return unary(exchange.service, exchange.method).future(exchange.request, timeout=timeout)
+
+        self._background[:] = [each for each in self._background if not each.is_done]
+        self._background.append(BackgroundThread(operation, self._timeout, start_call))
 
 
 class AsyncTransport:
@@ -110,7 +125,9 @@ class AsyncTransport:
         put, get = methods.PUT_TENSORS, methods.GET_TENSORS
         self._put = self._channel.stream_unary(put.path, put.encode, put.decode)
         self._get = self._channel.unary_stream(get.path, get.encode, get.decode)
-        self._unary = functools.cache(self._make_unary)
+        self._unary = functools.cache(functools.partial(_make_unary, self._channel))
+        self._background: list[BackgroundTask] = []
+        weakref.finalize(self, _stop, self._background).atexit = False
 
     async def run(self, operation: Operation[T]) -> T:
         """Returns the result of an operation, or raises its error."""
@@ -135,9 +152,12 @@ class AsyncTransport:
         """Closes the channel; calls under way end with CallCancelledError."""
         self._process.check()
         self._closed = True
+        _stop(self._background)
+        for each in self._background:
+            await each.join()
         await self._channel.close()
 
-    async def _perform(self, step: Attempt | Pause) -> Any:
+    async def _perform(self, step: Attempt | Pause | Background) -> Any:
         try:
             match step:
                 case Attempt(Unary(service, method, request), timeout):
@@ -148,6 +168,8 @@ class AsyncTransport:
                     return await self._download(request, timeout)
                 case Pause(seconds):
                     return await asyncio.sleep(seconds)
+                case Background(begin):
+                    return self._begin(begin())
         except grpc.RpcError as error:
             raise _failure(error, self._route, self._closed) from None
         except grpc.aio.UsageError:
@@ -169,9 +191,24 @@ class AsyncTransport:
             call.cancel()
         return parts.finish()
 
-    def _make_unary(self, service: str, method: str) -> Any:
-        found = methods.unary(service, method)
-        return self._channel.unary_unary(found.path, found.encode, found.decode)
+    def _begin(self, operation: Operation[None]) -> None:
+        unary = self._unary
+
+        async def call(exchange: Unary, timeout: float | None) -> Any:
+            return await unary(exchange.service, exchange.method)(exchange.request, timeout=timeout)
+
+        self._background[:] = [each for each in self._background if not each.is_done]
+        self._background.append(BackgroundTask(operation, self._timeout, call))
+
+
+def _make_unary(channel: Any, service: str, method: str) -> Any:
+    found = methods.unary(service, method)
+    return channel.unary_unary(found.path, found.encode, found.decode)
+
+
+def _stop(background: Sequence[BackgroundThread | BackgroundTask]) -> None:
+    for each in background:
+        each.stop()
 
 
 def _closed() -> GradserveError:

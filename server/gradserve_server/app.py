@@ -21,14 +21,18 @@ from gradserve_server.devices.inventory import list_devices
 from gradserve_server.devices.parallel import ForkJoin
 from gradserve_server.devices.pool import BufferPool
 from gradserve_server.devices.selection import choose_device
+from gradserve_server.errors import UnavailableError
 from gradserve_server.layers.families import make_layer_families
 from gradserve_server.layers.registry import LayerRegistry
+from gradserve_server.leases.lifetimes import Lifetimes
+from gradserve_server.leases.service_clock import ServiceClock
 from gradserve_server.ops.registry import make_families
 from gradserve_server.ops.runner import OpRunner
 from gradserve_server.own_file import OwnFile
 from gradserve_server.rpc.accumulator_service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layer_service import BatchNormLayerServicer
 from gradserve_server.rpc.gradient_ops_service import GradientOpsServicer
+from gradserve_server.rpc.lease_service import LeaseServicer
 from gradserve_server.rpc.server import GrpcServer
 from gradserve_server.rpc.server_service import ServerServicer, Usage
 from gradserve_server.rpc.tensor_service import TensorServicer
@@ -40,6 +44,10 @@ from gradserve_server.tensors.store import TensorStore
 _log = logging.getLogger(__name__)
 
 _EXPIRY_INTERVAL_SECONDS = 1.0
+_LONGEST_TICK_SECONDS = 5.0
+"""A server that did not look after leases for longer heard nobody either."""
+_ENDED_AT_ONCE = 256
+"""Accumulators and layers, before others get their turn."""
 
 
 class Server:
@@ -67,12 +75,14 @@ class Server:
             compute=self._compute,
             memory=memory,
         )
+        self._clock = ServiceClock(time.monotonic, _LONGEST_TICK_SECONDS)
+        self.lifetimes = Lifetimes(self._clock, config.leases.client_lease_seconds)
         self.store = TensorStore(
             pool=pool,
             memory=memory,
             handles=handles,
             leases=config.leases,
-            clock=time.monotonic,
+            clock=self._clock,
             new_handle=_new_id,
         )
         self.registry = AccumulatorRegistry(
@@ -80,7 +90,8 @@ class Server:
             allocate=pool.empty,
             memory=memory,
             limits=limits,
-            clock=time.monotonic,
+            lifetimes=self.lifetimes,
+            clock=self._clock,
             new_incarnation=_new_id,
         )
         self.layers = LayerRegistry(
@@ -89,7 +100,8 @@ class Server:
             memory=memory,
             handles=handles,
             limits=limits,
-            clock=time.monotonic,
+            lifetimes=self.lifetimes,
+            clock=self._clock,
             new_id=_new_id,
             new_seed=partial(secrets.randbits, 63),
         )
@@ -101,6 +113,7 @@ class Server:
             accumulators=AccumulatorServicer(self.registry, self.store, residence, placer),
             gradient_ops=GradientOpsServicer(self.runner, self.store, placer),
             batch_norm_layers=BatchNormLayerServicer(self.layers, self.store, residence, placer),
+            leases=LeaseServicer(self.lifetimes.clients),
             server=ServerServicer(
                 version=gradserve.__version__,
                 devices=list_devices(),
@@ -163,6 +176,7 @@ class Server:
         if self._address_file is not None:
             self._address_file.remove()
         self.registry.close()
+        self.lifetimes.clients.close(UnavailableError("the server is shutting down"))
         await self._grpc.stop(grace)
         if self._expiry is not None:
             self._expiry.cancel()
@@ -175,8 +189,18 @@ class Server:
     async def _expire_leases(self) -> None:
         while True:
             await asyncio.sleep(_EXPIRY_INTERVAL_SECONDS)
+            self._clock.tick()
             self.registry.expire()
-            for what, count in (("tensors", self.store.expire()), ("forwards", self.layers.expire())):
+            ended = 0
+            while count := self.lifetimes.expire(_ENDED_AT_ONCE):
+                ended += count
+                await asyncio.sleep(0)
+            expired = {
+                "accumulators and layers": ended,
+                "tensors": self.store.expire(),
+                "forwards": self.layers.expire(),
+            }
+            for what, count in expired.items():
                 if count:
                     _log.info("%d %s expired", count, what)
 

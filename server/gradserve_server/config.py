@@ -123,10 +123,15 @@ class LimitsConfig(_Concern):
 
 
 class LeaseConfig(_Concern):
-    """How long stored tensors live without use."""
+    """How long things live without use."""
 
-    default_lease_seconds: Annotated[Seconds, Field(description="lease when none is asked for, in seconds")] = 600.0
-    max_lease_seconds: Annotated[Seconds, Field(description="longest lease, in seconds")] = 86400.0
+    default_lease_seconds: Annotated[
+        Seconds, Field(description="lease of a tensor when none is asked for, in seconds")
+    ] = 600.0
+    max_lease_seconds: Annotated[Seconds, Field(description="longest lease of a tensor, in seconds")] = 86400.0
+    client_lease_seconds: Annotated[
+        Seconds, Field(description="how long what is private to a client outlives the last sign of life of that client")
+    ] = 60.0
 
 
 class RuntimeConfig(_Concern):

@@ -1,13 +1,20 @@
 """Things that live on the server under a container and a name."""
 
 import bisect
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from gradserve_server.errors import InvalidArgumentError, NotFoundError
+from gradserve_server.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from gradserve_server.leases.lifetime import SHARED, Lifetime
+from gradserve_server.leases.lifetimes import Life, Lifetimes
+from gradserve_server.leases.tombstones import Tombstones
 
 DEFAULT_CONTAINER = "default"
+
+_MAX_TOMBSTONES = 10_000
 
 
 @dataclass(frozen=True, order=True)
@@ -33,18 +40,38 @@ class Resource(Protocol):
 ResourceT = TypeVar("ResourceT", bound=Resource)
 
 
+@dataclass(frozen=True)
+class _Entry(Generic[ResourceT]):
+    resource: ResourceT
+    life: Life
+    tags: Collection[str]
+
+
+Delete = Callable[[ResourceKey, str, str], object]
+"""Deletes a resource whose time has come: its key, its incarnation, and the reason in words."""
+
+
 class Directory(Generic[ResourceT]):
-    """Finds resources of one kind.
+    """Finds resources of one kind, as long as they live.
 
     Not thread-safe: used on the event loop only.
     """
 
-    def __init__(self, kind: str, article: str = "an") -> None:
-        """Takes the `kind`, which is also the field of requests that names one, and its `article` for messages."""
+    def __init__(self, kind: str, lifetimes: Lifetimes, delete: Delete, article: str = "an") -> None:
+        """Takes what resources are, and what ends them.
+
+        Args:
+            kind: What they are; also the field of requests that names one.
+            lifetimes: Those of all resources of the server.
+            delete: Deletes a resource whose time has come, with `remove`.
+            article: That of the kind, for messages.
+        """
         self._kind = kind
         self._article = article
-        self._resources: dict[ResourceKey, ResourceT] = {}
-        self._tags: dict[ResourceKey, Collection[str]] = {}
+        self._lifetimes = lifetimes
+        self._delete = delete
+        self._entries: dict[ResourceKey, _Entry[ResourceT]] = {}
+        self._tombstones: Tombstones[ResourceKey] = Tombstones(_MAX_TOMBSTONES)
         # Of each container and tag, sorted: a page of many must not keep others waiting. The empty tag is that of all.
         self._names: dict[tuple[str, str], list[str]] = {}
 
@@ -58,7 +85,8 @@ class Directory(Generic[ResourceT]):
             raise InvalidArgumentError(
                 f"expected the name of {self._article} {self._kind}, got an empty one", field=f"{self._kind}.name"
             )
-        return self._resources.get(key)
+        entry = self._entries.get(key)
+        return None if entry is None else entry.resource
 
     def get(self, key: ResourceKey, incarnation: str = "") -> ResourceT:
         """Returns the resource of this name, and of this incarnation if one is given.
@@ -69,7 +97,9 @@ class Directory(Generic[ResourceT]):
         """
         found = self.find(key)
         if found is None:
-            raise NotFoundError(f"no {self._kind} {str(key)!r}", field=f"{self._kind}.name")
+            reason = self._tombstones.reason(key)
+            why = "" if reason is None else f" any more: {reason}"
+            raise NotFoundError(f"no {self._kind} {str(key)!r}{why}", field=f"{self._kind}.name")
         if incarnation not in ("", found.incarnation):
             raise NotFoundError(
                 f"{self._kind} {str(key)!r} was deleted; the one of that name now is another",
@@ -77,16 +107,61 @@ class Directory(Generic[ResourceT]):
             )
         return found
 
-    def add(self, key: ResourceKey, resource: ResourceT, tags: Collection[str] = frozenset()) -> None:
-        """Gives a resource a name that `find` did not find, and `tags` to list it by: different ones, none empty."""
-        self._resources[key] = resource
-        if tags:
-            self._tags[key] = tags
+    @contextmanager
+    def use(self, key: ResourceKey, incarnation: str = "") -> Iterator[ResourceT]:
+        """Finds a resource as `get` does, and keeps it from ending by itself until the end of the block."""
+        found = self.get(key, incarnation)
+        with self._entries[key].life.use():
+            yield found
+
+    def renew(self, key: ResourceKey) -> None:
+        """Takes note that a resource was named by a call."""
+        self._entries[key].life.renew()
+
+    def lifetime(self, key: ResourceKey) -> Lifetime:
+        """Returns what ends a resource that is there."""
+        return self._entries[key].life.lifetime
+
+    def check_lifetime(self, key: ResourceKey, lifetime: Lifetime) -> None:
+        """Checks that a resource that is there has the lifetime that a call wants to create it with.
+
+        Raises:
+            AlreadyExistsError: It has another one.
+        """
+        differences = self.lifetime(key).differences(lifetime)
+        if differences:
+            raise AlreadyExistsError(
+                f"{self._kind} {str(key)!r} exists with another lifetime: {'; '.join(differences)}", field="lifetime"
+            )
+
+    def add(
+        self,
+        key: ResourceKey,
+        resource: ResourceT,
+        lifetime: Lifetime = SHARED,
+        tags: Collection[str] = frozenset(),
+    ) -> None:
+        """Gives a resource a name.
+
+        Args:
+            key: The name, one that `find` did not find.
+            resource: What is to be found.
+            lifetime: What ends it.
+            tags: To list it by: different ones, none empty.
+        """
+        life = self._lifetimes.begin(lifetime, partial(self._delete, key, resource.incarnation))
+        self._entries[key] = _Entry(resource, life, tags)
+        self._tombstones.remove(key)
         for tag in ("", *tags):
             bisect.insort(self._names.setdefault((key.container, tag), []), key.name)
 
-    def remove(self, key: ResourceKey, incarnation: str = "") -> ResourceT | None:
+    def remove(self, key: ResourceKey, incarnation: str = "", reason: str | None = None) -> ResourceT | None:
         """Takes a resource out, if it is there, and returns it.
+
+        Args:
+            key: Its name.
+            incarnation: Only this one; empty for any.
+            reason: Why it is gone, for those who ask for it later; None for one that a call deleted.
 
         Raises:
             InvalidArgumentError: The name is empty.
@@ -95,12 +170,16 @@ class Directory(Generic[ResourceT]):
             self.get(key, incarnation)
         except NotFoundError:
             return None
-        for tag in ("", *self._tags.pop(key, ())):
+        entry = self._entries.pop(key)
+        entry.life.end()
+        if reason is not None:
+            self._tombstones.put(key, reason)
+        for tag in ("", *entry.tags):
             names = self._names[key.container, tag]
             del names[bisect.bisect_left(names, key.name)]
             if not names:
                 del self._names[key.container, tag]
-        return self._resources.pop(key)
+        return entry.resource
 
     def page(
         self, container: str, after: str, size: int, *, prefix: str = "", tag: str = ""
@@ -117,7 +196,7 @@ class Directory(Generic[ResourceT]):
         names = self._names.get((container, tag), [])
         start = max(bisect.bisect_right(names, after) if after else 0, bisect.bisect_left(names, prefix))
         keys = (ResourceKey(container, name) for name in names[start : start + size] if name.startswith(prefix))
-        return [(key, self._resources[key]) for key in keys]
+        return [(key, self._entries[key].resource) for key in keys]
 
     def __iter__(self) -> Iterator[tuple[ResourceKey, ResourceT]]:
-        return iter(self._resources.items())
+        return ((key, entry.resource) for key, entry in self._entries.items())

@@ -12,6 +12,7 @@ from tests.bad_input.gradient_tables import (
 )
 from tests.bad_input.gru_tables import BAD_GRU_CALLS
 from tests.bad_input.layer_tables import BAD_LAYERS
+from tests.bad_input.lease_tables import BAD_LEASES
 from tests.bad_input.op_tables import BAD_OPS
 from tests.bad_input.requests import INVALID, Bad
 from tests.bad_input.rnn_tables import BAD_RNNS
@@ -32,6 +33,7 @@ TABLES = {
     "gru": BAD_GRU_CALLS,
     "rnn": BAD_RNNS,
     "layer": BAD_LAYERS,
+    "lease": BAD_LEASES,
     "page": BAD_PAGES,
     "read": BAD_READS,
 }

@@ -13,12 +13,12 @@ import gradserve
 import gradserve.aio
 from gradserve import TensorHandle
 from gradserve.calls.client import ClientCalls
-from gradserve.calls.exchange import Download, Exchange, Operation, Pause, Unary, Upload
+from gradserve.calls.exchange import Background, Download, Exchange, Operation, Pause, Unary, Upload
 from gradserve.calls.identity import RequestIds
 from gradserve.face import AsyncFace, BlockingFace
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
-from gradserve.v1 import layer_pb2, tensor_messages_pb2, tensor_pb2
+from gradserve.v1 import layer_pb2, lease_messages_pb2, tensor_messages_pb2, tensor_pb2
 from gradserve.wire.contents import encode_message
 from gradserve.wire.dtypes import to_data_type, to_dtype
 
@@ -87,7 +87,7 @@ class FakeLayerServer:
                 )
             case Download(request, _):
                 return [self.stored.pop(handle) for handle in request.handles]
-            case Pause(_):
+            case Pause(_) | Background(_):
                 return None
 
     def info(self, ref: Any, config: Any = None) -> batch_norm_pb2.BatchNormLayerInfo:
@@ -149,6 +149,9 @@ class FakeLayerServer:
 
     def _SetBatchNormVariables(self, request: Any) -> Message:  # noqa: N802
         return messages_pb2.SetBatchNormVariablesResponse()
+
+    def _EndClientLease(self, request: Any) -> Message:  # noqa: N802
+        return lease_messages_pb2.EndClientLeaseResponse()
 
     def _DeleteTensors(self, request: Any) -> Message:  # noqa: N802
         for handle in request.handles:

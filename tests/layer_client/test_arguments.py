@@ -52,7 +52,7 @@ def test_the_signature_is_tensorflows() -> None:
         "adjustment",
     ]
     ours = [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
-    assert ours == ["container", "renorm_zero_debias", "input_shape", "dtype"]
+    assert ours == ["container", "renorm_zero_debias", "input_shape", "dtype", "idle_lease"]
 
 
 def test_variables_is_a_property_of_the_blocking_face(server: FakeLayerServer) -> None:
@@ -173,7 +173,7 @@ def test_a_description_has_the_arguments(
 ) -> None:
     server.replies["DescribeBatchNormLayer"] = {"info": {"config": config(**different)}}
     parameters = inspect.signature(gradserve.Client.batch_norm).parameters
-    elsewhere = {"self", "reuse", "scope", "container", "input_shape", "dtype"}
+    elsewhere = {"self", "reuse", "scope", "container", "input_shape", "dtype", "idle_lease"}
     defaults = {name: each.default for name, each in parameters.items() if name not in elsewhere}
     assert result_of(bn.describe()).arguments == defaults | given
 
@@ -327,11 +327,14 @@ def test_a_layer_without_a_scope_is_the_clients_own(client: Any, server: FakeLay
     made = [result_of(client.batch_norm()) for _ in range(2)]
     assert len({layer.name for layer in made}) == 2
     for layer in made:
-        assert layer.name.startswith("BatchNorm-me-")
+        assert layer.name.startswith("BatchNorm-")
+        assert "me" not in layer.name.split("-")
     shared = result_of(client.batch_norm(scope="bn", container="c"))
     assert (shared.name, shared.container) == ("bn", "c")
+    owners = [request.lifetime.owner_client_id for request in server.of("CreateBatchNormLayer")]
+    assert owners == ["me", "me", ""]
     result_of(client.close())
-    assert {request.layer.name for request in server.of("DeleteBatchNormLayer")} == {layer.name for layer in made}
+    assert [request.client_id for request in server.of("EndClientLease")] == ["me"]
 
 
 def test_a_layer_of_its_own_is_deleted_once(client: Any, server: FakeLayerServer) -> None:
@@ -339,14 +342,21 @@ def test_a_layer_of_its_own_is_deleted_once(client: Any, server: FakeLayerServer
         with Context(result_of(client.batch_norm())):
             pass
     result_of(result_of(client.batch_norm()).delete())
-    left = result_of(client.batch_norm())
     failing = result_of(client.batch_norm())
     server.failures["DeleteBatchNormLayer"] = [gradserve.UnavailableError("gone")]
     with Context(failing):
         pass
     assert len(server.of("DeleteBatchNormLayer")) == 5
     result_of(client.close())
-    assert [request.layer.name for request in server.of("DeleteBatchNormLayer")[5:]] == [left.name, failing.name]
+    result_of(client.close())
+    assert len(server.of("EndClientLease")) == 1  # for the one that may be there
+
+
+def test_a_client_that_has_nothing_of_its_own_ends_no_lease(client: Any, server: FakeLayerServer) -> None:
+    result_of(result_of(client.batch_norm()).delete())
+    result_of(client.batch_norm(scope="bn"))
+    result_of(client.close())
+    assert server.of("EndClientLease") == []
 
 
 @pytest.mark.parametrize(

@@ -535,4 +535,4 @@ def test_a_layer_that_warns_with_an_error_is_deleted_with_its_client(client: Any
     with pytest.raises(gradserve.IgnoredArgumentWarning):
         result_of(client.batch_norm())
     result_of(client.close())
-    assert server.of("DeleteBatchNormLayer")
+    assert server.of("EndClientLease")

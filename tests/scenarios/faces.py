@@ -30,6 +30,7 @@ from gradserve_server.accumulators.spec import (
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.errors import ServiceError
+from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.resources import ResourceKey
 from gradserve_server.tensors.quotas import Quota
 from tests.polling import PATIENCE_SECONDS
@@ -72,6 +73,7 @@ class CoreFace:
             allocate=np.empty,
             memory=self.memory,
             limits=LimitsConfig(),
+            lifetimes=Lifetimes(lambda: 0.0, 60.0),
             clock=lambda: 0.0,
             new_incarnation=self._names.__next__,
         )

@@ -1,7 +1,7 @@
 """Operations on accumulators: what goes over the wire, the same for every kind."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,9 +31,10 @@ from gradserve.results import (
     Value,
 )
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, tensor_pb2
+from gradserve.v1 import accumulator_pb2, lease_pb2, tensor_pb2
 from gradserve.wire.contents import Contents, WithContents
 from gradserve.wire.dtypes import to_data_type
+from gradserve.wire.durations import decode_duration
 from gradserve.wire.payload import Array
 
 _SERVICE = "AccumulatorService"
@@ -72,6 +73,11 @@ class AccumulatorOptions:
     keep_averages: int = 1
     one_per_worker: bool = False
     refuse_non_finite: bool = False
+    idle_lease: float | None = None
+
+
+def _ignore(_name: str) -> None:
+    pass
 
 
 class AccumulatorWire:
@@ -84,6 +90,7 @@ class AccumulatorWire:
         ids: RequestIds,
         *,
         has_default_workers: bool = True,
+        deleted: Callable[[str], object] = _ignore,
     ) -> None:
         """Takes what describes the accumulator, and the identity of the client.
 
@@ -93,11 +100,13 @@ class AccumulatorWire:
             ids: Numbers the calls of the client.
             has_default_workers: Gradients that come without a worker_id get the client's. Not where the order of
                 workers matters, which would be another one in every run.
+            deleted: Is told the name when the accumulator was deleted.
         """
         self.ref = ref
         self.components = components
         self._ids = ids
         self._has_default_workers = has_default_workers
+        self._deleted = deleted
 
     def apply(self, gradient: Tree, how: Contribution, request_id: int | None) -> Operation[ApplyResult]:
         """Applies a gradient: a tree of the components, or a dict by their names."""
@@ -198,9 +207,9 @@ class AccumulatorWire:
 
     def delete(self) -> Operation[bool]:
         """Deletes the accumulator."""
-        request = messages_pb2.DeleteAccumulatorRequest(accumulator=self.ref)
-        reply: messages_pb2.DeleteAccumulatorResponse = yield Unary(_SERVICE, "DeleteAccumulator", request)
-        return reply.deleted
+        deleted = yield from delete(self.ref)
+        self._deleted(self.ref.name)
+        return deleted
 
     @property
     def _key(self) -> AccumulatorKey:
@@ -266,9 +275,14 @@ def _send(
 
 
 def create(
-    name: str, components: Components, options: AccumulatorOptions, ids: RequestIds
+    name: str,
+    components: Components,
+    options: AccumulatorOptions,
+    lifetime: lease_pb2.Lifetime,
+    ids: RequestIds,
+    deleted: Callable[[str], object],
 ) -> Operation[AccumulatorWire]:
-    """Creates an accumulator, or finds the one of this name and spec."""
+    """Creates an accumulator, or finds the one of this name, spec and lifetime; `deleted` as for `AccumulatorWire`."""
     container = as_text(options.container, Argument("container"))
     spec = accumulator_pb2.AccumulatorSpec(
         components=map(_component_message, components),
@@ -285,10 +299,19 @@ def create(
             f"expected keep_averages of at least 1, got {spec.keep_averages}", field="keep_averages"
         )
     request = messages_pb2.CreateAccumulatorRequest(
-        accumulator=accumulator_pb2.AccumulatorRef(container=container, name=name), spec=spec
+        accumulator=accumulator_pb2.AccumulatorRef(container=container, name=name), spec=spec, lifetime=lifetime
     )
     reply: messages_pb2.CreateAccumulatorResponse = yield Unary(_SERVICE, "CreateAccumulator", request)
-    return AccumulatorWire(reply.info.accumulator, components, ids, has_default_workers=not options.deterministic)
+    return AccumulatorWire(
+        reply.info.accumulator, components, ids, has_default_workers=not options.deterministic, deleted=deleted
+    )
+
+
+def delete(ref: accumulator_pb2.AccumulatorRef) -> Operation[bool]:
+    """Deletes an accumulator; tells whether there was one."""
+    request = messages_pb2.DeleteAccumulatorRequest(accumulator=ref)
+    reply: messages_pb2.DeleteAccumulatorResponse = yield Unary(_SERVICE, "DeleteAccumulator", request)
+    return reply.deleted
 
 
 def list_accumulators(container: str) -> Operation[list[AccumulatorInfo]]:
@@ -342,6 +365,8 @@ def _info(info: accumulator_pb2.AccumulatorInfo) -> AccumulatorInfo:
         num_bytes=info.num_bytes,
         worker_ids=tuple(info.worker_ids),
         kept_steps=tuple(info.kept_steps),
+        is_private=info.is_private,
+        idle_lease=decode_duration(info, "idle_lease"),
     )
 
 

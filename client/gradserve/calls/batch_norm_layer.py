@@ -58,9 +58,9 @@ class BatchNormLayerCalls:
         ignored: IgnoredArguments,
         *,
         is_private: bool,
-        deleted: Callable[[BatchNormLayerWire], None],
+        deleted: Callable[[str], object],
     ) -> None:
-        """Takes what is to be told when the layer was deleted."""
+        """Takes what is to be told the name when the layer was deleted."""
         self._wire = wire
         self._ids = ids
         self._ignored = ignored
@@ -331,7 +331,7 @@ class BatchNormLayerCalls:
             Whether it was still there.
         """
         deleted = yield from self._wire.delete()
-        self._deleted(self._wire)
+        self._deleted(self.name)
         self._forwards.forget_all()
         return deleted
 

@@ -13,6 +13,7 @@ from gradserve.calls.identity import RequestIds
 from gradserve.calls.ignored_arguments import IgnoredArguments
 from gradserve.calls.made_layers import MadeLayers
 from gradserve.calls.naming import private_name
+from gradserve.calls.private_resources import PrivateResources
 from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.dtypes import as_dtype
 from gradserve.conversion.plain import as_shape, is_text
@@ -31,6 +32,7 @@ class LayerPlace:
     container: str
     scope: str | None
     reuse: bool | None
+    idle_lease: float | None
     input_shape: Shape | None
     dtype: DTypeLike | None
 
@@ -40,6 +42,7 @@ def make_layer(
     place: LayerPlace,
     ids: RequestIds,
     made: MadeLayers,
+    private: PrivateResources,
 ) -> Operation[BatchNormLayerCalls]:
     """Creates a layer, or finds the one of this scope and equal arguments.
 
@@ -47,21 +50,23 @@ def make_layer(
         arguments: What it is.
         place: Where it is.
         ids: Give it a name, when it has no scope.
-        made: Takes the object, and before that a layer without a scope as soon as it exists.
+        made: Takes the object.
+        private: Sees to a layer without a scope.
     """
     for argument, value in {"container": place.container, "scope": "" if place.scope is None else place.scope}.items():
         if not is_text(value):
             raise InvalidArgumentError(f"expected a name as {argument}, got {described(value)}", field=argument)
-    creation = Creation(_reuse(place), ids.name(), *_inputs(place.dtype, place.input_shape))
+    is_private = place.scope is None
+    lifetime = private.lifetime(place.idle_lease, is_private=is_private)
+    creation = Creation(_reuse(place), ids.name(), *_inputs(place.dtype, place.input_shape), lifetime)
     name = private_name(_PRIVATE_SCOPE, ids) if place.scope is None else place.scope
+    creating = create_layer(place.container, name, arguments, creation)
     with arguments_named({"input_dtype": "dtype"}):
-        info = yield from create_layer(place.container, name, arguments, creation)
+        info = yield from private.create(name, creating) if is_private else creating
     wire = BatchNormLayerWire(info)
-    if place.scope is None:
-        made.add_private(wire)
     ignored = IgnoredArguments(wire.ref.name)
     ignored.warn(ignored_arguments(info.warnings))
-    layer = BatchNormLayerCalls(wire, ids, ignored, is_private=place.scope is None, deleted=made.deleted)
+    layer = BatchNormLayerCalls(wire, ids, ignored, is_private=is_private, deleted=private.deleted)
     made.add(layer)
     return layer
 

@@ -19,8 +19,9 @@ from gradserve.calls.tensors import encode_lease, receive_results
 from gradserve.results import TensorHandle
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
-from gradserve.v1 import layer_pb2, tensor_pb2
+from gradserve.v1 import layer_pb2, lease_pb2, tensor_pb2
 from gradserve.wire.dtypes import DType, to_dtype
+from gradserve.wire.durations import decode_duration
 from gradserve.wire.payload import Array
 
 Inputs = Mapping[str, Array | TensorHandle]
@@ -51,6 +52,7 @@ class Creation:
     creation_id: str
     input_dtype: tensor_pb2.DataType
     input_shape: tuple[int, ...]
+    lifetime: lease_pb2.Lifetime
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,7 @@ class BatchNormLayerWire:
 
     def delete(self) -> Operation[bool]:
         """Deletes the layer."""
-        request = messages_pb2.DeleteBatchNormLayerRequest(layer=self.ref)
-        reply: messages_pb2.DeleteBatchNormLayerResponse = yield Unary(_SERVICE, "DeleteBatchNormLayer", request)
-        return reply.deleted
+        return delete_layer(self.ref)
 
     def forward(
         self, inputs: Inputs, options: ForwardOptions, *, keep: bool
@@ -186,6 +186,13 @@ def create_layer(
     return reply.info
 
 
+def delete_layer(ref: batch_norm_pb2.BatchNormLayerRef) -> Operation[bool]:
+    """Deletes a layer; tells whether there was one."""
+    request = messages_pb2.DeleteBatchNormLayerRequest(layer=ref)
+    reply: messages_pb2.DeleteBatchNormLayerResponse = yield Unary(_SERVICE, "DeleteBatchNormLayer", request)
+    return reply.deleted
+
+
 def list_layers(container: str, scope: str, collection: str) -> Operation[list[BatchNormLayerInfo]]:
     """Lists layers of a container."""
     found: list[BatchNormLayerInfo] = []
@@ -267,6 +274,8 @@ def _info(info: batch_norm_pb2.BatchNormLayerInfo) -> BatchNormLayerInfo:
         num_updates=info.num_updates,
         num_bytes=info.num_bytes,
         warnings=ignored_arguments(info.warnings),
+        is_private=info.is_private,
+        idle_lease=decode_duration(info, "idle_lease"),
     )
 
 

@@ -15,6 +15,7 @@ from gradserve.batch_norm_arguments import Initializer, RandomAdjustment, Regula
 from gradserve.batch_norm_results import BatchNormLayerInfo
 from gradserve.calls import tensors
 from gradserve.calls.accumulator_wire import AccumulatorOptions, list_accumulators
+from gradserve.calls.accumulator_wire import delete as delete_accumulator
 from gradserve.calls.accumulators import (
     ConditionalAccumulatorCalls,
     GradientAccumulatorCalls,
@@ -23,12 +24,13 @@ from gradserve.calls.accumulators import (
 from gradserve.calls.batch_norm_config import BatchNormArguments
 from gradserve.calls.batch_norm_layer import BatchNormLayerCalls
 from gradserve.calls.batch_norm_layer_creation import LayerPlace, make_layer
-from gradserve.calls.batch_norm_layer_wire import list_layers
+from gradserve.calls.batch_norm_layer_wire import delete_layer, list_layers
 from gradserve.calls.components import Components
 from gradserve.calls.exchange import Operation, check_timeout
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.made_accumulators import MadeAccumulators
 from gradserve.calls.made_layers import MadeLayers
+from gradserve.calls.private_resources import PrivateResources
 from gradserve.calls.raw_ops import RawOpsCalls
 from gradserve.calls.server import server_info
 from gradserve.conversion.argument import Argument
@@ -38,6 +40,8 @@ from gradserve.conversion.plain import as_list, as_text
 from gradserve.conversion.trees import Tree
 from gradserve.errors import GradserveError
 from gradserve.results import AccumulatorInfo, DenseSpec, ServerInfo, Shape, SparseSpec, TensorHandle, TensorLike
+from gradserve.v1 import accumulator_pb2
+from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 
 
 class ClientCalls:
@@ -46,7 +50,8 @@ class ClientCalls:
     def __init__(self, ids: RequestIds, timeout: float) -> None:
         self._ids = ids
         self._timeout = check_timeout(timeout)
-        self._accumulators = MadeAccumulators(ids)
+        self._private = PrivateResources(ids)
+        self._accumulators = MadeAccumulators(ids, self._private)
         self._layers = MadeLayers()
         self.raw_ops = RawOpsCalls(ids, self._timeout, self._accumulators)
 
@@ -64,13 +69,16 @@ class ClientCalls:
         keep_averages: int = 1,
         one_per_worker: bool = False,
         refuse_non_finite: bool = False,
+        idle_lease: float | None = None,
     ) -> Operation[ConditionalAccumulatorCalls]:
         """Creates an accumulator of dense gradients, or finds the one of this shared name.
 
         Args:
             dtype: float16, bfloat16, float32 or float64.
             shape: Of every gradient; None as a dimension, or instead of all, where unknown. () is a scalar.
-            shared_name: Under which other clients find it. None: it is this client's own and ends with it.
+            shared_name: Under which other clients find it, until somebody deletes it. None: it is this client's own.
+                The server deletes it when this client is closed; when its process has ended in another way, or its
+                network is gone, somewhat later (after `client_lease` of `server_info().limits`, 60 s).
             name: How one without a shared name is called in lists.
             reduction_type: "MEAN" or "SUM".
             container: Namespace of the shared name; empty for the default one.
@@ -82,6 +90,8 @@ class ClientCalls:
                 (`push_pull` does so anyway.)
             refuse_non_finite: Refuse gradients with infinite values or NaN, with an InvalidArgumentError that says
                 where the first one is; otherwise they are averaged as all others.
+            idle_lease: Seconds without use after which the server deletes it; None: never. Every call is a use that
+                concerns this accumulator, of any client, also while it waits; lists are not.
 
         Raises:
             InvalidArgumentError: One of them cannot be.
@@ -95,6 +105,7 @@ class ClientCalls:
             keep_averages,
             one_per_worker,
             refuse_non_finite,
+            idle_lease,
         )
         wire = yield from self._accumulators.create(
             name, shared_name, Components.of_one_tensor(DenseSpec(dtype, shape)), options
@@ -115,6 +126,7 @@ class ClientCalls:
         keep_averages: int = 1,
         one_per_worker: bool = False,
         refuse_non_finite: bool = False,
+        idle_lease: float | None = None,
     ) -> Operation[SparseConditionalAccumulatorCalls]:
         """Creates an accumulator of sparse gradients, or finds the one of this shared name.
 
@@ -128,6 +140,7 @@ class ClientCalls:
             keep_averages,
             one_per_worker,
             refuse_non_finite,
+            idle_lease,
         )
         wire = yield from self._accumulators.create(
             name, shared_name, Components.of_one_tensor(SparseSpec(dtype, shape)), options
@@ -147,6 +160,7 @@ class ClientCalls:
         keep_averages: int = 1,
         one_per_worker: bool = False,
         refuse_non_finite: bool = False,
+        idle_lease: float | None = None,
         missing: Literal["error", "zeros"] = "error",
     ) -> Operation[GradientAccumulatorCalls]:
         """Creates an accumulator of whole models' gradients, or finds the one of this shared name.
@@ -165,6 +179,7 @@ class ClientCalls:
             keep_averages: For how many past rounds the average can be read.
             one_per_worker: Count only the first gradient of each worker in a round.
             refuse_non_finite: Refuse gradients with NaN or an infinity.
+            idle_lease: Seconds without use after which the server deletes it; None: never.
             missing: What becomes of a gradient that this object is given without a component, or with None for it:
                 "error", or "zeros", which are sent in its place, and count in the mean as others do.
 
@@ -180,6 +195,7 @@ class ClientCalls:
             keep_averages,
             one_per_worker,
             refuse_non_finite,
+            idle_lease,
         )
         wire = yield from self._accumulators.create(name, shared_name, Components.of_tree(components, missing), options)
         return GradientAccumulatorCalls(wire, self._timeout)
@@ -187,6 +203,23 @@ class ClientCalls:
     def list_accumulators(self, container: str = "") -> Operation[list[AccumulatorInfo]]:
         """Describes all accumulators of a container."""
         return list_accumulators(container)
+
+    def delete_accumulator(self, name: str, container: str = "") -> Operation[bool]:
+        """Deletes an accumulator by its name, for all clients: calls that wait on it end with AbortedError.
+
+        Args:
+            name: The shared name, or the name that `list_accumulators` has.
+            container: Its namespace; empty for the default one.
+
+        Returns:
+            False when there was none.
+        """
+        ref = accumulator_pb2.AccumulatorRef(
+            container=as_text(container, Argument("container")), name=as_text(name, Argument("name"))
+        )
+        deleted = yield from delete_accumulator(ref)
+        self._private.deleted(ref.name)
+        return deleted
 
     def batch_norm(
         self,
@@ -215,6 +248,7 @@ class ClientCalls:
         renorm_zero_debias: bool = False,
         input_shape: Shape | None = None,
         dtype: DTypeLike | None = None,
+        idle_lease: float | None = None,
     ) -> Operation[BatchNormLayerCalls]:
         """Creates a batch normalization layer, tf.contrib.layers.batch_norm, or finds the one of this scope.
 
@@ -244,7 +278,9 @@ class ClientCalls:
             fused: Whether to use the fused implementation where it is possible. None: yes.
             data_format: "NHWC": the channels are the last axis; "NCHW": axis 1; for inputs of rank 2 to 5.
             zero_debias_moving_mean: Correct the moving mean for its start at zero.
-            scope: Under which other clients find it. None: it is this client's own and ends with it.
+            scope: Under which other clients find it, until somebody deletes it. None: it is this client's own. The
+                server deletes it when this client is closed; when its process has ended in another way, or its network
+                is gone, somewhat later (after `client_lease` of `server_info().limits`, 60 s).
             renorm: Batch Renormalization (https://arxiv.org/abs/1702.03275).
             renorm_clipping: Bounds of its corrections: "rmax", "rmin", "dmax". One that is not named does not bound.
             renorm_decay: Decay of its averages.
@@ -254,6 +290,8 @@ class ClientCalls:
             input_shape: Of inputs, None or -1 where unknown, but for the channels; with `dtype`, the variables are
                 created at once.
             dtype: Of such inputs: float16, bfloat16, float32 or float64.
+            idle_lease: Seconds without use after which the server deletes it; None: never. Every call is a use that
+                concerns this layer, of any client; lists, and updates of a whole collection, are not.
 
         Raises:
             InvalidArgumentError: One of them cannot be, or they cannot be together.
@@ -283,8 +321,8 @@ class ClientCalls:
             adjustment=adjustment,
             renorm_zero_debias=renorm_zero_debias,
         )
-        where = LayerPlace(container, scope, reuse, input_shape, dtype)
-        return make_layer(arguments, where, self._ids, self._layers)
+        where = LayerPlace(container, scope, reuse, idle_lease, input_shape, dtype)
+        return make_layer(arguments, where, self._ids, self._layers, self._private)
 
     def list_batch_norm_layers(
         self, container: str = "", scope: str = "", collection: str = ""
@@ -299,6 +337,23 @@ class ClientCalls:
         """
         names = {"container": container, "scope": scope, "collection": collection}
         return list_layers(**{name: as_text(value, Argument(name)) for name, value in names.items()})
+
+    def delete_batch_norm_layer(self, scope: str, container: str = "") -> Operation[bool]:
+        """Deletes a batch normalization layer by its scope, with its variables and forwards, for all clients.
+
+        Args:
+            scope: Its scope, or the name that `list_batch_norm_layers` has.
+            container: Its namespace; empty for the default one.
+
+        Returns:
+            False when there was none.
+        """
+        ref = batch_norm_pb2.BatchNormLayerRef(
+            container=as_text(container, Argument("container")), name=as_text(scope, Argument("scope"))
+        )
+        deleted = yield from delete_layer(ref)
+        self._private.deleted(ref.name)
+        return deleted
 
     def run_updates(self, collection: str = "update_ops", container: str = "") -> Operation[int]:
         """Runs all updates that wait, of all layers with this name among their updates_collections.
@@ -365,5 +420,4 @@ class ClientCalls:
     def delete_private(self) -> Operation[None]:
         """Deletes what was made without a shared name or scope, as far as the server can be reached."""
         with contextlib.suppress(GradserveError):
-            yield from self._accumulators.delete_private()
-            yield from self._layers.delete_private()
+            yield from self._private.delete_all()

@@ -1,7 +1,7 @@
 """The exchanges with the server that operations ask for."""
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -35,16 +35,18 @@ class Unary:
         method: Name of the method.
         request: The request.
         wait: For how many seconds the server may wait on purpose, math.inf for ever. 0: the client's timeout applies.
+        at_most: How many seconds it may take, whatever the client's timeout.
     """
 
     service: str
     method: str
     request: Message | WithContents
     wait: float = 0.0
+    at_most: float = math.inf
 
     def time_limit(self, timeout: float) -> float:
         """Returns how many seconds it may take, for a client with this timeout."""
-        return self.wait + _REPLY_SECONDS if self.wait else timeout
+        return min(self.wait + _REPLY_SECONDS if self.wait else timeout, self.at_most)
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,17 @@ class Pause:
     seconds: float
 
 
-Exchange: TypeAlias = Unary | Upload | Download | Pause
+@dataclass(frozen=True)
+class Background:
+    """An operation of unary exchanges and pauses, to be carried out meanwhile. Answered by None, at once.
+
+    It is given up when the client is closed, or the program has forgotten it.
+    """
+
+    begin: Callable[[], "Operation[None]"]
+
+
+Exchange: TypeAlias = Unary | Upload | Download | Pause | Background
 Operation: TypeAlias = Generator[Exchange, Any, T]
 
 
@@ -99,6 +111,21 @@ def check_timeout(timeout: float) -> float:
 def encode_timeout(timeout: float) -> Duration | None:
     """Returns a timeout as a request has it: None for math.inf."""
     return None if timeout == math.inf else encode_duration(timeout)
+
+
+def encode_idle_lease(seconds: Any) -> Duration | None:
+    """Returns an idle lease as a request has it, None for none.
+
+    Raises:
+        InvalidArgumentError: It is no number, not positive, or more than the 10,000 years that fit into a Duration.
+    """
+    if seconds is None:
+        return None
+    argument = Argument("idle_lease")
+    number = as_number(seconds, argument)
+    if not 0 < number <= _LONGEST_SECONDS:
+        raise argument.error("a positive number of seconds, or None for no end,", seconds)
+    return encode_duration(number)
 
 
 def upload(

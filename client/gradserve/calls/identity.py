@@ -1,5 +1,6 @@
 """The identity of a client: what makes its calls count once, and its gradients those of one worker."""
 
+import hashlib
 import itertools
 import os
 import socket
@@ -21,6 +22,8 @@ class RequestIds:
         self.open_calls = OpenCalls()
         self._numbers = itertools.count(1)
         self._thread = threading.local()
+        # Names are listed to everybody; the id is to be known to the server alone.
+        self._public_id = hashlib.blake2b(client_id.encode(), digest_size=16).hexdigest()
 
     def next(self) -> int:
         """Returns a number not used before."""
@@ -29,6 +32,10 @@ class RequestIds:
     def name(self) -> str:
         """Returns a name that nobody else uses, and this client did not before."""
         return f"{self.client_id}-{self.next()}"
+
+    def private_name(self) -> str:
+        """Returns a name as `name` does, for what everybody can see."""
+        return f"{self._public_id}-{self.next()}"
 
     def worker_id(self) -> str:
         """Returns the worker id of those who give none: one for each client and thread, "HOST-PROCESS-NUMBER"."""

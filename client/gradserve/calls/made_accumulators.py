@@ -1,27 +1,22 @@
-"""The accumulators that a client made."""
-
-import threading
+"""The accumulators that a client makes."""
 
 from gradserve.calls.accumulator_wire import AccumulatorOptions, AccumulatorWire, create
 from gradserve.calls.components import Components
 from gradserve.calls.exchange import Operation
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.naming import private_name
+from gradserve.calls.private_resources import PrivateResources
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_text
 
 
 class MadeAccumulators:
-    """Creates accumulators, and knows those without a shared name until they are deleted.
+    """Creates accumulators. Safe to use from several threads."""
 
-    Safe to use from several threads.
-    """
-
-    def __init__(self, ids: RequestIds) -> None:
-        """Takes what numbers the calls of the client."""
+    def __init__(self, ids: RequestIds, private: PrivateResources) -> None:
+        """Takes what numbers the calls of the client, and what it has for itself alone."""
         self._ids = ids
-        self._lock = threading.Lock()
-        self._private: dict[str, AccumulatorWire] = {}
+        self._private = private
 
     def create(
         self,
@@ -39,23 +34,12 @@ class MadeAccumulators:
             options: Its other properties.
         """
         name = as_text(name, Argument("name"))
-        shared_name = None if shared_name is None else as_text(shared_name, Argument("shared_name"))
-        full_name = private_name(name, self._ids) if shared_name is None else shared_name
-        wire = yield from create(full_name, components, options, self._ids)
-        if shared_name is None:
-            with self._lock:
-                self._private[full_name] = wire
-        return wire
+        is_private = shared_name is None
+        full_name = private_name(name, self._ids) if is_private else as_text(shared_name, Argument("shared_name"))
+        lifetime = self._private.lifetime(options.idle_lease, is_private=is_private)
+        creation = create(full_name, components, options, lifetime, self._ids, self.deleted)
+        return (yield from self._private.create(full_name, creation) if is_private else creation)
 
     def deleted(self, name: str) -> None:
-        """Forgets an accumulator that was deleted."""
-        with self._lock:
-            self._private.pop(name, None)
-
-    def delete_private(self) -> Operation[None]:
-        """Deletes the accumulators without a shared name."""
-        with self._lock:
-            left = dict(self._private)
-        for name, wire in left.items():
-            yield from wire.delete()
-            self.deleted(name)
+        """Takes note that an accumulator was deleted."""
+        self._private.deleted(name)

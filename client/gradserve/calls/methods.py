@@ -10,6 +10,7 @@ from gradserve.v1 import (
     accumulator_service_pb2,
     batch_norm_layer_service_pb2,
     gradient_ops_service_pb2,
+    lease_service_pb2,
     server_service_pb2,
     tensor_messages_pb2,
     tensor_service_pb2,
@@ -23,6 +24,7 @@ _SERVICES = {
         accumulator_service_pb2,
         batch_norm_layer_service_pb2,
         gradient_ops_service_pb2,
+        lease_service_pb2,
         server_service_pb2,
         tensor_service_pb2,
     )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from gradserve.calls.exchange import Download, Exchange, Operation, Pause, Unary, Upload
+from gradserve.calls.exchange import Background, Download, Exchange, Operation, Pause, Unary, Upload
 from gradserve.errors import GradserveError, UnavailableError
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ class Attempt(NamedTuple):
     timeout: float | None
 
 
-Attempts: TypeAlias = Generator[Attempt | Pause, Any, T]
+Attempts: TypeAlias = Generator[Attempt | Pause | Background, Any, T]
 
 
 def with_retries(operation: Operation[T], timeout: float, clock: Callable[[], float] = time.monotonic) -> Attempts[T]:
@@ -62,7 +62,7 @@ def with_retries(operation: Operation[T], timeout: float, clock: Callable[[], fl
 
 
 def _attempts(exchange: Exchange, timeout: float, clock: Callable[[], float]) -> Attempts[Any]:
-    if isinstance(exchange, Pause):
+    if isinstance(exchange, Pause | Background):
         return (yield exchange)
     left = exchange.time_limit(timeout)
     end = clock() + left

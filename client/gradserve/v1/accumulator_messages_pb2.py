@@ -24,54 +24,55 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from gradserve.v1 import accumulator_pb2 as gradserve_dot_v1_dot_accumulator__pb2
+from gradserve.v1 import lease_pb2 as gradserve_dot_v1_dot_lease__pb2
 from gradserve.v1 import tensor_pb2 as gradserve_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'gradserve/v1/accumulator_messages.proto\x12\x0cgradserve.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1egradserve/v1/accumulator.proto\x1a\x19gradserve/v1/tensor.proto\"z\n\x18\x43reateAccumulatorRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12+\n\x04spec\x18\x02 \x01(\x0b\x32\x1d.gradserve.v1.AccumulatorSpec\"Y\n\x19\x43reateAccumulatorResponse\x12+\n\x04info\x18\x01 \x01(\x0b\x32\x1d.gradserve.v1.AccumulatorInfo\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"J\n\x15GetAccumulatorRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\"E\n\x16GetAccumulatorResponse\x12+\n\x04info\x18\x01 \x01(\x0b\x32\x1d.gradserve.v1.AccumulatorInfo\"S\n\x17ListAccumulatorsRequest\x12\x11\n\tcontainer\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"h\n\x18ListAccumulatorsResponse\x12\x33\n\x0c\x61\x63\x63umulators\x18\x01 \x03(\x0b\x32\x1d.gradserve.v1.AccumulatorInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"M\n\x18\x44\x65leteAccumulatorRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\",\n\x19\x44\x65leteAccumulatorResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x08\"\x89\x02\n\x14\x41pplyGradientRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12+\n\nrequest_id\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x12\n\nlocal_step\x18\x03 \x01(\x03\x12\x31\n\x08gradient\x18\x04 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x13\n\x06weight\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12\x17\n\x0frelease_handles\x18\x07 \x01(\x08\x42\t\n\x07_weight\"\x85\x01\n\x15\x41pplyGradientResponse\x12+\n\x07outcome\x18\x01 \x01(\x0e\x32\x1a.gradserve.v1.ApplyOutcome\x12\x11\n\tduplicate\x18\x02 \x01(\x08\x12\x13\n\x0bglobal_step\x18\x03 \x01(\x03\x12\x17\n\x0fnum_accumulated\x18\x04 \x01(\x03\"\xe3\x01\n\x13TakeGradientRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12+\n\nrequest_id\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x14\n\x0cnum_required\x18\x03 \x01(\x05\x12*\n\tplacement\x18\x04 \x01(\x0b\x32\x17.gradserve.v1.Placement\x12*\n\x07timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"Q\n\x14TakeGradientResponse\x12&\n\x07\x61verage\x18\x01 \x01(\x0b\x32\x15.gradserve.v1.Average\x12\x11\n\tduplicate\x18\x02 \x01(\x08\"\xbb\x01\n\x12ReadAverageRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12\x11\n\x04step\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12*\n\tplacement\x18\x03 \x01(\x0b\x32\x17.gradserve.v1.Placement\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x07\n\x05_step\"=\n\x13ReadAverageResponse\x12&\n\x07\x61verage\x18\x01 \x01(\x0b\x32\x15.gradserve.v1.Average\"\xa2\x03\n\x0fPushPullRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12+\n\nrequest_id\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x12\n\nlocal_step\x18\x03 \x01(\x03\x12\x31\n\x08gradient\x18\x04 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x13\n\x06weight\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12\x17\n\x0frelease_handles\x18\x07 \x01(\x08\x12\x14\n\x0cnum_required\x18\x08 \x01(\x05\x12*\n\tplacement\x18\t \x01(\x0b\x32\x17.gradserve.v1.Placement\x12*\n\x07timeout\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1b\n\x0eone_per_worker\x18\x0b \x01(\x08H\x01\x88\x01\x01\x42\t\n\x07_weightB\x11\n\x0f_one_per_worker\"\x8f\x01\n\x10PushPullResponse\x12+\n\x07outcome\x18\x01 \x01(\x0e\x32\x1a.gradserve.v1.ApplyOutcome\x12\x11\n\tduplicate\x18\x02 \x01(\x08\x12&\n\x07\x61verage\x18\x03 \x01(\x0b\x32\x15.gradserve.v1.Average\x12\x13\n\x0bglobal_step\x18\x04 \x01(\x03\"M\n\x18GetNumAccumulatedRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\"4\n\x19GetNumAccumulatedResponse\x12\x17\n\x0fnum_accumulated\x18\x01 \x01(\x03\"^\n\x14SetGlobalStepRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12\x13\n\x0bglobal_step\x18\x02 \x01(\x03\"\x17\n\x15SetGlobalStepResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'gradserve/v1/accumulator_messages.proto\x12\x0cgradserve.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1egradserve/v1/accumulator.proto\x1a\x18gradserve/v1/lease.proto\x1a\x19gradserve/v1/tensor.proto\"\xa4\x01\n\x18\x43reateAccumulatorRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12+\n\x04spec\x18\x02 \x01(\x0b\x32\x1d.gradserve.v1.AccumulatorSpec\x12(\n\x08lifetime\x18\x03 \x01(\x0b\x32\x16.gradserve.v1.Lifetime\"Y\n\x19\x43reateAccumulatorResponse\x12+\n\x04info\x18\x01 \x01(\x0b\x32\x1d.gradserve.v1.AccumulatorInfo\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"J\n\x15GetAccumulatorRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\"E\n\x16GetAccumulatorResponse\x12+\n\x04info\x18\x01 \x01(\x0b\x32\x1d.gradserve.v1.AccumulatorInfo\"S\n\x17ListAccumulatorsRequest\x12\x11\n\tcontainer\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"h\n\x18ListAccumulatorsResponse\x12\x33\n\x0c\x61\x63\x63umulators\x18\x01 \x03(\x0b\x32\x1d.gradserve.v1.AccumulatorInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"M\n\x18\x44\x65leteAccumulatorRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\",\n\x19\x44\x65leteAccumulatorResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x08\"\x89\x02\n\x14\x41pplyGradientRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12+\n\nrequest_id\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x12\n\nlocal_step\x18\x03 \x01(\x03\x12\x31\n\x08gradient\x18\x04 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x13\n\x06weight\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12\x17\n\x0frelease_handles\x18\x07 \x01(\x08\x42\t\n\x07_weight\"\x85\x01\n\x15\x41pplyGradientResponse\x12+\n\x07outcome\x18\x01 \x01(\x0e\x32\x1a.gradserve.v1.ApplyOutcome\x12\x11\n\tduplicate\x18\x02 \x01(\x08\x12\x13\n\x0bglobal_step\x18\x03 \x01(\x03\x12\x17\n\x0fnum_accumulated\x18\x04 \x01(\x03\"\xe3\x01\n\x13TakeGradientRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12+\n\nrequest_id\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x14\n\x0cnum_required\x18\x03 \x01(\x05\x12*\n\tplacement\x18\x04 \x01(\x0b\x32\x17.gradserve.v1.Placement\x12*\n\x07timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"Q\n\x14TakeGradientResponse\x12&\n\x07\x61verage\x18\x01 \x01(\x0b\x32\x15.gradserve.v1.Average\x12\x11\n\tduplicate\x18\x02 \x01(\x08\"\xbb\x01\n\x12ReadAverageRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12\x11\n\x04step\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12*\n\tplacement\x18\x03 \x01(\x0b\x32\x17.gradserve.v1.Placement\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x07\n\x05_step\"=\n\x13ReadAverageResponse\x12&\n\x07\x61verage\x18\x01 \x01(\x0b\x32\x15.gradserve.v1.Average\"\xa2\x03\n\x0fPushPullRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12+\n\nrequest_id\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x12\n\nlocal_step\x18\x03 \x01(\x03\x12\x31\n\x08gradient\x18\x04 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x13\n\x06weight\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12\x17\n\x0frelease_handles\x18\x07 \x01(\x08\x12\x14\n\x0cnum_required\x18\x08 \x01(\x05\x12*\n\tplacement\x18\t \x01(\x0b\x32\x17.gradserve.v1.Placement\x12*\n\x07timeout\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1b\n\x0eone_per_worker\x18\x0b \x01(\x08H\x01\x88\x01\x01\x42\t\n\x07_weightB\x11\n\x0f_one_per_worker\"\x8f\x01\n\x10PushPullResponse\x12+\n\x07outcome\x18\x01 \x01(\x0e\x32\x1a.gradserve.v1.ApplyOutcome\x12\x11\n\tduplicate\x18\x02 \x01(\x08\x12&\n\x07\x61verage\x18\x03 \x01(\x0b\x32\x15.gradserve.v1.Average\x12\x13\n\x0bglobal_step\x18\x04 \x01(\x03\"M\n\x18GetNumAccumulatedRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\"4\n\x19GetNumAccumulatedResponse\x12\x17\n\x0fnum_accumulated\x18\x01 \x01(\x03\"^\n\x14SetGlobalStepRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12\x13\n\x0bglobal_step\x18\x02 \x01(\x03\"\x17\n\x15SetGlobalStepResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gradserve.v1.accumulator_messages_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CREATEACCUMULATORREQUEST']._serialized_start=148
-  _globals['_CREATEACCUMULATORREQUEST']._serialized_end=270
-  _globals['_CREATEACCUMULATORRESPONSE']._serialized_start=272
-  _globals['_CREATEACCUMULATORRESPONSE']._serialized_end=361
-  _globals['_GETACCUMULATORREQUEST']._serialized_start=363
-  _globals['_GETACCUMULATORREQUEST']._serialized_end=437
-  _globals['_GETACCUMULATORRESPONSE']._serialized_start=439
-  _globals['_GETACCUMULATORRESPONSE']._serialized_end=508
-  _globals['_LISTACCUMULATORSREQUEST']._serialized_start=510
-  _globals['_LISTACCUMULATORSREQUEST']._serialized_end=593
-  _globals['_LISTACCUMULATORSRESPONSE']._serialized_start=595
-  _globals['_LISTACCUMULATORSRESPONSE']._serialized_end=699
-  _globals['_DELETEACCUMULATORREQUEST']._serialized_start=701
-  _globals['_DELETEACCUMULATORREQUEST']._serialized_end=778
-  _globals['_DELETEACCUMULATORRESPONSE']._serialized_start=780
-  _globals['_DELETEACCUMULATORRESPONSE']._serialized_end=824
-  _globals['_APPLYGRADIENTREQUEST']._serialized_start=827
-  _globals['_APPLYGRADIENTREQUEST']._serialized_end=1092
-  _globals['_APPLYGRADIENTRESPONSE']._serialized_start=1095
-  _globals['_APPLYGRADIENTRESPONSE']._serialized_end=1228
-  _globals['_TAKEGRADIENTREQUEST']._serialized_start=1231
-  _globals['_TAKEGRADIENTREQUEST']._serialized_end=1458
-  _globals['_TAKEGRADIENTRESPONSE']._serialized_start=1460
-  _globals['_TAKEGRADIENTRESPONSE']._serialized_end=1541
-  _globals['_READAVERAGEREQUEST']._serialized_start=1544
-  _globals['_READAVERAGEREQUEST']._serialized_end=1731
-  _globals['_READAVERAGERESPONSE']._serialized_start=1733
-  _globals['_READAVERAGERESPONSE']._serialized_end=1794
-  _globals['_PUSHPULLREQUEST']._serialized_start=1797
-  _globals['_PUSHPULLREQUEST']._serialized_end=2215
-  _globals['_PUSHPULLRESPONSE']._serialized_start=2218
-  _globals['_PUSHPULLRESPONSE']._serialized_end=2361
-  _globals['_GETNUMACCUMULATEDREQUEST']._serialized_start=2363
-  _globals['_GETNUMACCUMULATEDREQUEST']._serialized_end=2440
-  _globals['_GETNUMACCUMULATEDRESPONSE']._serialized_start=2442
-  _globals['_GETNUMACCUMULATEDRESPONSE']._serialized_end=2494
-  _globals['_SETGLOBALSTEPREQUEST']._serialized_start=2496
-  _globals['_SETGLOBALSTEPREQUEST']._serialized_end=2590
-  _globals['_SETGLOBALSTEPRESPONSE']._serialized_start=2592
-  _globals['_SETGLOBALSTEPRESPONSE']._serialized_end=2615
+  _globals['_CREATEACCUMULATORREQUEST']._serialized_start=175
+  _globals['_CREATEACCUMULATORREQUEST']._serialized_end=339
+  _globals['_CREATEACCUMULATORRESPONSE']._serialized_start=341
+  _globals['_CREATEACCUMULATORRESPONSE']._serialized_end=430
+  _globals['_GETACCUMULATORREQUEST']._serialized_start=432
+  _globals['_GETACCUMULATORREQUEST']._serialized_end=506
+  _globals['_GETACCUMULATORRESPONSE']._serialized_start=508
+  _globals['_GETACCUMULATORRESPONSE']._serialized_end=577
+  _globals['_LISTACCUMULATORSREQUEST']._serialized_start=579
+  _globals['_LISTACCUMULATORSREQUEST']._serialized_end=662
+  _globals['_LISTACCUMULATORSRESPONSE']._serialized_start=664
+  _globals['_LISTACCUMULATORSRESPONSE']._serialized_end=768
+  _globals['_DELETEACCUMULATORREQUEST']._serialized_start=770
+  _globals['_DELETEACCUMULATORREQUEST']._serialized_end=847
+  _globals['_DELETEACCUMULATORRESPONSE']._serialized_start=849
+  _globals['_DELETEACCUMULATORRESPONSE']._serialized_end=893
+  _globals['_APPLYGRADIENTREQUEST']._serialized_start=896
+  _globals['_APPLYGRADIENTREQUEST']._serialized_end=1161
+  _globals['_APPLYGRADIENTRESPONSE']._serialized_start=1164
+  _globals['_APPLYGRADIENTRESPONSE']._serialized_end=1297
+  _globals['_TAKEGRADIENTREQUEST']._serialized_start=1300
+  _globals['_TAKEGRADIENTREQUEST']._serialized_end=1527
+  _globals['_TAKEGRADIENTRESPONSE']._serialized_start=1529
+  _globals['_TAKEGRADIENTRESPONSE']._serialized_end=1610
+  _globals['_READAVERAGEREQUEST']._serialized_start=1613
+  _globals['_READAVERAGEREQUEST']._serialized_end=1800
+  _globals['_READAVERAGERESPONSE']._serialized_start=1802
+  _globals['_READAVERAGERESPONSE']._serialized_end=1863
+  _globals['_PUSHPULLREQUEST']._serialized_start=1866
+  _globals['_PUSHPULLREQUEST']._serialized_end=2284
+  _globals['_PUSHPULLRESPONSE']._serialized_start=2287
+  _globals['_PUSHPULLRESPONSE']._serialized_end=2430
+  _globals['_GETNUMACCUMULATEDREQUEST']._serialized_start=2432
+  _globals['_GETNUMACCUMULATEDREQUEST']._serialized_end=2509
+  _globals['_GETNUMACCUMULATEDRESPONSE']._serialized_start=2511
+  _globals['_GETNUMACCUMULATEDRESPONSE']._serialized_end=2563
+  _globals['_SETGLOBALSTEPREQUEST']._serialized_start=2565
+  _globals['_SETGLOBALSTEPREQUEST']._serialized_end=2659
+  _globals['_SETGLOBALSTEPRESPONSE']._serialized_start=2661
+  _globals['_SETGLOBALSTEPRESPONSE']._serialized_end=2684
 # @@protoc_insertion_point(module_scope)

@@ -2,6 +2,7 @@ import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
 from gradserve.v1 import accumulator_pb2 as _accumulator_pb2
+from gradserve.v1 import lease_pb2 as _lease_pb2
 from gradserve.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -12,12 +13,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CreateAccumulatorRequest(_message.Message):
-    __slots__ = ("accumulator", "spec")
+    __slots__ = ("accumulator", "spec", "lifetime")
     ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
+    LIFETIME_FIELD_NUMBER: _ClassVar[int]
     accumulator: _accumulator_pb2.AccumulatorRef
     spec: _accumulator_pb2.AccumulatorSpec
-    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., spec: _Optional[_Union[_accumulator_pb2.AccumulatorSpec, _Mapping]] = ...) -> None: ...
+    lifetime: _lease_pb2.Lifetime
+    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., spec: _Optional[_Union[_accumulator_pb2.AccumulatorSpec, _Mapping]] = ..., lifetime: _Optional[_Union[_lease_pb2.Lifetime, _Mapping]] = ...) -> None: ...
 
 class CreateAccumulatorResponse(_message.Message):
     __slots__ = ("info", "created")

@@ -1,3 +1,6 @@
+import datetime
+
+from google.protobuf import duration_pb2 as _duration_pb2
 from gradserve.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -86,7 +89,7 @@ class AccumulatorRef(_message.Message):
     def __init__(self, container: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class AccumulatorInfo(_message.Message):
-    __slots__ = ("accumulator", "spec", "global_step", "num_accumulated", "num_waiting", "num_bytes", "worker_ids", "kept_steps")
+    __slots__ = ("accumulator", "spec", "global_step", "num_accumulated", "num_waiting", "num_bytes", "worker_ids", "kept_steps", "is_private", "idle_lease")
     ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +98,8 @@ class AccumulatorInfo(_message.Message):
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
     KEPT_STEPS_FIELD_NUMBER: _ClassVar[int]
+    IS_PRIVATE_FIELD_NUMBER: _ClassVar[int]
+    IDLE_LEASE_FIELD_NUMBER: _ClassVar[int]
     accumulator: AccumulatorRef
     spec: AccumulatorSpec
     global_step: int
@@ -103,7 +108,9 @@ class AccumulatorInfo(_message.Message):
     num_bytes: int
     worker_ids: _containers.RepeatedScalarFieldContainer[str]
     kept_steps: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, accumulator: _Optional[_Union[AccumulatorRef, _Mapping]] = ..., spec: _Optional[_Union[AccumulatorSpec, _Mapping]] = ..., global_step: _Optional[int] = ..., num_accumulated: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_bytes: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., kept_steps: _Optional[_Iterable[int]] = ...) -> None: ...
+    is_private: bool
+    idle_lease: _duration_pb2.Duration
+    def __init__(self, accumulator: _Optional[_Union[AccumulatorRef, _Mapping]] = ..., spec: _Optional[_Union[AccumulatorSpec, _Mapping]] = ..., global_step: _Optional[int] = ..., num_accumulated: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_bytes: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., kept_steps: _Optional[_Iterable[int]] = ..., is_private: bool = ..., idle_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ComponentGradient(_message.Message):
     __slots__ = ("name", "dense", "sparse")

@@ -43,9 +43,10 @@ class AccumulatorServiceStub(object):
     without effect on the accumulator.
 
     Every RPC that names an accumulator: INVALID_ARGUMENT when the name is empty,
-    NOT_FOUND when there is none of this name (and incarnation). Every RPC that
-    waits: ABORTED when the accumulator is deleted meanwhile, UNAVAILABLE when the
-    server shuts down meanwhile. See TensorService for the errors of every RPC.
+    NOT_FOUND when there is none of this name (and incarnation), which says why if
+    its lifetime has ended. Every RPC that waits: ABORTED when the accumulator is
+    deleted meanwhile, UNAVAILABLE when the server shuts down meanwhile. See
+    TensorService for the errors of every RPC.
     """
 
     def __init__(self, channel):
@@ -124,19 +125,20 @@ class AccumulatorServiceServicer(object):
     without effect on the accumulator.
 
     Every RPC that names an accumulator: INVALID_ARGUMENT when the name is empty,
-    NOT_FOUND when there is none of this name (and incarnation). Every RPC that
-    waits: ABORTED when the accumulator is deleted meanwhile, UNAVAILABLE when the
-    server shuts down meanwhile. See TensorService for the errors of every RPC.
+    NOT_FOUND when there is none of this name (and incarnation), which says why if
+    its lifetime has ended. Every RPC that waits: ABORTED when the accumulator is
+    deleted meanwhile, UNAVAILABLE when the server shuts down meanwhile. See
+    TensorService for the errors of every RPC.
     """
 
     def CreateAccumulator(self, request, context):
-        """Creates an accumulator, or finds the one that has the name and an equal
-        spec. Safe to retry.
+        """Creates an accumulator, or finds the one that has the name and an equal spec
+        and lifetime. Safe to retry.
 
         INVALID_ARGUMENT: empty name, no components, equal component names, a dtype
         that is not a floating-point one, a dimension below -1.
-        ALREADY_EXISTS: the name is taken by one with another spec; the message
-        names the fields that differ.
+        ALREADY_EXISTS: the name is taken by one with another spec or lifetime; the
+        message names the fields that differ.
         RESOURCE_EXHAUSTED: too many accumulators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -335,9 +337,10 @@ class AccumulatorService(object):
     without effect on the accumulator.
 
     Every RPC that names an accumulator: INVALID_ARGUMENT when the name is empty,
-    NOT_FOUND when there is none of this name (and incarnation). Every RPC that
-    waits: ABORTED when the accumulator is deleted meanwhile, UNAVAILABLE when the
-    server shuts down meanwhile. See TensorService for the errors of every RPC.
+    NOT_FOUND when there is none of this name (and incarnation), which says why if
+    its lifetime has ended. Every RPC that waits: ABORTED when the accumulator is
+    deleted meanwhile, UNAVAILABLE when the server shuts down meanwhile. See
+    TensorService for the errors of every RPC.
     """
 
     @staticmethod

@@ -25,10 +25,11 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from gradserve.v1 import batch_norm_layer_pb2 as gradserve_dot_v1_dot_batch__norm__layer__pb2
 from gradserve.v1 import layer_pb2 as gradserve_dot_v1_dot_layer__pb2
+from gradserve.v1 import lease_pb2 as gradserve_dot_v1_dot_lease__pb2
 from gradserve.v1 import tensor_pb2 as gradserve_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,gradserve/v1/batch_norm_layer_messages.proto\x12\x0cgradserve.v1\x1a\x1egoogle/protobuf/duration.proto\x1a#gradserve/v1/batch_norm_layer.proto\x1a\x18gradserve/v1/layer.proto\x1a\x19gradserve/v1/tensor.proto\"\xfc\x01\n\x1b\x43reateBatchNormLayerRequest\x12.\n\x05layer\x18\x01 \x01(\x0b\x32\x1f.gradserve.v1.BatchNormLayerRef\x12-\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x1d.gradserve.v1.BatchNormConfig\x12\'\n\x05reuse\x18\x03 \x01(\x0e\x32\x18.gradserve.v1.LayerReuse\x12\x13\n\x0b\x63reation_id\x18\x04 \x01(\t\x12+\n\x0binput_dtype\x18\x05 \x01(\x0e\x32\x16.gradserve.v1.DataType\x12\x13\n\x0binput_shape\x18\x06 \x03(\x03\"_\n\x1c\x43reateBatchNormLayerResponse\x12.\n\x04info\x18\x01 \x01(\x0b\x32 .gradserve.v1.BatchNormLayerInfo\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"c\n\x1d\x44\x65scribeBatchNormLayerRequest\x12.\n\x05layer\x18\x01 \x01(\x0b\x32\x1f.gradserve.v1.BatchNormLayerRef\x12\x12\n\ncollection\x18\x02 \x01(\t\"P\n\x1e\x44\x65scribeBatchNormLayerResponse\x12.\n\x04info\x18\x01 \x01(\x0b\x32 .gradserve.v1.BatchNormLayerInfo\"y\n\x1aListBatchNormLayersRequest\x12\x11\n\tcontainer\x18\x01 \x01(\t\x12\r\n\x05scope\x18\x02 \x01(\t\x12\x12\n\ncollection\x18\x03 \x01(\t\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\"h\n\x1bListBatchNormLayersResponse\x12\x30\n\x06layers\x18\x01 \x03(\x0b\x32 .gradserve.v1.BatchNormLayerInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"M\n\x1b\x44\x65leteBatchNormLayerRequest\x12.\n\x05layer\x18\x01 \x01(\x0b\x32\x1f.gradserve.v1.BatchNormLayerRef\"/\n\x1c\x44\x65leteBatchNormLayerResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x08\"\xe3\x03\n\x17\x42\x61tchNormForwardRequest\x12.\n\x05layer\x18\x01 \x01(\x0b\x32\x1f.gradserve.v1.BatchNormLayerRef\x12$\n\x06inputs\x18\x02 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12\x18\n\x0bis_training\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12+\n\rbatch_weights\x18\x04 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12.\n\x10\x61\x64justment_scale\x18\x05 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12-\n\x0f\x61\x64justment_bias\x18\x06 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12\x12\n\nforward_id\x18\x07 \x01(\t\x12\x1e\n\x11keep_for_backward\x18\x08 \x01(\x08H\x01\x88\x01\x01\x12(\n\x05lease\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1c\n\x14released_forward_ids\x18\n \x03(\t\x12*\n\tplacement\x18\x0b \x01(\x0b\x32\x17.gradserve.v1.PlacementB\x0e\n\x0c_is_trainingB\x14\n\x12_keep_for_backward\"\xeb\x03\n\x18\x42\x61tchNormForwardResponse\x12%\n\x07outputs\x18\x01 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12\x12\n\nforward_id\x18\x02 \x01(\t\x12\x1b\n\x13has_pending_updates\x18\x03 \x01(\x08\x12=\n\x0eimplementation\x18\x04 \x01(\x0e\x32%.gradserve.v1.BatchNormImplementation\x12_\n\x15regularization_losses\x18\x05 \x03(\x0b\x32@.gradserve.v1.BatchNormForwardResponse.RegularizationLossesEntry\x12/\n\x08warnings\x18\x06 \x03(\x0b\x32\x1d.gradserve.v1.IgnoredArgument\x12\x34\n\x16\x64rawn_adjustment_scale\x18\x07 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12\x33\n\x15\x64rawn_adjustment_bias\x18\x08 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x1a;\n\x19RegularizationLossesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xd2\x01\n\x18\x42\x61tchNormBackwardRequest\x12.\n\x05layer\x18\x01 \x01(\x0b\x32\x1f.gradserve.v1.BatchNormLayerRef\x12\x12\n\nforward_id\x18\x02 \x01(\t\x12.\n\x10outputs_gradient\x18\x03 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12\x16\n\x0eretain_forward\x18\x04 \x01(\x08\x12*\n\tplacement\x18\x05 \x01(\x0b\x32\x17.gradserve.v1.Placement\"\xc5\x03\n\x19\x42\x61tchNormBackwardResponse\x12-\n\x0finputs_gradient\x18\x01 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12+\n\rbeta_gradient\x18\x02 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12,\n\x0egamma_gradient\x18\x03 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12\x34\n\x16\x62\x61tch_weights_gradient\x18\x04 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12\x37\n\x19\x61\x64justment_scale_gradient\x18\x05 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12\x36\n\x18\x61\x64justment_bias_gradient\x18\x06 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12:\n\x1c\x62\x65ta_regularization_gradient\x18\x07 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12;\n\x1dgamma_regularization_gradient\x18\x08 \x01(\x0b\x32\x14.gradserve.v1.Tensor\"|\n\x1fReleaseBatchNormForwardsRequest\x12.\n\x05layer\x18\x01 \x01(\x0b\x32\x1f.gradserve.v1.BatchNormLayerRef\x12\x13\n\x0b\x66orward_ids\x18\x02 \x03(\t\x12\x14\n\x0ckeep_updates\x18\x03 \x01(\x08\"8\n ReleaseBatchNormForwardsResponse\x12\x14\n\x0cnum_released\x18\x01 \x01(\x03\"\xa5\x01\n\x1aRunBatchNormUpdatesRequest\x12\x30\n\x05layer\x18\x01 \x01(\x0b\x32\x1f.gradserve.v1.BatchNormLayerRefH\x00\x12\x36\n\ncollection\x18\x02 \x01(\x0b\x32 .gradserve.v1.LayerCollectionRefH\x00\x12\x13\n\x0b\x66orward_ids\x18\x03 \x03(\tB\x08\n\x06target\".\n\x1bRunBatchNormUpdatesResponse\x12\x0f\n\x07num_run\x18\x01 \x01(\x03\"\x89\x01\n\x1cGetBatchNormVariablesRequest\x12.\n\x05layer\x18\x01 \x01(\x0b\x32\x1f.gradserve.v1.BatchNormLayerRef\x12\r\n\x05names\x18\x02 \x03(\t\x12*\n\tplacement\x18\x03 \x01(\x0b\x32\x17.gradserve.v1.Placement\"M\n\x1dGetBatchNormVariablesResponse\x12,\n\tvariables\x18\x01 \x03(\x0b\x32\x19.gradserve.v1.NamedTensor\"|\n\x1cSetBatchNormVariablesRequest\x12.\n\x05layer\x18\x01 \x01(\x0b\x32\x1f.gradserve.v1.BatchNormLayerRef\x12,\n\tvariables\x18\x02 \x03(\x0b\x32\x19.gradserve.v1.NamedTensor\"\x1f\n\x1dSetBatchNormVariablesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,gradserve/v1/batch_norm_layer_messages.proto\x12\x0cgradserve.v1\x1a\x1egoogle/protobuf/duration.proto\x1a#gradserve/v1/batch_norm_layer.proto\x1a\x18gradserve/v1/layer.proto\x1a\x18gradserve/v1/lease.proto\x1a\x19gradserve/v1/tensor.proto\"\xa6\x02\n\x1b\x43reateBatchNormLayerRequest\x12.\n\x05layer\x18\x01 \x01(\x0b\x32\x1f.gradserve.v1.BatchNormLayerRef\x12-\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x1d.gradserve.v1.BatchNormConfig\x12\'\n\x05reuse\x18\x03 \x01(\x0e\x32\x18.gradserve.v1.LayerReuse\x12\x13\n\x0b\x63reation_id\x18\x04 \x01(\t\x12+\n\x0binput_dtype\x18\x05 \x01(\x0e\x32\x16.gradserve.v1.DataType\x12\x13\n\x0binput_shape\x18\x06 \x03(\x03\x12(\n\x08lifetime\x18\x07 \x01(\x0b\x32\x16.gradserve.v1.Lifetime\"_\n\x1c\x43reateBatchNormLayerResponse\x12.\n\x04info\x18\x01 \x01(\x0b\x32 .gradserve.v1.BatchNormLayerInfo\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"c\n\x1d\x44\x65scribeBatchNormLayerRequest\x12.\n\x05layer\x18\x01 \x01(\x0b\x32\x1f.gradserve.v1.BatchNormLayerRef\x12\x12\n\ncollection\x18\x02 \x01(\t\"P\n\x1e\x44\x65scribeBatchNormLayerResponse\x12.\n\x04info\x18\x01 \x01(\x0b\x32 .gradserve.v1.BatchNormLayerInfo\"y\n\x1aListBatchNormLayersRequest\x12\x11\n\tcontainer\x18\x01 \x01(\t\x12\r\n\x05scope\x18\x02 \x01(\t\x12\x12\n\ncollection\x18\x03 \x01(\t\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\"h\n\x1bListBatchNormLayersResponse\x12\x30\n\x06layers\x18\x01 \x03(\x0b\x32 .gradserve.v1.BatchNormLayerInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"M\n\x1b\x44\x65leteBatchNormLayerRequest\x12.\n\x05layer\x18\x01 \x01(\x0b\x32\x1f.gradserve.v1.BatchNormLayerRef\"/\n\x1c\x44\x65leteBatchNormLayerResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x08\"\xe3\x03\n\x17\x42\x61tchNormForwardRequest\x12.\n\x05layer\x18\x01 \x01(\x0b\x32\x1f.gradserve.v1.BatchNormLayerRef\x12$\n\x06inputs\x18\x02 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12\x18\n\x0bis_training\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12+\n\rbatch_weights\x18\x04 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12.\n\x10\x61\x64justment_scale\x18\x05 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12-\n\x0f\x61\x64justment_bias\x18\x06 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12\x12\n\nforward_id\x18\x07 \x01(\t\x12\x1e\n\x11keep_for_backward\x18\x08 \x01(\x08H\x01\x88\x01\x01\x12(\n\x05lease\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1c\n\x14released_forward_ids\x18\n \x03(\t\x12*\n\tplacement\x18\x0b \x01(\x0b\x32\x17.gradserve.v1.PlacementB\x0e\n\x0c_is_trainingB\x14\n\x12_keep_for_backward\"\xeb\x03\n\x18\x42\x61tchNormForwardResponse\x12%\n\x07outputs\x18\x01 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12\x12\n\nforward_id\x18\x02 \x01(\t\x12\x1b\n\x13has_pending_updates\x18\x03 \x01(\x08\x12=\n\x0eimplementation\x18\x04 \x01(\x0e\x32%.gradserve.v1.BatchNormImplementation\x12_\n\x15regularization_losses\x18\x05 \x03(\x0b\x32@.gradserve.v1.BatchNormForwardResponse.RegularizationLossesEntry\x12/\n\x08warnings\x18\x06 \x03(\x0b\x32\x1d.gradserve.v1.IgnoredArgument\x12\x34\n\x16\x64rawn_adjustment_scale\x18\x07 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12\x33\n\x15\x64rawn_adjustment_bias\x18\x08 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x1a;\n\x19RegularizationLossesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xd2\x01\n\x18\x42\x61tchNormBackwardRequest\x12.\n\x05layer\x18\x01 \x01(\x0b\x32\x1f.gradserve.v1.BatchNormLayerRef\x12\x12\n\nforward_id\x18\x02 \x01(\t\x12.\n\x10outputs_gradient\x18\x03 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12\x16\n\x0eretain_forward\x18\x04 \x01(\x08\x12*\n\tplacement\x18\x05 \x01(\x0b\x32\x17.gradserve.v1.Placement\"\xc5\x03\n\x19\x42\x61tchNormBackwardResponse\x12-\n\x0finputs_gradient\x18\x01 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12+\n\rbeta_gradient\x18\x02 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12,\n\x0egamma_gradient\x18\x03 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12\x34\n\x16\x62\x61tch_weights_gradient\x18\x04 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12\x37\n\x19\x61\x64justment_scale_gradient\x18\x05 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12\x36\n\x18\x61\x64justment_bias_gradient\x18\x06 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12:\n\x1c\x62\x65ta_regularization_gradient\x18\x07 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12;\n\x1dgamma_regularization_gradient\x18\x08 \x01(\x0b\x32\x14.gradserve.v1.Tensor\"|\n\x1fReleaseBatchNormForwardsRequest\x12.\n\x05layer\x18\x01 \x01(\x0b\x32\x1f.gradserve.v1.BatchNormLayerRef\x12\x13\n\x0b\x66orward_ids\x18\x02 \x03(\t\x12\x14\n\x0ckeep_updates\x18\x03 \x01(\x08\"8\n ReleaseBatchNormForwardsResponse\x12\x14\n\x0cnum_released\x18\x01 \x01(\x03\"\xa5\x01\n\x1aRunBatchNormUpdatesRequest\x12\x30\n\x05layer\x18\x01 \x01(\x0b\x32\x1f.gradserve.v1.BatchNormLayerRefH\x00\x12\x36\n\ncollection\x18\x02 \x01(\x0b\x32 .gradserve.v1.LayerCollectionRefH\x00\x12\x13\n\x0b\x66orward_ids\x18\x03 \x03(\tB\x08\n\x06target\".\n\x1bRunBatchNormUpdatesResponse\x12\x0f\n\x07num_run\x18\x01 \x01(\x03\"\x89\x01\n\x1cGetBatchNormVariablesRequest\x12.\n\x05layer\x18\x01 \x01(\x0b\x32\x1f.gradserve.v1.BatchNormLayerRef\x12\r\n\x05names\x18\x02 \x03(\t\x12*\n\tplacement\x18\x03 \x01(\x0b\x32\x17.gradserve.v1.Placement\"M\n\x1dGetBatchNormVariablesResponse\x12,\n\tvariables\x18\x01 \x03(\x0b\x32\x19.gradserve.v1.NamedTensor\"|\n\x1cSetBatchNormVariablesRequest\x12.\n\x05layer\x18\x01 \x01(\x0b\x32\x1f.gradserve.v1.BatchNormLayerRef\x12,\n\tvariables\x18\x02 \x03(\x0b\x32\x19.gradserve.v1.NamedTensor\"\x1f\n\x1dSetBatchNormVariablesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,46 +38,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_BATCHNORMFORWARDRESPONSE_REGULARIZATIONLOSSESENTRY']._loaded_options = None
   _globals['_BATCHNORMFORWARDRESPONSE_REGULARIZATIONLOSSESENTRY']._serialized_options = b'8\001'
-  _globals['_CREATEBATCHNORMLAYERREQUEST']._serialized_start=185
-  _globals['_CREATEBATCHNORMLAYERREQUEST']._serialized_end=437
-  _globals['_CREATEBATCHNORMLAYERRESPONSE']._serialized_start=439
-  _globals['_CREATEBATCHNORMLAYERRESPONSE']._serialized_end=534
-  _globals['_DESCRIBEBATCHNORMLAYERREQUEST']._serialized_start=536
-  _globals['_DESCRIBEBATCHNORMLAYERREQUEST']._serialized_end=635
-  _globals['_DESCRIBEBATCHNORMLAYERRESPONSE']._serialized_start=637
-  _globals['_DESCRIBEBATCHNORMLAYERRESPONSE']._serialized_end=717
-  _globals['_LISTBATCHNORMLAYERSREQUEST']._serialized_start=719
-  _globals['_LISTBATCHNORMLAYERSREQUEST']._serialized_end=840
-  _globals['_LISTBATCHNORMLAYERSRESPONSE']._serialized_start=842
-  _globals['_LISTBATCHNORMLAYERSRESPONSE']._serialized_end=946
-  _globals['_DELETEBATCHNORMLAYERREQUEST']._serialized_start=948
-  _globals['_DELETEBATCHNORMLAYERREQUEST']._serialized_end=1025
-  _globals['_DELETEBATCHNORMLAYERRESPONSE']._serialized_start=1027
-  _globals['_DELETEBATCHNORMLAYERRESPONSE']._serialized_end=1074
-  _globals['_BATCHNORMFORWARDREQUEST']._serialized_start=1077
-  _globals['_BATCHNORMFORWARDREQUEST']._serialized_end=1560
-  _globals['_BATCHNORMFORWARDRESPONSE']._serialized_start=1563
-  _globals['_BATCHNORMFORWARDRESPONSE']._serialized_end=2054
-  _globals['_BATCHNORMFORWARDRESPONSE_REGULARIZATIONLOSSESENTRY']._serialized_start=1995
-  _globals['_BATCHNORMFORWARDRESPONSE_REGULARIZATIONLOSSESENTRY']._serialized_end=2054
-  _globals['_BATCHNORMBACKWARDREQUEST']._serialized_start=2057
-  _globals['_BATCHNORMBACKWARDREQUEST']._serialized_end=2267
-  _globals['_BATCHNORMBACKWARDRESPONSE']._serialized_start=2270
-  _globals['_BATCHNORMBACKWARDRESPONSE']._serialized_end=2723
-  _globals['_RELEASEBATCHNORMFORWARDSREQUEST']._serialized_start=2725
-  _globals['_RELEASEBATCHNORMFORWARDSREQUEST']._serialized_end=2849
-  _globals['_RELEASEBATCHNORMFORWARDSRESPONSE']._serialized_start=2851
-  _globals['_RELEASEBATCHNORMFORWARDSRESPONSE']._serialized_end=2907
-  _globals['_RUNBATCHNORMUPDATESREQUEST']._serialized_start=2910
-  _globals['_RUNBATCHNORMUPDATESREQUEST']._serialized_end=3075
-  _globals['_RUNBATCHNORMUPDATESRESPONSE']._serialized_start=3077
-  _globals['_RUNBATCHNORMUPDATESRESPONSE']._serialized_end=3123
-  _globals['_GETBATCHNORMVARIABLESREQUEST']._serialized_start=3126
-  _globals['_GETBATCHNORMVARIABLESREQUEST']._serialized_end=3263
-  _globals['_GETBATCHNORMVARIABLESRESPONSE']._serialized_start=3265
-  _globals['_GETBATCHNORMVARIABLESRESPONSE']._serialized_end=3342
-  _globals['_SETBATCHNORMVARIABLESREQUEST']._serialized_start=3344
-  _globals['_SETBATCHNORMVARIABLESREQUEST']._serialized_end=3468
-  _globals['_SETBATCHNORMVARIABLESRESPONSE']._serialized_start=3470
-  _globals['_SETBATCHNORMVARIABLESRESPONSE']._serialized_end=3501
+  _globals['_CREATEBATCHNORMLAYERREQUEST']._serialized_start=211
+  _globals['_CREATEBATCHNORMLAYERREQUEST']._serialized_end=505
+  _globals['_CREATEBATCHNORMLAYERRESPONSE']._serialized_start=507
+  _globals['_CREATEBATCHNORMLAYERRESPONSE']._serialized_end=602
+  _globals['_DESCRIBEBATCHNORMLAYERREQUEST']._serialized_start=604
+  _globals['_DESCRIBEBATCHNORMLAYERREQUEST']._serialized_end=703
+  _globals['_DESCRIBEBATCHNORMLAYERRESPONSE']._serialized_start=705
+  _globals['_DESCRIBEBATCHNORMLAYERRESPONSE']._serialized_end=785
+  _globals['_LISTBATCHNORMLAYERSREQUEST']._serialized_start=787
+  _globals['_LISTBATCHNORMLAYERSREQUEST']._serialized_end=908
+  _globals['_LISTBATCHNORMLAYERSRESPONSE']._serialized_start=910
+  _globals['_LISTBATCHNORMLAYERSRESPONSE']._serialized_end=1014
+  _globals['_DELETEBATCHNORMLAYERREQUEST']._serialized_start=1016
+  _globals['_DELETEBATCHNORMLAYERREQUEST']._serialized_end=1093
+  _globals['_DELETEBATCHNORMLAYERRESPONSE']._serialized_start=1095
+  _globals['_DELETEBATCHNORMLAYERRESPONSE']._serialized_end=1142
+  _globals['_BATCHNORMFORWARDREQUEST']._serialized_start=1145
+  _globals['_BATCHNORMFORWARDREQUEST']._serialized_end=1628
+  _globals['_BATCHNORMFORWARDRESPONSE']._serialized_start=1631
+  _globals['_BATCHNORMFORWARDRESPONSE']._serialized_end=2122
+  _globals['_BATCHNORMFORWARDRESPONSE_REGULARIZATIONLOSSESENTRY']._serialized_start=2063
+  _globals['_BATCHNORMFORWARDRESPONSE_REGULARIZATIONLOSSESENTRY']._serialized_end=2122
+  _globals['_BATCHNORMBACKWARDREQUEST']._serialized_start=2125
+  _globals['_BATCHNORMBACKWARDREQUEST']._serialized_end=2335
+  _globals['_BATCHNORMBACKWARDRESPONSE']._serialized_start=2338
+  _globals['_BATCHNORMBACKWARDRESPONSE']._serialized_end=2791
+  _globals['_RELEASEBATCHNORMFORWARDSREQUEST']._serialized_start=2793
+  _globals['_RELEASEBATCHNORMFORWARDSREQUEST']._serialized_end=2917
+  _globals['_RELEASEBATCHNORMFORWARDSRESPONSE']._serialized_start=2919
+  _globals['_RELEASEBATCHNORMFORWARDSRESPONSE']._serialized_end=2975
+  _globals['_RUNBATCHNORMUPDATESREQUEST']._serialized_start=2978
+  _globals['_RUNBATCHNORMUPDATESREQUEST']._serialized_end=3143
+  _globals['_RUNBATCHNORMUPDATESRESPONSE']._serialized_start=3145
+  _globals['_RUNBATCHNORMUPDATESRESPONSE']._serialized_end=3191
+  _globals['_GETBATCHNORMVARIABLESREQUEST']._serialized_start=3194
+  _globals['_GETBATCHNORMVARIABLESREQUEST']._serialized_end=3331
+  _globals['_GETBATCHNORMVARIABLESRESPONSE']._serialized_start=3333
+  _globals['_GETBATCHNORMVARIABLESRESPONSE']._serialized_end=3410
+  _globals['_SETBATCHNORMVARIABLESREQUEST']._serialized_start=3412
+  _globals['_SETBATCHNORMVARIABLESREQUEST']._serialized_end=3536
+  _globals['_SETBATCHNORMVARIABLESRESPONSE']._serialized_start=3538
+  _globals['_SETBATCHNORMVARIABLESRESPONSE']._serialized_end=3569
 # @@protoc_insertion_point(module_scope)

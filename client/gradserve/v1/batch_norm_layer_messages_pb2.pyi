@@ -3,6 +3,7 @@ import datetime
 from google.protobuf import duration_pb2 as _duration_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as _batch_norm_layer_pb2
 from gradserve.v1 import layer_pb2 as _layer_pb2
+from gradserve.v1 import lease_pb2 as _lease_pb2
 from gradserve.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -13,20 +14,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CreateBatchNormLayerRequest(_message.Message):
-    __slots__ = ("layer", "config", "reuse", "creation_id", "input_dtype", "input_shape")
+    __slots__ = ("layer", "config", "reuse", "creation_id", "input_dtype", "input_shape", "lifetime")
     LAYER_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     REUSE_FIELD_NUMBER: _ClassVar[int]
     CREATION_ID_FIELD_NUMBER: _ClassVar[int]
     INPUT_DTYPE_FIELD_NUMBER: _ClassVar[int]
     INPUT_SHAPE_FIELD_NUMBER: _ClassVar[int]
+    LIFETIME_FIELD_NUMBER: _ClassVar[int]
     layer: _batch_norm_layer_pb2.BatchNormLayerRef
     config: _batch_norm_layer_pb2.BatchNormConfig
     reuse: _layer_pb2.LayerReuse
     creation_id: str
     input_dtype: _tensor_pb2.DataType
     input_shape: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, layer: _Optional[_Union[_batch_norm_layer_pb2.BatchNormLayerRef, _Mapping]] = ..., config: _Optional[_Union[_batch_norm_layer_pb2.BatchNormConfig, _Mapping]] = ..., reuse: _Optional[_Union[_layer_pb2.LayerReuse, str]] = ..., creation_id: _Optional[str] = ..., input_dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., input_shape: _Optional[_Iterable[int]] = ...) -> None: ...
+    lifetime: _lease_pb2.Lifetime
+    def __init__(self, layer: _Optional[_Union[_batch_norm_layer_pb2.BatchNormLayerRef, _Mapping]] = ..., config: _Optional[_Union[_batch_norm_layer_pb2.BatchNormConfig, _Mapping]] = ..., reuse: _Optional[_Union[_layer_pb2.LayerReuse, str]] = ..., creation_id: _Optional[str] = ..., input_dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., input_shape: _Optional[_Iterable[int]] = ..., lifetime: _Optional[_Union[_lease_pb2.Lifetime, _Mapping]] = ...) -> None: ...
 
 class CreateBatchNormLayerResponse(_message.Message):
     __slots__ = ("info", "created")

@@ -1,3 +1,6 @@
+import datetime
+
+from google.protobuf import duration_pb2 as _duration_pb2
 from gradserve.v1 import layer_pb2 as _layer_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -118,7 +121,7 @@ class RandomAdjustment(_message.Message):
     def __init__(self, scale_min: _Optional[float] = ..., scale_max: _Optional[float] = ..., bias_min: _Optional[float] = ..., bias_max: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class BatchNormLayerInfo(_message.Message):
-    __slots__ = ("layer", "config", "variables", "num_forwards", "num_updates", "num_bytes", "warnings")
+    __slots__ = ("layer", "config", "variables", "num_forwards", "num_updates", "num_bytes", "warnings", "is_private", "idle_lease")
     LAYER_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +129,8 @@ class BatchNormLayerInfo(_message.Message):
     NUM_UPDATES_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    IS_PRIVATE_FIELD_NUMBER: _ClassVar[int]
+    IDLE_LEASE_FIELD_NUMBER: _ClassVar[int]
     layer: BatchNormLayerRef
     config: BatchNormConfig
     variables: _containers.RepeatedCompositeFieldContainer[_layer_pb2.VariableInfo]
@@ -133,4 +138,6 @@ class BatchNormLayerInfo(_message.Message):
     num_updates: int
     num_bytes: int
     warnings: _containers.RepeatedCompositeFieldContainer[_layer_pb2.IgnoredArgument]
-    def __init__(self, layer: _Optional[_Union[BatchNormLayerRef, _Mapping]] = ..., config: _Optional[_Union[BatchNormConfig, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[_layer_pb2.VariableInfo, _Mapping]]] = ..., num_forwards: _Optional[int] = ..., num_updates: _Optional[int] = ..., num_bytes: _Optional[int] = ..., warnings: _Optional[_Iterable[_Union[_layer_pb2.IgnoredArgument, _Mapping]]] = ...) -> None: ...
+    is_private: bool
+    idle_lease: _duration_pb2.Duration
+    def __init__(self, layer: _Optional[_Union[BatchNormLayerRef, _Mapping]] = ..., config: _Optional[_Union[BatchNormConfig, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[_layer_pb2.VariableInfo, _Mapping]]] = ..., num_forwards: _Optional[int] = ..., num_updates: _Optional[int] = ..., num_bytes: _Optional[int] = ..., warnings: _Optional[_Iterable[_Union[_layer_pb2.IgnoredArgument, _Mapping]]] = ..., is_private: bool = ..., idle_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...

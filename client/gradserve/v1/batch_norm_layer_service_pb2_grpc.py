@@ -38,8 +38,8 @@ class BatchNormLayerServiceStub(object):
     uses the values that its BatchNormForward used, whatever has changed since.
 
     Every RPC that names a layer: INVALID_ARGUMENT when the name is empty,
-    NOT_FOUND when there is none of this name (and incarnation). See
-    GradientOpsService for tensors as inputs and results, and TensorService for
+    NOT_FOUND when there is none of this name (and incarnation), which says why if
+    its lifetime has ended. See GradientOpsService for tensors as inputs and results, and TensorService for
     the errors of every RPC.
     """
 
@@ -114,20 +114,21 @@ class BatchNormLayerServiceServicer(object):
     uses the values that its BatchNormForward used, whatever has changed since.
 
     Every RPC that names a layer: INVALID_ARGUMENT when the name is empty,
-    NOT_FOUND when there is none of this name (and incarnation). See
-    GradientOpsService for tensors as inputs and results, and TensorService for
+    NOT_FOUND when there is none of this name (and incarnation), which says why if
+    its lifetime has ended. See GradientOpsService for tensors as inputs and results, and TensorService for
     the errors of every RPC.
     """
 
     def CreateBatchNormLayer(self, request, context):
         """Creates a layer, or finds the one that has the name and an equal
-        configuration. Safe to retry, see LayerReuse.
+        configuration and lifetime. Safe to retry, see LayerReuse.
 
         INVALID_ARGUMENT: a value that cannot be, renorm together with other
         updates_collections or zero_debias_moving_mean, an unknown activation,
         initializer or regularizer (the message lists those known).
-        ALREADY_EXISTS: the name is taken by one with another configuration (the
-        message names the arguments that differ), or at all with LAYER_REUSE_FORBIDDEN.
+        ALREADY_EXISTS: the name is taken by one with another configuration or
+        lifetime (the message names the arguments that differ), or at all with
+        LAYER_REUSE_FORBIDDEN.
         NOT_FOUND: there is none and LAYER_REUSE_REQUIRED.
         RESOURCE_EXHAUSTED: too many layers, or no memory for the variables.
         """
@@ -305,8 +306,8 @@ class BatchNormLayerService(object):
     uses the values that its BatchNormForward used, whatever has changed since.
 
     Every RPC that names a layer: INVALID_ARGUMENT when the name is empty,
-    NOT_FOUND when there is none of this name (and incarnation). See
-    GradientOpsService for tensors as inputs and results, and TensorService for
+    NOT_FOUND when there is none of this name (and incarnation), which says why if
+    its lifetime has ended. See GradientOpsService for tensors as inputs and results, and TensorService for
     the errors of every RPC.
     """
 

@@ -42,7 +42,7 @@ class Device(_message.Message):
     def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., total_memory_bytes: _Optional[int] = ...) -> None: ...
 
 class ServerLimits(_message.Message):
-    __slots__ = ("max_message_bytes", "inline_limit_bytes", "max_bytes", "max_handles", "max_accumulators", "max_waiters", "id_window", "default_lease", "max_lease", "max_layers", "undelivered_lease")
+    __slots__ = ("max_message_bytes", "inline_limit_bytes", "max_bytes", "max_handles", "max_accumulators", "max_waiters", "id_window", "default_lease", "max_lease", "max_layers", "undelivered_lease", "client_lease")
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     INLINE_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,7 @@ class ServerLimits(_message.Message):
     MAX_LEASE_FIELD_NUMBER: _ClassVar[int]
     MAX_LAYERS_FIELD_NUMBER: _ClassVar[int]
     UNDELIVERED_LEASE_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_LEASE_FIELD_NUMBER: _ClassVar[int]
     max_message_bytes: int
     inline_limit_bytes: int
     max_bytes: int
@@ -65,7 +66,8 @@ class ServerLimits(_message.Message):
     max_lease: _duration_pb2.Duration
     max_layers: int
     undelivered_lease: _duration_pb2.Duration
-    def __init__(self, max_message_bytes: _Optional[int] = ..., inline_limit_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., max_handles: _Optional[int] = ..., max_accumulators: _Optional[int] = ..., max_waiters: _Optional[int] = ..., id_window: _Optional[int] = ..., default_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_layers: _Optional[int] = ..., undelivered_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    client_lease: _duration_pb2.Duration
+    def __init__(self, max_message_bytes: _Optional[int] = ..., inline_limit_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., max_handles: _Optional[int] = ..., max_accumulators: _Optional[int] = ..., max_waiters: _Optional[int] = ..., id_window: _Optional[int] = ..., default_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_layers: _Optional[int] = ..., undelivered_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., client_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ServerUsage(_message.Message):
     __slots__ = ("num_bytes", "num_handles", "num_accumulators", "num_waiters", "num_layers")

@@ -1,5 +1,7 @@
 """Seconds as protobuf's Duration."""
 
+from typing import Any
+
 from google.protobuf.duration_pb2 import Duration
 
 
@@ -8,3 +10,11 @@ def encode_duration(seconds: float) -> Duration:
     duration = Duration()
     duration.FromNanoseconds(round(seconds * 1e9))
     return duration
+
+
+def decode_duration(message: Any, field: str) -> float | None:
+    """Returns a Duration field of a message in seconds, None when it is unset."""
+    if not message.HasField(field):
+        return None
+    duration: Duration = getattr(message, field)
+    return duration.seconds + duration.nanos * 1e-9

@@ -1,6 +1,7 @@
 """The accumulators of a server, by container and name."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.averages import KeptAverages
@@ -17,6 +18,8 @@ from gradserve_server.config import LimitsConfig
 from gradserve_server.deadlines import Deadlines
 from gradserve_server.devices.compute import Compute
 from gradserve_server.errors import AbortedError, AlreadyExistsError, UnavailableError
+from gradserve_server.leases.lifetime import SHARED, Lifetime
+from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.resources import Directory, ResourceKey
 from gradserve_server.tensors.quotas import Quota
 
@@ -34,6 +37,7 @@ class AccumulatorRegistry:
         allocate: Allocate,
         memory: Quota,
         limits: LimitsConfig,
+        lifetimes: Lifetimes,
         clock: Callable[[], float],
         new_incarnation: Callable[[], str],
         journal_of: Callable[[ResourceKey], Journal] = lambda _: NoJournal(),
@@ -46,17 +50,17 @@ class AccumulatorRegistry:
         self._clock = clock
         self._new_incarnation = new_incarnation
         self._journal_of = journal_of
-        self._accumulators: Directory[Accumulator] = Directory("accumulator")
+        self._accumulators: Directory[Accumulator] = Directory("accumulator", lifetimes, self._end)
         self._expiries: Deadlines[KeptAverages] = Deadlines()
         self.count = Quota(limits.max_accumulators, "accumulators")
         self.waiters = Quota(limits.max_waiters, "waiting calls")
 
-    def create(self, key: ResourceKey, spec: AccumulatorSpec) -> tuple[Accumulator, bool]:
+    def create(self, key: ResourceKey, spec: AccumulatorSpec, lifetime: Lifetime = SHARED) -> tuple[Accumulator, bool]:
         """Returns the accumulator of this name, and whether it is new.
 
         Raises:
             InvalidArgumentError: The name is empty.
-            AlreadyExistsError: There is one with another spec.
+            AlreadyExistsError: There is one with another spec or lifetime.
             ResourceExhaustedError: There are too many.
         """
         found = self._accumulators.find(key)
@@ -66,10 +70,12 @@ class AccumulatorRegistry:
                 raise AlreadyExistsError(
                     f"accumulator {str(key)!r} exists with another spec: {'; '.join(differences)}", field="spec"
                 )
+            self._accumulators.check_lifetime(key, lifetime)
+            self._accumulators.renew(key)
             return found, False
         self.count.acquire()
         accumulator = self._make(key, spec)
-        self._accumulators.add(key, accumulator)
+        self._accumulators.add(key, accumulator, lifetime)
         return accumulator, True
 
     def get(self, key: ResourceKey, incarnation: str = "") -> Accumulator:
@@ -81,17 +87,29 @@ class AccumulatorRegistry:
         """
         return self._accumulators.get(key, incarnation)
 
+    def use(self, key: ResourceKey, incarnation: str = "") -> AbstractContextManager[Accumulator]:
+        """Finds an accumulator as `get` does, and keeps it from ending by itself while a call uses it."""
+        return self._accumulators.use(key, incarnation)
+
+    def lifetime(self, key: ResourceKey) -> Lifetime:
+        """Returns what ends an accumulator that is there."""
+        return self._accumulators.lifetime(key)
+
     def delete(self, key: ResourceKey, incarnation: str = "") -> bool:
         """Deletes an accumulator; tells whether there was one.
 
         Raises:
             InvalidArgumentError: The name is empty.
         """
-        accumulator = self._accumulators.remove(key, incarnation)
+        return self._end(key, incarnation)
+
+    def _end(self, key: ResourceKey, incarnation: str, reason: str | None = None) -> bool:
+        accumulator = self._accumulators.remove(key, incarnation, reason)
         if accumulator is None:
             return False
         self.count.release()
-        accumulator.close(AbortedError(f"accumulator {str(key)!r} was deleted"))
+        why = "" if reason is None else f": {reason}"
+        accumulator.close(AbortedError(f"accumulator {str(key)!r} was deleted{why}"))
         return True
 
     def page(self, container: str, after: str, size: int) -> list[tuple[ResourceKey, Accumulator]]:

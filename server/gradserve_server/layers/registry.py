@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from enum import Enum, auto
 from functools import partial
 from typing import Any
@@ -14,6 +15,8 @@ from gradserve_server.errors import AlreadyExistsError, InvalidArgumentError, No
 from gradserve_server.layers.batch_norm.config import MAX_NAME_BYTES, BatchNormConfig
 from gradserve_server.layers.batch_norm.differences import describe_differences
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
+from gradserve_server.leases.lifetime import SHARED, Lifetime
+from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.ops.runner import OpRunner
 from gradserve_server.resources import Directory, ResourceKey
 from gradserve_server.tensors.quotas import Quota
@@ -45,6 +48,7 @@ class LayerRegistry:
         memory: Quota,
         handles: Quota,
         limits: LimitsConfig,
+        lifetimes: Lifetimes,
         clock: Callable[[], float],
         new_id: Callable[[], str],
         new_seed: Callable[[], int],
@@ -57,27 +61,33 @@ class LayerRegistry:
         self._clock = clock
         self._new_id = new_id
         self._new_seed = new_seed
-        self._layers: Directory[BatchNormLayer] = Directory("layer", article="a")
+        self._layers: Directory[BatchNormLayer] = Directory("layer", lifetimes, self._delete, article="a")
         # Those that have forwards left: mostly few of many.
         self._keeping: dict[ResourceKey, BatchNormLayer] = {}
         self.count = Quota(limits.max_layers, "layers")
 
     def create(
-        self, key: ResourceKey, config: BatchNormConfig, reuse: Reuse, creation_id: str
+        self,
+        key: ResourceKey,
+        config: BatchNormConfig,
+        reuse: Reuse,
+        creation_id: str,
+        lifetime: Lifetime = SHARED,
     ) -> tuple[BatchNormLayer, bool]:
         """Returns the layer of this name, and whether it is new.
 
         Raises:
             InvalidArgumentError: The name is empty, a name or the id is too long, or the configuration cannot be.
-            AlreadyExistsError: There is one with another configuration, or one at all where that is forbidden.
+            AlreadyExistsError: There is one with another configuration or lifetime, or one at all where that is
+                forbidden.
             NotFoundError: There is none where one is required.
             ResourceExhaustedError: There are too many.
         """
-        found = self._existing(key, config, reuse, creation_id)
+        found = self._existing(key, config, reuse, creation_id, lifetime)
         if found is not None:
             return found, False
         layer = self._new(key, config, creation_id)
-        self._layers.add(key, layer, layer.config.collections)
+        self._layers.add(key, layer, lifetime, layer.config.collections)
         return layer, True
 
     async def create_built(
@@ -88,6 +98,7 @@ class LayerRegistry:
         creation_id: str,
         dtype: np.dtype[Any],
         shape: Sequence[int],
+        lifetime: Lifetime = SHARED,
     ) -> tuple[BatchNormLayer, bool]:
         """Returns the layer of this name with its variables, and whether it is new; nobody finds it without them.
 
@@ -98,6 +109,7 @@ class LayerRegistry:
             creation_id: Of the call.
             dtype: Of its inputs.
             shape: Of its inputs, -1 where a size is not known.
+            lifetime: What ends it.
 
         Raises:
             InvalidArgumentError: As for `create`; or the layer does not take such inputs.
@@ -105,25 +117,26 @@ class LayerRegistry:
             NotFoundError: As for `create`.
             ResourceExhaustedError: There are too many, or there is no memory for the variables.
         """
-        found = self._existing(key, config, reuse, creation_id)
+        found = self._existing(key, config, reuse, creation_id, lifetime)
         if found is None:
             layer = self._new(key, config, creation_id)
             try:
                 await layer.build(dtype, shape)
                 # Somebody else may have been faster.
-                found = self._existing(key, config, reuse, creation_id)
+                found = self._existing(key, config, reuse, creation_id, lifetime)
                 if found is None:
-                    self._layers.add(key, layer, layer.config.collections)
+                    self._layers.add(key, layer, lifetime, layer.config.collections)
                     return layer, True
             except BaseException:
-                self._end(layer)
+                self._close(layer)
                 raise
-            self._end(layer)
-        await found.build(dtype, shape)
+            self._close(layer)
+        with self._layers.use(key, found.incarnation):
+            await found.build(dtype, shape)
         return found, False
 
     def _existing(
-        self, key: ResourceKey, config: BatchNormConfig, reuse: Reuse, creation_id: str
+        self, key: ResourceKey, config: BatchNormConfig, reuse: Reuse, creation_id: str, lifetime: Lifetime
     ) -> BatchNormLayer | None:
         """Returns the layer of this name, nothing if one is to be created; raises what `create` does."""
         if reuse is Reuse.REQUIRED and not key.name:
@@ -155,6 +168,8 @@ class LayerRegistry:
             raise AlreadyExistsError(
                 f"layer {str(key)!r} exists with another configuration: {differences}", field="config"
             )
+        self._layers.check_lifetime(key, lifetime)
+        self._layers.renew(key)
         return found
 
     def get(self, key: ResourceKey, incarnation: str = "") -> BatchNormLayer:
@@ -166,16 +181,27 @@ class LayerRegistry:
         """
         return self._layers.get(key, incarnation)
 
+    def use(self, key: ResourceKey, incarnation: str = "") -> AbstractContextManager[BatchNormLayer]:
+        """Finds a layer as `get` does, and keeps it from ending by itself while a call uses it."""
+        return self._layers.use(key, incarnation)
+
+    def lifetime(self, key: ResourceKey) -> Lifetime:
+        """Returns what ends a layer that is there."""
+        return self._layers.lifetime(key)
+
     def delete(self, key: ResourceKey, incarnation: str = "") -> bool:
         """Deletes a layer; tells whether there was one.
 
         Raises:
             InvalidArgumentError: The name is empty.
         """
-        layer = self._layers.remove(key, incarnation)
+        return self._delete(key, incarnation)
+
+    def _delete(self, key: ResourceKey, incarnation: str, reason: str | None = None) -> bool:
+        layer = self._layers.remove(key, incarnation, reason)
         if layer is None:
             return False
-        self._end(layer)
+        self._close(layer)
         return True
 
     def page(
@@ -233,7 +259,7 @@ class LayerRegistry:
         else:
             self._keeping.pop(key, None)
 
-    def _end(self, layer: BatchNormLayer) -> None:
+    def _close(self, layer: BatchNormLayer) -> None:
         self.count.release()
         layer.close()
 

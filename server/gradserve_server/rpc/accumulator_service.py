@@ -1,5 +1,6 @@
 """AccumulatorService: decode, call the domain, encode."""
 
+from contextlib import AbstractContextManager
 from functools import partial
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
@@ -20,6 +21,7 @@ from gradserve_server.rpc.gradients import (
     encode_info,
     gradient_handles,
 )
+from gradserve_server.rpc.lifetimes import decode_lifetime
 from gradserve_server.rpc.paging import page_of
 from gradserve_server.rpc.status import Context
 from gradserve_server.rpc.tensors import Placer
@@ -41,14 +43,17 @@ class AccumulatorServicer:
         self, request: messages_pb2.CreateAccumulatorRequest, context: Context
     ) -> messages_pb2.CreateAccumulatorResponse:
         key = decode_key(request.accumulator)
-        accumulator, created = self._registry.create(key, decode_accumulator_spec(request.spec))
-        return messages_pb2.CreateAccumulatorResponse(info=encode_info(key, accumulator), created=created)
+        lifetime = decode_lifetime(request.lifetime)
+        accumulator, created = self._registry.create(key, decode_accumulator_spec(request.spec), lifetime)
+        return messages_pb2.CreateAccumulatorResponse(info=encode_info(key, accumulator, lifetime), created=created)
 
     async def GetAccumulator(
         self, request: messages_pb2.GetAccumulatorRequest, context: Context
     ) -> messages_pb2.GetAccumulatorResponse:
         key = decode_key(request.accumulator)
-        return messages_pb2.GetAccumulatorResponse(info=encode_info(key, self._find(request.accumulator)))
+        with self._using(request.accumulator) as accumulator:
+            info = encode_info(key, accumulator, self._registry.lifetime(key))
+        return messages_pb2.GetAccumulatorResponse(info=info)
 
     async def ListAccumulators(
         self, request: messages_pb2.ListAccumulatorsRequest, context: Context
@@ -56,7 +61,9 @@ class AccumulatorServicer:
         page = page_of(request.page_size, request.page_token, default_size=100)
         found = self._registry.page(request.container or DEFAULT_CONTAINER, page.after, page.size + 1)
         return messages_pb2.ListAccumulatorsResponse(
-            accumulators=[encode_info(key, accumulator) for key, accumulator in found[: page.size]],
+            accumulators=[
+                encode_info(key, accumulator, self._registry.lifetime(key)) for key, accumulator in found[: page.size]
+            ],
             next_page_token=page.next_token([key.name for key, _ in found]),
         )
 
@@ -69,73 +76,74 @@ class AccumulatorServicer:
     async def ApplyGradient(
         self, request: messages_pb2.ApplyGradientRequest, context: Context
     ) -> messages_pb2.ApplyGradientResponse:
-        accumulator = self._find(request.accumulator)
-        gradient = decode_gradient(self._store, accumulator.spec, request)
-        await self._residence.bring_to_host(gradient_handles(request))
-        applied, duplicate = await accumulator.apply(*gradient)
-        return messages_pb2.ApplyGradientResponse(
-            outcome=_outcome(applied),
-            duplicate=duplicate,
-            global_step=applied.global_step,
-            num_accumulated=applied.num_accumulated,
-        )
+        with self._using(request.accumulator) as accumulator:
+            gradient = decode_gradient(self._store, accumulator.spec, request)
+            await self._residence.bring_to_host(gradient_handles(request))
+            applied, duplicate = await accumulator.apply(*gradient)
+            return messages_pb2.ApplyGradientResponse(
+                outcome=_outcome(applied),
+                duplicate=duplicate,
+                global_step=applied.global_step,
+                num_accumulated=applied.num_accumulated,
+            )
 
     async def TakeGradient(self, request: messages_pb2.TakeGradientRequest, context: Context) -> WithContents:
-        accumulator = self._find(request.accumulator)
-        self._placer.check(request.placement)
-        average, duplicate = await accumulator.take(
-            decode_take_id(request), request.num_required, wait_timeout(request, context)
-        )
-        contents = Contents()
-        response = messages_pb2.TakeGradientResponse(
-            average=self._encode(average, request.placement, contents), duplicate=duplicate
-        )
-        return WithContents(response, contents)
+        with self._using(request.accumulator) as accumulator:
+            self._placer.check(request.placement)
+            average, duplicate = await accumulator.take(
+                decode_take_id(request), request.num_required, wait_timeout(request, context)
+            )
+            contents = Contents()
+            response = messages_pb2.TakeGradientResponse(
+                average=self._encode(average, request.placement, contents), duplicate=duplicate
+            )
+            return WithContents(response, contents)
 
     async def ReadAverage(self, request: messages_pb2.ReadAverageRequest, context: Context) -> WithContents:
-        accumulator = self._find(request.accumulator)
-        self._placer.check(request.placement)
-        step = request.step if request.HasField("step") else None
-        average = await accumulator.read_average(step, wait_timeout(request, context))
-        contents = Contents()
-        response = messages_pb2.ReadAverageResponse(average=self._encode(average, request.placement, contents))
-        return WithContents(response, contents)
+        with self._using(request.accumulator) as accumulator:
+            self._placer.check(request.placement)
+            step = request.step if request.HasField("step") else None
+            average = await accumulator.read_average(step, wait_timeout(request, context))
+            contents = Contents()
+            response = messages_pb2.ReadAverageResponse(average=self._encode(average, request.placement, contents))
+            return WithContents(response, contents)
 
     async def PushPull(self, request: messages_pb2.PushPullRequest, context: Context) -> WithContents:
-        accumulator = self._find(request.accumulator)
-        self._placer.check(request.placement)
-        gradient = decode_gradient(self._store, accumulator.spec, request)
-        await self._residence.bring_to_host(gradient_handles(request))
-        applied, average, duplicate = await accumulator.push_pull(
-            *gradient,
-            request.num_required,
-            wait_timeout(request, context),
-            one_per_worker=counts_one_per_worker(request),
-        )
-        stale = applied.outcome is Outcome.STALE
-        contents = Contents()
-        response = messages_pb2.PushPullResponse(
-            outcome=_outcome(applied),
-            duplicate=duplicate,
-            average=None if average is None else self._encode(average, request.placement, contents),
-            global_step=accumulator.state.global_step if stale or average is None else average.step,
-        )
-        return WithContents(response, contents)
+        with self._using(request.accumulator) as accumulator:
+            self._placer.check(request.placement)
+            gradient = decode_gradient(self._store, accumulator.spec, request)
+            await self._residence.bring_to_host(gradient_handles(request))
+            applied, average, duplicate = await accumulator.push_pull(
+                *gradient,
+                request.num_required,
+                wait_timeout(request, context),
+                one_per_worker=counts_one_per_worker(request),
+            )
+            stale = applied.outcome is Outcome.STALE
+            contents = Contents()
+            response = messages_pb2.PushPullResponse(
+                outcome=_outcome(applied),
+                duplicate=duplicate,
+                average=None if average is None else self._encode(average, request.placement, contents),
+                global_step=accumulator.state.global_step if stale or average is None else average.step,
+            )
+            return WithContents(response, contents)
 
     async def GetNumAccumulated(
         self, request: messages_pb2.GetNumAccumulatedRequest, context: Context
     ) -> messages_pb2.GetNumAccumulatedResponse:
-        accumulator = self._find(request.accumulator)
-        return messages_pb2.GetNumAccumulatedResponse(num_accumulated=accumulator.num_accumulated)
+        with self._using(request.accumulator) as accumulator:
+            return messages_pb2.GetNumAccumulatedResponse(num_accumulated=accumulator.num_accumulated)
 
     async def SetGlobalStep(
         self, request: messages_pb2.SetGlobalStepRequest, context: Context
     ) -> messages_pb2.SetGlobalStepResponse:
-        await self._find(request.accumulator).set_global_step(request.global_step)
+        with self._using(request.accumulator) as accumulator:
+            await accumulator.set_global_step(request.global_step)
         return messages_pb2.SetGlobalStepResponse()
 
-    def _find(self, ref: accumulator_pb2.AccumulatorRef) -> Accumulator:
-        return self._registry.get(decode_key(ref), ref.incarnation)
+    def _using(self, ref: accumulator_pb2.AccumulatorRef) -> AbstractContextManager[Accumulator]:
+        return self._registry.use(decode_key(ref), ref.incarnation)
 
     def _encode(self, average: Average, placement: tensor_pb2.Placement, contents: Contents) -> accumulator_pb2.Average:
         return encode_average(average, partial(self._placer.place, placement=placement, contents=contents, shared=True))

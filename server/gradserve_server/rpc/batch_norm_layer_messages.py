@@ -16,7 +16,9 @@ from gradserve_server.layers.batch_norm.variables import unknown_variables
 from gradserve_server.layers.initializers import Initializer, NamedInitializer, TensorInitializer
 from gradserve_server.layers.registry import Reuse
 from gradserve_server.layers.regularizers import Regularizer
+from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
+from gradserve_server.rpc.lifetimes import encode_idle_lease
 from gradserve_server.rpc.tensors import check_count, decode_tensor, encode_spec, request_fields
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
@@ -127,7 +129,9 @@ def encode_config(config: BatchNormConfig) -> batch_norm_pb2.BatchNormConfig:
     )
 
 
-def encode_info(key: ResourceKey, layer: BatchNormLayer, collection: str = "") -> batch_norm_pb2.BatchNormLayerInfo:
+def encode_info(
+    key: ResourceKey, layer: BatchNormLayer, lifetime: Lifetime, collection: str = ""
+) -> batch_norm_pb2.BatchNormLayerInfo:
     """Describes a layer as it is now, and of its variables those that have a tag, or all."""
     variables = {} if layer.variables is None else layer.variables.by_name()
     return batch_norm_pb2.BatchNormLayerInfo(
@@ -147,6 +151,8 @@ def encode_info(key: ResourceKey, layer: BatchNormLayer, collection: str = "") -
         num_updates=layer.num_updates,
         num_bytes=layer.num_bytes,
         warnings=encode_ignored([*layer.config.warnings(), *unknown_variables(layer.config)]),
+        is_private=bool(lifetime.owner),
+        idle_lease=encode_idle_lease(lifetime),
     )
 
 

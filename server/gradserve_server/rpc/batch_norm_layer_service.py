@@ -1,7 +1,7 @@
 """BatchNormLayerService: decode, call the domain, encode."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,6 +31,7 @@ from gradserve_server.rpc.batch_norm_layer_messages import (
     encode_info,
     open_variables,
 )
+from gradserve_server.rpc.lifetimes import decode_lifetime
 from gradserve_server.rpc.op_calls import open_inputs
 from gradserve_server.rpc.paging import page_of
 from gradserve_server.rpc.status import Context
@@ -52,22 +53,23 @@ class BatchNormLayerServicer:
         self, request: messages_pb2.CreateBatchNormLayerRequest, context: Context
     ) -> messages_pb2.CreateBatchNormLayerResponse:
         key, reuse = decode_key(request.layer), decode_reuse(request.reuse)
+        lifetime = decode_lifetime(request.lifetime)
         config = await decode_config(request.config, self._store, self._residence)
         with request_fields({"activation_fn": "config.activation_fn", "inputs": "input_shape"}):
             if request.input_dtype or request.input_shape:
-                build = (_decode_dtype(request.input_dtype), request.input_shape)
+                build = (_decode_dtype(request.input_dtype), request.input_shape, lifetime)
                 layer, created = await self._registry.create_built(key, config, reuse, request.creation_id, *build)
             else:
-                layer, created = self._registry.create(key, config, reuse, request.creation_id)
-        return messages_pb2.CreateBatchNormLayerResponse(info=encode_info(key, layer), created=created)
+                layer, created = self._registry.create(key, config, reuse, request.creation_id, lifetime)
+        return messages_pb2.CreateBatchNormLayerResponse(info=encode_info(key, layer, lifetime), created=created)
 
     async def DescribeBatchNormLayer(
         self, request: messages_pb2.DescribeBatchNormLayerRequest, context: Context
     ) -> messages_pb2.DescribeBatchNormLayerResponse:
-        layer = self._find(request.layer)
-        return messages_pb2.DescribeBatchNormLayerResponse(
-            info=encode_info(decode_key(request.layer), layer, request.collection)
-        )
+        key = decode_key(request.layer)
+        with self._using(request.layer) as layer:
+            info = encode_info(key, layer, self._registry.lifetime(key), request.collection)
+        return messages_pb2.DescribeBatchNormLayerResponse(info=info)
 
     async def ListBatchNormLayers(
         self, request: messages_pb2.ListBatchNormLayersRequest, context: Context
@@ -81,7 +83,7 @@ class BatchNormLayerServicer:
             collection=request.collection,
         )
         return messages_pb2.ListBatchNormLayersResponse(
-            layers=[encode_info(key, layer) for key, layer in found[: page.size]],
+            layers=[encode_info(key, layer, self._registry.lifetime(key)) for key, layer in found[: page.size]],
             next_page_token=page.next_token([key.name for key, _ in found]),
         )
 
@@ -92,70 +94,70 @@ class BatchNormLayerServicer:
         return messages_pb2.DeleteBatchNormLayerResponse(deleted=deleted)
 
     async def BatchNormForward(self, request: messages_pb2.BatchNormForwardRequest, context: Context) -> WithContents:
-        layer = self._find(request.layer)
-        self._placer.check(request.placement)
-        check_count(request.released_forward_ids, MAX_COMPONENTS, "forwards", "released_forward_ids")
-        call = ForwardCall(
-            is_training=request.is_training if request.HasField("is_training") else True,
-            forward_id=request.forward_id,
-            keep_for_backward=request.keep_for_backward if request.HasField("keep_for_backward") else None,
-            lease=self._store.lease_seconds(decode_duration(request, "lease")),
-            released=request.released_forward_ids,
-        )
-        contents = Contents()
-        with open_inputs(self._store, request, CallInputs) as opened:
-            keep = self._placer.keeps(opened.inputs.inputs.nbytes, request.placement)
-            # What is kept of the forward refers to its inputs too. Said before: calls that release them hide them.
-            self._store.share(opened.handles.values())
-            with self._delivery(request.placement, contents, keep=keep, shared=True) as delivery:
-                result = await layer.forward(opened.inputs, call, on_host=not keep, deliver=delivery.add)
-            self._store.relocate(
-                {opened.handles[name]: array for name, array in result.moved.items() if name in opened.handles}
+        with self._using(request.layer) as layer:
+            self._placer.check(request.placement)
+            check_count(request.released_forward_ids, MAX_COMPONENTS, "forwards", "released_forward_ids")
+            call = ForwardCall(
+                is_training=request.is_training if request.HasField("is_training") else True,
+                forward_id=request.forward_id,
+                keep_for_backward=request.keep_for_backward if request.HasField("keep_for_backward") else None,
+                lease=self._store.lease_seconds(decode_duration(request, "lease")),
+                released=request.released_forward_ids,
             )
-            # And to copies that took their places.
-            self._store.share(opened.handles.values())
-        (outputs,) = delivery.tensors
-        drawn_scale, drawn_bias = (None, None) if result.drawn is None else map(contents.tensor, result.drawn)
-        response = messages_pb2.BatchNormForwardResponse(
-            outputs=outputs,
-            forward_id=result.forward_id,
-            has_pending_updates=result.has_pending_updates,
-            implementation=IMPLEMENTATION_CODES[result.implementation],
-            regularization_losses=result.regularization_losses,
-            warnings=encode_ignored(result.ignored),
-            drawn_adjustment_scale=drawn_scale,
-            drawn_adjustment_bias=drawn_bias,
-        )
-        return WithContents(response, contents)
+            contents = Contents()
+            with open_inputs(self._store, request, CallInputs) as opened:
+                keep = self._placer.keeps(opened.inputs.inputs.nbytes, request.placement)
+                # What is kept of the forward refers to its inputs too. Said before: calls that release them hide them.
+                self._store.share(opened.handles.values())
+                with self._delivery(request.placement, contents, keep=keep, shared=True) as delivery:
+                    result = await layer.forward(opened.inputs, call, on_host=not keep, deliver=delivery.add)
+                self._store.relocate(
+                    {opened.handles[name]: array for name, array in result.moved.items() if name in opened.handles}
+                )
+                # And to copies that took their places.
+                self._store.share(opened.handles.values())
+            (outputs,) = delivery.tensors
+            drawn_scale, drawn_bias = (None, None) if result.drawn is None else map(contents.tensor, result.drawn)
+            response = messages_pb2.BatchNormForwardResponse(
+                outputs=outputs,
+                forward_id=result.forward_id,
+                has_pending_updates=result.has_pending_updates,
+                implementation=IMPLEMENTATION_CODES[result.implementation],
+                regularization_losses=result.regularization_losses,
+                warnings=encode_ignored(result.ignored),
+                drawn_adjustment_scale=drawn_scale,
+                drawn_adjustment_bias=drawn_bias,
+            )
+            return WithContents(response, contents)
 
     async def BatchNormBackward(self, request: messages_pb2.BatchNormBackwardRequest, context: Context) -> WithContents:
-        layer = self._find(request.layer)
-        self._placer.check(request.placement)
-        contents = Contents()
-        with open_inputs(self._store, request, _OutputsGradient) as opened:
-            call = layer.check_backward(request.forward_id, opened.inputs.outputs_gradient)
-            keep = self._placer.keeps(call.checked.output_bytes, request.placement)
-            with self._delivery(request.placement, contents, keep=keep, shared=False) as delivery:
-                computed = await layer.backward(
-                    call,
-                    retain=request.retain_forward,
-                    on_host=not keep,
-                    deliver=lambda gradients: delivery.add(*arrays_of(gradients).values()),
-                )
-            if "outputs_gradient" in computed.moved:
-                self._store.relocate(dict.fromkeys(opened.handles.values(), computed.moved["outputs_gradient"]))
-        names = arrays_of(computed.outputs)
-        response = messages_pb2.BatchNormBackwardResponse(**dict(zip(names, delivery.tensors, strict=True)))
-        return WithContents(response, contents)
+        with self._using(request.layer) as layer:
+            self._placer.check(request.placement)
+            contents = Contents()
+            with open_inputs(self._store, request, _OutputsGradient) as opened:
+                call = layer.check_backward(request.forward_id, opened.inputs.outputs_gradient)
+                keep = self._placer.keeps(call.checked.output_bytes, request.placement)
+                with self._delivery(request.placement, contents, keep=keep, shared=False) as delivery:
+                    computed = await layer.backward(
+                        call,
+                        retain=request.retain_forward,
+                        on_host=not keep,
+                        deliver=lambda gradients: delivery.add(*arrays_of(gradients).values()),
+                    )
+                if "outputs_gradient" in computed.moved:
+                    self._store.relocate(dict.fromkeys(opened.handles.values(), computed.moved["outputs_gradient"]))
+            names = arrays_of(computed.outputs)
+            response = messages_pb2.BatchNormBackwardResponse(**dict(zip(names, delivery.tensors, strict=True)))
+            return WithContents(response, contents)
 
     async def ReleaseBatchNormForwards(
         self, request: messages_pb2.ReleaseBatchNormForwardsRequest, context: Context
     ) -> messages_pb2.ReleaseBatchNormForwardsResponse:
-        layer = self._find(request.layer)
-        check_count(request.forward_ids, MAX_COMPONENTS, "forwards", "forward_ids")
-        return messages_pb2.ReleaseBatchNormForwardsResponse(
-            num_released=layer.forwards.release(request.forward_ids, with_updates=not request.keep_updates)
-        )
+        with self._using(request.layer) as layer:
+            check_count(request.forward_ids, MAX_COMPONENTS, "forwards", "forward_ids")
+            return messages_pb2.ReleaseBatchNormForwardsResponse(
+                num_released=layer.forwards.release(request.forward_ids, with_updates=not request.keep_updates)
+            )
 
     async def RunBatchNormUpdates(
         self, request: messages_pb2.RunBatchNormUpdatesRequest, context: Context
@@ -170,34 +172,38 @@ class BatchNormLayerServicer:
             container = collection.container or DEFAULT_CONTAINER
             count = await self._registry.run_updates(container, collection.name, request.forward_ids)
         else:
-            count = await self._find(request.layer).run_updates(request.forward_ids)
+            with self._using(request.layer) as layer:
+                count = await layer.run_updates(request.forward_ids)
         return messages_pb2.RunBatchNormUpdatesResponse(num_run=count)
 
     async def GetBatchNormVariables(
         self, request: messages_pb2.GetBatchNormVariablesRequest, context: Context
     ) -> WithContents:
-        layer = self._find(request.layer)
-        self._placer.check(request.placement)
-        check_count(request.names, MAX_VARIABLES, "names", "names")
-        variables = layer.get_variables(request.names)
-        arrays = list(variables.values())
-        keep = self._placer.keeps(sum(array.nbytes for array in arrays), request.placement)
-        if not keep:
-            arrays = await self._residence.copy_to_host(arrays)
-        contents = Contents()
-        placed = self._placer.place(arrays, request.placement, contents, shared=True, keep=keep)
-        response = messages_pb2.GetBatchNormVariablesResponse(
-            variables=[
-                layer_pb2.NamedTensor(name=name, tensor=tensor) for name, tensor in zip(variables, placed, strict=True)
-            ]
-        )
-        return WithContents(response, contents)
+        with self._using(request.layer) as layer:
+            self._placer.check(request.placement)
+            check_count(request.names, MAX_VARIABLES, "names", "names")
+            variables = layer.get_variables(request.names)
+            arrays = list(variables.values())
+            keep = self._placer.keeps(sum(array.nbytes for array in arrays), request.placement)
+            if not keep:
+                arrays = await self._residence.copy_to_host(arrays)
+            contents = Contents()
+            placed = self._placer.place(arrays, request.placement, contents, shared=True, keep=keep)
+            response = messages_pb2.GetBatchNormVariablesResponse(
+                variables=[
+                    layer_pb2.NamedTensor(name=name, tensor=tensor)
+                    for name, tensor in zip(variables, placed, strict=True)
+                ]
+            )
+            return WithContents(response, contents)
 
     async def SetBatchNormVariables(
         self, request: messages_pb2.SetBatchNormVariablesRequest, context: Context
     ) -> messages_pb2.SetBatchNormVariablesResponse:
-        layer = self._find(request.layer)
-        with open_variables(self._store, request.variables) as (values, handles):
+        with (
+            self._using(request.layer) as layer,
+            open_variables(self._store, request.variables) as (values, handles),
+        ):
             # Said before: calls that release them hide them.
             self._store.share(handles)
             await layer.set_variables(values)
@@ -218,8 +224,8 @@ class BatchNormLayerServicer:
                 self._store.delete([tensor.handle for tensor in delivery.tensors])
             raise
 
-    def _find(self, ref: batch_norm_pb2.BatchNormLayerRef) -> BatchNormLayer:
-        return self._registry.get(decode_key(ref), ref.incarnation)
+    def _using(self, ref: batch_norm_pb2.BatchNormLayerRef) -> AbstractContextManager[BatchNormLayer]:
+        return self._registry.use(decode_key(ref), ref.incarnation)
 
 
 class _Delivery:

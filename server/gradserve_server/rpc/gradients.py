@@ -22,8 +22,10 @@ from gradserve_server.accumulators.spec import (
     Reduction,
 )
 from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.component_names import components_named
+from gradserve_server.rpc.lifetimes import encode_idle_lease
 from gradserve_server.rpc.tensors import MAX_COMPONENTS, check_count, decode_tensor, request_fields
 from gradserve_server.tensors.store import TensorStore
 
@@ -123,7 +125,7 @@ def encode_accumulator_spec(spec: AccumulatorSpec) -> accumulator_pb2.Accumulato
     )
 
 
-def encode_info(key: ResourceKey, accumulator: Accumulator) -> accumulator_pb2.AccumulatorInfo:
+def encode_info(key: ResourceKey, accumulator: Accumulator, lifetime: Lifetime) -> accumulator_pb2.AccumulatorInfo:
     """Describes an accumulator as it is now."""
     state = accumulator.state
     return accumulator_pb2.AccumulatorInfo(
@@ -137,6 +139,8 @@ def encode_info(key: ResourceKey, accumulator: Accumulator) -> accumulator_pb2.A
         num_bytes=state.num_bytes,
         worker_ids=state.worker_ids,
         kept_steps=state.kept_steps,
+        is_private=bool(lifetime.owner),
+        idle_lease=encode_idle_lease(lifetime),
     )
 
 

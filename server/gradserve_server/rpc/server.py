@@ -14,6 +14,7 @@ from gradserve.v1 import (
     accumulator_service_pb2,
     batch_norm_layer_service_pb2,
     gradient_ops_service_pb2,
+    lease_service_pb2,
     server_service_pb2,
     tensor_service_pb2,
 )
@@ -26,6 +27,7 @@ from gradserve_server.rpc.gradient_ops_service import GradientOpsServicer
 from gradserve_server.rpc.grpc_log import quiet_client_faults
 from gradserve_server.rpc.handlers import make_handler
 from gradserve_server.rpc.health_service import HealthServicer
+from gradserve_server.rpc.lease_service import LeaseServicer
 from gradserve_server.rpc.server_service import ServerServicer
 from gradserve_server.rpc.tensor_service import STREAM_CODECS, TensorServicer
 
@@ -34,6 +36,7 @@ SERVICES = (
     accumulator_service_pb2.DESCRIPTOR.services_by_name["AccumulatorService"],
     gradient_ops_service_pb2.DESCRIPTOR.services_by_name["GradientOpsService"],
     batch_norm_layer_service_pb2.DESCRIPTOR.services_by_name["BatchNormLayerService"],
+    lease_service_pb2.DESCRIPTOR.services_by_name["LeaseService"],
     server_service_pb2.DESCRIPTOR.services_by_name["ServerService"],
 )
 
@@ -62,6 +65,7 @@ class GrpcServer:
         accumulators: AccumulatorServicer,
         gradient_ops: GradientOpsServicer,
         batch_norm_layers: BatchNormLayerServicer,
+        leases: LeaseServicer,
         server: ServerServicer,
         limits: LimitsConfig,
     ) -> None:
@@ -80,7 +84,7 @@ class GrpcServer:
             ("grpc.server.max_pending_requests", limits.max_waiters),
             ("grpc.server.max_pending_requests_hard_limit", limits.max_waiters),
         )
-        servicers = (tensors, accumulators, gradient_ops, batch_norm_layers, server)
+        servicers = (tensors, accumulators, gradient_ops, batch_norm_layers, leases, server)
         names = [descriptor.full_name for descriptor in SERVICES]
         self._health = HealthServicer(names)
         described = reflection.ReflectionServicer([*names, _HEALTH.full_name, _REFLECTION.full_name])

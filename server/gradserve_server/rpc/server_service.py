@@ -61,6 +61,7 @@ class ServerServicer:
             default_lease=encode_duration(leases.default_lease_seconds),
             max_lease=encode_duration(leases.max_lease_seconds),
             undelivered_lease=encode_duration(limits.undelivered_lease_seconds),
+            client_lease=encode_duration(leases.client_lease_seconds),
         )
         self._usage = usage
         self._uptime = uptime

@@ -1,0 +1,209 @@
+"""Operations that are carried out in the background: in a thread, or a task.
+
+They refer to a channel only: nothing keeps a client alive that the program has forgotten, so they can be stopped then.
+"""
+
+import asyncio
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import grpc
+
+from gradserve.calls.exchange import Operation, Pause, Unary
+from gradserve.calls.retries import Attempt, with_retries
+from gradserve.calls.status import error_from_status
+from gradserve.errors import GradserveError, UnavailableError
+
+_JOIN_SECONDS = 5.0
+_FORK_SECONDS = 1.0
+"""How long a fork waits for calls in the background to be broken off."""
+
+
+class _StoppedError(Exception):
+    """The operation is to be given up."""
+
+
+class _Fork:
+    """A fork that a call in the background is broken off for: gRPC's state is copied whole only where no call is."""
+
+    def __init__(self) -> None:
+        self.is_clear = threading.Event()
+        self.is_over = threading.Event()
+
+
+class BackgroundThread:
+    """Carries an operation of unary exchanges and pauses out in a daemon thread.
+
+    Around a fork of the process its call is broken off, as if the server were unavailable for a moment.
+    """
+
+    def __init__(
+        self, operation: Operation[None], timeout: float, start_call: Callable[[Unary, float | None], Any]
+    ) -> None:
+        """Takes the timeout of the client, and what starts a call."""
+        self._operation = operation
+        self._timeout = timeout
+        self._start_call = start_call
+        # Calls that have ended, forks that begin, and None to stop: safe to put to in a finalizer, whatever that
+        # interrupts.
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="gradserve-background", daemon=True)
+        self._thread.start()
+        _RUNNING.add(self)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the operation has ended."""
+        return not self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Lets the operation be given up."""
+        self._events.put(None)
+
+    def break_off(self, fork: _Fork) -> None:
+        """Breaks a call off until a fork is over."""
+        self._events.put(fork)
+
+    def join(self) -> None:
+        """Waits until a stopped operation has ended."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_JOIN_SECONDS)
+
+    def _run(self) -> None:
+        attempts = with_retries(self._operation, self._timeout)
+        with suppress(StopIteration, GradserveError, _StoppedError):
+            try:
+                step = next(attempts)
+                while True:
+                    try:
+                        answer = self._perform(step)
+                    except GradserveError as error:
+                        step = attempts.throw(error)
+                    else:
+                        step = attempts.send(answer)
+            finally:
+                attempts.close()
+
+    def _perform(self, step: Any) -> Any:
+        match step:
+            case Attempt(Unary() as unary, timeout):
+                return self._call(unary, timeout)
+            case Pause(seconds):
+                with suppress(queue.Empty):
+                    self._react(self._events.get(timeout=seconds))
+                return None
+        raise TypeError(f"expected a unary exchange or a pause, got {step!r}")
+
+    def _call(self, unary: Unary, timeout: float | None) -> Any:
+        try:
+            call: Any = self._start_call(unary, timeout)
+        except ValueError:  # the channel is closed
+            raise _StoppedError from None
+        call.add_done_callback(self._events.put)
+        try:
+            self._react(self._events.get(), call)
+            return call.result()
+        except grpc.FutureCancelledError:
+            raise _StoppedError from None
+        except grpc.RpcError:
+            raise error_from_status(call.code(), call.details(), call.trailing_metadata()) from None
+        finally:
+            call.cancel()
+
+    def _react(self, event: Any, call: Any = None) -> None:
+        if event is None:
+            raise _StoppedError
+        if isinstance(event, _Fork):
+            later = []
+            if call is not None:
+                call.cancel()
+                while (ended := self._events.get()) is not call:
+                    later.append(ended)
+            event.is_clear.set()
+            event.is_over.wait(_FORK_SECONDS)
+            for each in later:
+                self._events.put(each)
+            raise UnavailableError("the process was forked")
+
+
+# Known to the hooks of forks, which cannot be unregistered.
+_RUNNING: weakref.WeakSet[BackgroundThread] = weakref.WeakSet()
+_FORKS: list[_Fork] = []
+
+
+def _before_fork() -> None:
+    for each in list(_RUNNING):
+        if not each.is_done:
+            _FORKS.append(_Fork())
+            each.break_off(_FORKS[-1])
+    for fork in _FORKS:
+        fork.is_clear.wait(_FORK_SECONDS)
+
+
+def _after_fork() -> None:
+    while _FORKS:
+        _FORKS.pop().is_over.set()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_FORKS.clear)
+
+
+class BackgroundTask:
+    """Carries an operation out in a task of the running event loop."""
+
+    def __init__(
+        self, operation: Operation[None], timeout: float, call: Callable[[Unary, float | None], Awaitable[Any]]
+    ) -> None:
+        """Takes the timeout of the client, and what makes a call."""
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(_carry_out(operation, timeout, call), name="gradserve-background")
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the operation has ended."""
+        return self._task.done()
+
+    def stop(self) -> None:
+        """Lets the operation be given up. For finalizers too: they can run in any thread."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._task.cancel)
+
+    async def join(self) -> None:
+        """Waits until a stopped operation has ended."""
+        await asyncio.wait([self._task], timeout=_JOIN_SECONDS)
+
+
+async def _carry_out(
+    operation: Operation[None], timeout: float, call: Callable[[Unary, float | None], Awaitable[Any]]
+) -> None:
+    attempts = with_retries(operation, timeout)
+    with suppress(StopIteration, GradserveError, grpc.aio.UsageError):  # the last: the channel is closed
+        try:
+            step = next(attempts)
+            while True:
+                try:
+                    answer = await _perform(step, call)
+                except GradserveError as error:
+                    step = attempts.throw(error)
+                else:
+                    step = attempts.send(answer)
+        finally:
+            attempts.close()
+
+
+async def _perform(step: Any, call: Callable[[Unary, float | None], Awaitable[Any]]) -> Any:
+    match step:
+        case Attempt(Unary() as unary, timeout):
+            try:
+                return await call(unary, timeout)
+            except grpc.aio.AioRpcError as error:
+                raise error_from_status(error.code(), error.details(), error.trailing_metadata()) from None
+        case Pause(seconds):
+            return await asyncio.sleep(seconds)
+    raise TypeError(f"expected a unary exchange or a pause, got {step!r}")

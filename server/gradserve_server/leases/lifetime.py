@@ -1,0 +1,59 @@
+"""How long a resource lives when nobody deletes it."""
+
+import math
+from dataclasses import dataclass
+
+from gradserve_server.errors import InvalidArgumentError
+
+MAX_CLIENT_ID_BYTES = 128
+
+
+def check_client_id(client_id: str, field: str) -> None:
+    """Checks the id of a client; an empty one is none.
+
+    Raises:
+        InvalidArgumentError: It is too long.
+    """
+    num_bytes = len(client_id.encode())
+    if num_bytes > MAX_CLIENT_ID_BYTES:
+        raise InvalidArgumentError(f"expected at most {MAX_CLIENT_ID_BYTES} bytes, got {num_bytes}", field=field)
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """What ends a resource, apart from its deletion; by default nothing does.
+
+    Attributes:
+        owner: The id of the client that it is private to, with whose lease it ends. Empty: it is shared.
+        idle_lease: Seconds without use after which it ends; None: never.
+
+    Raises:
+        InvalidArgumentError: One of them cannot be.
+    """
+
+    owner: str = ""
+    idle_lease: float | None = None
+
+    def __post_init__(self) -> None:
+        check_client_id(self.owner, "lifetime.owner_client_id")
+        if self.idle_lease is not None and not 0 < self.idle_lease < math.inf:
+            raise InvalidArgumentError(
+                f"expected a positive idle_lease, got {self.idle_lease:g} s", field="lifetime.idle_lease"
+            )
+
+    def differences(self, other: "Lifetime") -> list[str]:
+        """Returns, in words, in what `other` is different; keeps the ids of owners to itself."""
+        found = []
+        if self.owner != other.owner:
+            found.append("it is private to another client" if self.owner else "it is shared, not private")
+        if self.idle_lease != other.idle_lease:
+            found.append(f"idle_lease is {_text(self.idle_lease)}, not {_text(other.idle_lease)}")
+        return found
+
+
+SHARED = Lifetime()
+"""Of what nothing but its deletion ends."""
+
+
+def _text(seconds: float | None) -> str:
+    return "None" if seconds is None else f"{seconds:g} s"

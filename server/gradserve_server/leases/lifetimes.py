@@ -1,0 +1,94 @@
+"""The lifetimes of all resources of a server."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from gradserve_server.leases.clients import Client, ClientLeases, Delete, Owned
+from gradserve_server.leases.lease import Lease, LeaseQueue
+from gradserve_server.leases.lifetime import Lifetime
+
+
+class Life:
+    """That of one resource, from its creation to its end. Made by `Lifetimes.begin`.
+
+    Attributes:
+        lifetime: What ends it.
+    """
+
+    def __init__(self, lifetime: Lifetime, leases: tuple[Lease, ...], end: Callable[[], object]) -> None:
+        self.lifetime = lifetime
+        self._leases = leases
+        self._end = end
+
+    def renew(self) -> None:
+        """Takes note of a use."""
+        for lease in self._leases:
+            lease.renew()
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Keeps the resource until the end of the block."""
+        with ExitStack() as uses:
+            for lease in self._leases:
+                uses.enter_context(lease.use())
+            yield
+
+    def end(self) -> None:
+        """Takes note that the resource was deleted."""
+        self._end()
+
+
+class Lifetimes:
+    """Deletes resources whose time has come.
+
+    Attributes:
+        clients: The leases of clients.
+
+    Not thread-safe: used on the event loop only.
+    """
+
+    def __init__(self, clock: Callable[[], float], client_lease_seconds: float) -> None:
+        """Takes a monotonic clock in seconds, and the length of the leases of clients."""
+        self._queue = LeaseQueue(clock)
+        self.clients = ClientLeases(self._queue, client_lease_seconds)
+
+    @property
+    def num_leases(self) -> int:
+        """Leases that can run out."""
+        return len(self._queue)
+
+    def begin(self, lifetime: Lifetime, delete: Delete) -> Life:
+        """Returns the life of a new resource; `delete` is called with a reason when its time has come."""
+        leases: list[Lease] = []
+        owned, client, idle = Owned(delete), None, None
+        if lifetime.owner:
+            client = self.clients.own(lifetime.owner, owned)
+            leases.append(client.lease)
+        if lifetime.idle_lease is not None:
+            idle = self._queue.begin(lifetime.idle_lease, lambda: _delete_idle(lifetime, delete))
+            leases.append(idle)
+        return Life(lifetime, tuple(leases), lambda: self._end(client, owned, idle))
+
+    def expire(self, limit: int) -> int:
+        """Deletes up to `limit` resources whose leases have run out; returns how many."""
+        count = 0
+        while count < limit:
+            deleted = self.clients.delete_some(limit - count)
+            if not deleted:
+                lease = self._queue.pop()
+                if lease is None:
+                    break
+                deleted = lease.on_end()
+            count += deleted
+        return count
+
+    def _end(self, client: Client | None, owned: Owned, idle: Lease | None) -> None:
+        if client is not None:
+            self.clients.disown(client, owned)
+        if idle is not None:
+            self._queue.cancel(idle)
+
+
+def _delete_idle(lifetime: Lifetime, delete: Delete) -> int:
+    delete(f"nobody used it for {lifetime.idle_lease:g} s, its idle_lease")
+    return 1

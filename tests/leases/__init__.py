@@ -1,0 +1,1 @@
+"""What ends when nobody deletes it, by a simulated clock and with clients that die."""
