@@ -17,6 +17,7 @@ import gradserve.aio
 from gradserve_server.app import Server
 from gradserve_server.config import ListenConfig, RuntimeConfig, ServerConfig
 from gradserve_server.own_file import OwnFile
+from gradserve_server.rpc import ports
 from gradserve_server.rpc.socket_file import bind_socket_file
 from tests.server_process import run_cli
 
@@ -103,6 +104,20 @@ def has(host: str) -> bool:
         return False
 
 
+@pytest.mark.parametrize("hosts", [("127.0.0.1", "198.51.100.1"), ("198.51.100.1", "127.0.0.1")])
+async def test_an_address_of_a_host_that_the_machine_does_not_have(
+    monkeypatch: pytest.MonkeyPatch, hosts: tuple[str, ...]
+) -> None:
+    """As localhost has two where there is no IPv6."""
+    monkeypatch.setattr(ports, "_LOOPBACKS", hosts)
+    async with server_on("localhost:0") as server:
+        assert await answers(server.addresses[0])
+    monkeypatch.setattr(ports, "_LOOPBACKS", ("198.51.100.1", "198.51.100.2"))
+    assert await failure_of(server_on("localhost:0")) == (
+        "cannot listen on localhost:0: cannot assign requested address"
+    )
+
+
 async def test_a_missing_port_is_50051() -> None:
     with ExitStack() as stack:
         try:
@@ -114,17 +129,22 @@ async def test_a_missing_port_is_50051() -> None:
 
 async def test_nothing_is_left_of_a_start_that_failed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
+    with taken() as free:
+        pass
+    addresses = [f"unix:{tmp_path}/socket", f"127.0.0.1:{free}"]
     with taken() as port:
-        await failure_of(server_on(f"unix:{tmp_path}/socket", f"127.0.0.1:{port}", address_file=tmp_path / "addresses"))
+        await failure_of(server_on(*addresses, f"127.0.0.1:{port}", address_file=tmp_path / "addresses"))
     assert os.listdir(tmp_path) == []
     assert "draining" not in caplog.text
+    async with server_on(*addresses) as server:
+        assert server.addresses == tuple(addresses)
 
 
 @pytest.mark.parametrize(
     ("address", "reason"),
     [
         ("gradserve.invalid:1", "name or service not known"),
-        ("192.0.2.1:0", "cannot assign requested address"),
+        ("198.51.100.1:0", "cannot assign requested address"),
         ("unix:{}/nowhere/socket", "no such file or directory"),
         ("unix:{}", "{} is there and is no socket"),
     ],

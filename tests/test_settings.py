@@ -216,9 +216,11 @@ def test_an_unreadable_file_says_so(tmp_path: Path, kind: str) -> None:
     assert f"cannot read the configuration file {path}" in result.output
 
 
-def test_every_setting_has_a_flag_that_help_explains() -> None:
+def test_every_setting_has_a_flag_that_help_explains_and_a_line_in_the_documentation() -> None:
     result = CliRunner().invoke(cli, ["serve", "--help"])
     assert result.exit_code == 0
+    documentation = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text()
     for section in ServerConfig.model_fields:
         for name in type(getattr(ServerConfig(), section)).model_fields:
             assert f"--{name.replace('_', '-')} " in result.output
+            assert f"\n| `{name}` | " in documentation

@@ -1,13 +1,16 @@
 """SIGTERM and SIGINT end a server with status 0 and in time, whatever it is doing; a second one ends it at once."""
 
 import asyncio
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 import gradserve.aio
@@ -119,8 +122,8 @@ def deaf():
 """
 
 
-def run_program(body: str) -> "subprocess.Popen[bytes]":
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM + body], stdout=subprocess.PIPE)
+def run_program(body: str, before: Sequence[str] = ()) -> "subprocess.Popen[bytes]":
+    process = subprocess.Popen([*before, sys.executable, "-c", PROGRAM + body], stdout=subprocess.PIPE)
     assert read(process) == "ready"
     return process
 
@@ -157,6 +160,25 @@ def test_the_second_signal_ends_the_process_as_if_it_had_no_handler(
     process.send_signal(first)
     assert read(process) == "begun"
     assert end(process, second) == -second
+
+
+def test_the_second_signal_ends_the_first_process_of_a_container() -> None:
+    """The kernel keeps such a process from signals that it has no handler for."""
+    unshare = ["unshare", "--pid", "--fork", "--kill-child"]
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode
+    ):
+        pytest.skip("needs to be allowed to make namespaces")
+    process = run_program("signals.drain_with(begin, 600)\n" + READY + "begun.wait()\ndeaf()", unshare)
+    (inner,) = psutil.Process(process.pid).children()
+    inner.send_signal(signal.SIGTERM)
+    assert read(process) == "begun"
+    inner.send_signal(signal.SIGTERM)
+    try:
+        assert process.wait(_PROMPTLY_SECONDS) == 128 + signal.SIGTERM
+    finally:
+        end(process, signal.SIGKILL)
 
 
 def test_a_signal_that_comes_twice_at_once_is_one() -> None:

@@ -164,7 +164,6 @@ class Server:
         A thread that is compiling a kernel goes on until that is done; `join` waits for it.
         """
         _log.info("draining")
-        self._grpc.refuse_new_calls()
         await self._close(self._config.runtime.drain_seconds)
         _log.info("stopped")
 
@@ -175,6 +174,7 @@ class Server:
     async def _close(self, grace: float) -> None:
         if self._address_file is not None:
             self._address_file.remove()
+        self._grpc.refuse_new_calls()
         self.registry.close()
         self.lifetimes.clients.close(UnavailableError("the server is shutting down"))
         await self._grpc.stop(grace)

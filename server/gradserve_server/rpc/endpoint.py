@@ -31,6 +31,7 @@ class Endpoint:
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._server.add_generic_rpc_handlers(tuple(handlers))
         self._ports = Ports(self._server)
+        self._has_started = False
 
     def bind(self, addresses: Sequence[Address]) -> list[Address]:
         """Binds to addresses; returns them with the ports that were picked for port 0, and whole paths.
@@ -42,6 +43,7 @@ class Endpoint:
 
     async def start(self) -> None:
         """Starts serving."""
+        self._has_started = True
         await self._server.start()
 
     async def failure(self) -> Exception | None:
@@ -62,6 +64,8 @@ class Endpoint:
 
         May be called again before it is done, with another `grace`.
         """
+        if not self._has_started:
+            await self.start()  # only then does gRPC let go of the ports that it has bound
         try:
             await self._server.stop(grace)
         except UnicodeDecodeError:
@@ -141,8 +145,6 @@ class LastingEndpoint:
                 endpoint.bind(self._addresses)
             except OSError as error:
                 _log.debug("%s; trying again", error)
-                # gRPC lets go of the addresses that it could bind only after a start.
-                await endpoint.start()
                 await endpoint.stop(0)
                 endpoint.remove_files()
                 await asyncio.sleep(_BIND_PAUSE_SECONDS)
