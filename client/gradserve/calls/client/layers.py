@@ -1,0 +1,174 @@
+"""The calls of clients that concern layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from numpy.typing import DTypeLike
+
+from gradserve.batch_norm_arguments import Initializer, RandomAdjustment, Regularizer
+from gradserve.batch_norm_results import BatchNormLayerInfo
+from gradserve.calls.batch_norm_config import BatchNormArguments
+from gradserve.calls.batch_norm_layer import BatchNormLayerCalls
+from gradserve.calls.batch_norm_layer_creation import LayerPlace, make_layer
+from gradserve.calls.batch_norm_layer_wire import delete_layer, list_layers
+from gradserve.calls.client.state import ClientState
+from gradserve.calls.exchange import Operation
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.plain import as_text
+from gradserve.results import Shape, TensorLike
+from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+
+
+class LayersOfClient(ClientState):
+    """Makes, lists and deletes layers, and runs their updates."""
+
+    def batch_norm(
+        self,
+        decay: float = 0.999,
+        center: bool = True,
+        scale: bool = False,
+        epsilon: float = 0.001,
+        activation_fn: str | None = None,
+        param_initializers: Mapping[str, TensorLike | Initializer | str | None] | None = None,
+        param_regularizers: Mapping[str, Regularizer | None] | None = None,
+        updates_collections: str | Sequence[str] | None = "update_ops",
+        reuse: bool | None = None,
+        variables_collections: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+        outputs_collections: str | Sequence[str] | None = None,
+        trainable: bool = True,
+        fused: bool | None = None,
+        data_format: str = "NHWC",
+        zero_debias_moving_mean: bool = False,
+        scope: str | None = None,
+        renorm: bool = False,
+        renorm_clipping: Mapping[str, float] | None = None,
+        renorm_decay: float = 0.99,
+        adjustment: RandomAdjustment | None = None,
+        *,
+        container: str = "",
+        renorm_zero_debias: bool = False,
+        input_shape: Shape | None = None,
+        dtype: DTypeLike | None = None,
+        idle_lease: float | None = None,
+    ) -> Operation[BatchNormLayerCalls]:
+        """Creates a batch normalization layer, tf.contrib.layers.batch_norm, or finds the one of this scope.
+
+        `inputs`, `is_training` and `batch_weights` are arguments of the layer's calls. C is the number of channels.
+        The first forward creates the variables, for the dtype and the channels of its inputs. An
+        IgnoredArgumentWarning says which arguments have no effect.
+
+        Args:
+            decay: Of the moving averages: each update moves them by 1 - decay of the way to the batch.
+            center: Add beta.
+            scale: Multiply by gamma.
+            epsilon: Added to the variance before the root is taken.
+            activation_fn: The name of what is applied to the result: "relu", "relu6", "tanh", "sigmoid", "elu",
+                "selu", "softplus", "softsign", "leaky_relu", "gelu" or "swish", as in tf.nn. None, or "none": nothing.
+            param_initializers: First values of "beta", "gamma", "moving_mean" and "moving_variance": an array of
+                shape [C], an Initializer, or the name of one. Not named: zeros (beta, moving_mean) or ones.
+            param_regularizers: Of "beta" and "gamma". Their losses are results of `forward`, and their gradients of
+                `backward`.
+            updates_collections: Names by which `run_updates` of the client finds the layer. None: a forward in
+                training updates the moving averages itself. Another name than "update_ops" makes TensorFlow, and so
+                gradserve, choose another implementation.
+            reuse: None: create or find. True: it must exist. False: it must not.
+            variables_collections: Tags of the variables: for all, or by variable. `list_batch_norm_layers` can ask
+                for a tag.
+            outputs_collections: Tags of the outputs, likewise.
+            trainable: Whether beta and gamma are listed as trainable.
+            fused: Whether to use the fused implementation where it is possible. None: yes.
+            data_format: "NHWC": the channels are the last axis; "NCHW": axis 1; for inputs of rank 2 to 5.
+            zero_debias_moving_mean: Correct the moving mean for its start at zero.
+            scope: Under which other clients find it, until somebody deletes it. None: it is this client's own. The
+                server deletes it when this client is closed; when its process has ended in another way, or its network
+                is gone, somewhat later (after `client_lease` of `server_info().limits`, 60 s).
+            renorm: Batch Renormalization (https://arxiv.org/abs/1702.03275).
+            renorm_clipping: Bounds of its corrections: "rmax", "rmin", "dmax". One that is not named does not bound.
+            renorm_decay: Decay of its averages.
+            adjustment: Draws an adjustment for each forward in training. Tensors go to the call instead.
+            container: Namespace of the scope; empty for the default one.
+            renorm_zero_debias: Renormalization as it was up to TensorFlow 1.12, whose averages start at zero.
+            input_shape: Of inputs, None or -1 where unknown, but for the channels; with `dtype`, the variables are
+                created at once.
+            dtype: Of such inputs: float16, bfloat16, float32 or float64.
+            idle_lease: Seconds without use after which the server deletes it; None: never. Every call is a use that
+                concerns this layer, of any client; lists, and updates of a whole collection, are not.
+
+        Raises:
+            InvalidArgumentError: One of them cannot be, or they cannot be together.
+            AlreadyExistsError: The scope is taken by a layer with other arguments, says which; or at all, with
+                reuse=False.
+            NotFoundError: There is none, with reuse=True.
+            ResourceExhaustedError: Too many layers, or no memory for the variables.
+        """
+        arguments = BatchNormArguments(
+            decay=decay,
+            center=center,
+            scale=scale,
+            epsilon=epsilon,
+            activation_fn=activation_fn,
+            param_initializers=param_initializers,
+            param_regularizers=param_regularizers,
+            updates_collections=updates_collections,
+            variables_collections=variables_collections,
+            outputs_collections=outputs_collections,
+            trainable=trainable,
+            fused=fused,
+            data_format=data_format,
+            zero_debias_moving_mean=zero_debias_moving_mean,
+            renorm=renorm,
+            renorm_clipping=renorm_clipping,
+            renorm_decay=renorm_decay,
+            adjustment=adjustment,
+            renorm_zero_debias=renorm_zero_debias,
+        )
+        where = LayerPlace(container, scope, reuse, idle_lease, input_shape, dtype)
+        return make_layer(arguments, where, self._ids, self._layers, self._private)
+
+    def list_batch_norm_layers(
+        self, container: str = "", scope: str = "", collection: str = ""
+    ) -> Operation[list[BatchNormLayerInfo]]:
+        """Describes the batch normalization layers of a container, by name.
+
+        Args:
+            container: Empty for the default one.
+            scope: Only those whose name begins so, as tf.get_collection has it. Empty: all.
+            collection: Only those that have it among updates_collections, outputs_collections or
+                variables_collections. Empty: all.
+        """
+        names = {"container": container, "scope": scope, "collection": collection}
+        return list_layers(**{name: as_text(value, Argument(name)) for name, value in names.items()})
+
+    def delete_batch_norm_layer(self, scope: str, container: str = "") -> Operation[bool]:
+        """Deletes a batch normalization layer by its scope, with its variables and forwards, for all clients.
+
+        Args:
+            scope: Its scope, or the name that `list_batch_norm_layers` has.
+            container: Its namespace; empty for the default one.
+
+        Returns:
+            False when there was none.
+        """
+        ref = batch_norm_pb2.BatchNormLayerRef(
+            container=as_text(container, Argument("container")), name=as_text(scope, Argument("scope"))
+        )
+        deleted = yield from delete_layer(ref)
+        self._private.deleted(ref.name)
+        return deleted
+
+    def run_updates(self, collection: str = "update_ops", container: str = "") -> Operation[int]:
+        """Runs all updates that wait, of all layers with this name among their updates_collections.
+
+        Those of all clients, each forward once; see `BatchNormLayer.run_updates` for one layer's. Safe to repeat.
+
+        Args:
+            collection: The name; "update_ops" unless a layer was told otherwise.
+            container: Of the layers; empty for the default one.
+
+        Returns:
+            Of how many forwards the updates were run now.
+        """
+        return self._layers.run_updates(
+            as_text(container, Argument("container")), as_text(collection, Argument("collection"))
+        )
