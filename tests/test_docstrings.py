@@ -12,7 +12,7 @@ import gradserve
 from tests.test_public_names import methods
 
 SECTION = r"\n{}:\n((?: .*\n|\n)*)"
-FACES = ["ConditionalAccumulator", "SparseConditionalAccumulator", "GradientAccumulator", "BatchNormLayer"]
+FACES = ["Client", "ConditionalAccumulator", "SparseConditionalAccumulator", "GradientAccumulator", "BatchNormLayer"]
 METHODS = [
     pytest.param(method, id=method.__qualname__)
     for face in [*FACES, "RawOps"]

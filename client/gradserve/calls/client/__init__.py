@@ -20,7 +20,11 @@ class ClientCalls(AccumulatorsOfClient, LayersOfClient, TensorsOfClient):
     """Calls of `Client`."""
 
     def server_info(self) -> Operation[ServerInfo]:
-        """Describes the server: version, devices, limits, load."""
+        """Describes the server: its version, devices, limits and load.
+
+        Returns:
+            The description, of this moment.
+        """
         return server_info()
 
     def delete_private(self) -> Operation[None]:

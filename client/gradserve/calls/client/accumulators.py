@@ -42,31 +42,36 @@ class AccumulatorsOfClient(ClientState):
         refuse_non_finite: bool = False,
         idle_lease: float | None = None,
     ) -> Operation[ConditionalAccumulatorCalls]:
-        """Creates an accumulator of dense gradients, or finds the one of this shared name.
+        """Creates an accumulator of dense gradients of one tensor, or finds the one of this shared name.
 
         Args:
-            dtype: float16, bfloat16, float32 or float64.
-            shape: Of every gradient; None as a dimension, or instead of all, where unknown. () is a scalar.
-            shared_name: Under which other clients find it, until somebody deletes it. None: it is this client's own.
-                The server deletes it when this client is closed; when its process has ended in another way, or its
-                network is gone, somewhat later (after `client_lease` of `server_info().limits`, 60 s).
-            name: How one without a shared name is called in lists.
-            reduction_type: "MEAN" or "SUM".
-            container: Namespace of the shared name; empty for the default one.
-            accumulate_dtype: Type of the running sum. None: float32 for 16-bit gradients, else `dtype`. `dtype`
-                itself rounds at each addition, as TensorFlow does.
-            deterministic: Add up in the order of workers: the same bits, whatever order gradients come in.
+            dtype: float16, bfloat16, float32 or float64, by any name or object that a library has for it.
+            shape: The shape of every gradient. () is a scalar; None, as a dimension or instead of all, is unknown.
+            shared_name: The name by which other clients find the accumulator, until somebody deletes it. None: it is
+                this client's own, and the server deletes it when the client is closed. If the client's process dies or
+                its network fails, that takes a while longer: `client_lease` of `server_info().limits`, 60 seconds.
+            name: What lists call an accumulator without a shared name.
+            reduction_type: "MEAN" or "SUM" of the gradients of a round.
+            container: The namespace of the shared name. Empty: the default one.
+            accumulate_dtype: The dtype of the running sum. None: float32 for 16-bit gradients, else `dtype`. A 16-bit
+                dtype rounds at each addition, as TensorFlow does.
+            deterministic: Add up in the order of worker ids: the same gradients give the same bits, in whatever order
+                they come.
             keep_averages: For how many past rounds the average can be read.
-            one_per_worker: Count only the first gradient of each worker in a round, not, as TensorFlow does, every one.
-                (`push_pull` does so anyway.)
+            one_per_worker: Count only the first gradient of each worker in a round. Otherwise every gradient counts, as
+                in TensorFlow.
             refuse_non_finite: Refuse gradients with infinite values or NaN, with an InvalidArgumentError that says
-                where the first one is; otherwise they are averaged as all others.
-            idle_lease: Seconds without use after which the server deletes it; None: never. Every call is a use that
-                concerns this accumulator, of any client, also while it waits; lists are not.
+                where the first one is. Otherwise they are averaged as all others.
+            idle_lease: Seconds without use after which the server deletes the accumulator. None: never. Every call that
+                concerns it is a use, of any client, also while it waits; lists are not.
+
+        Returns:
+            The accumulator.
 
         Raises:
-            InvalidArgumentError: One of them cannot be.
-            AlreadyExistsError: The name is taken by one with other properties; says which.
+            InvalidArgumentError: An argument has a value that it cannot have, or arguments do not go together.
+            AlreadyExistsError: The name is taken by an accumulator with other properties; says which.
+            ResourceExhaustedError: The server has as many accumulators as it may have.
         """
         options = AccumulatorOptions(
             reduction_type,
@@ -99,9 +104,37 @@ class AccumulatorsOfClient(ClientState):
         refuse_non_finite: bool = False,
         idle_lease: float | None = None,
     ) -> Operation[SparseConditionalAccumulatorCalls]:
-        """Creates an accumulator of sparse gradients, or finds the one of this shared name.
+        """Creates an accumulator of sparse gradients of one tensor, or finds the one of this shared name.
 
-        `shape` is that of the whole tensor. For all else see `conditional_accumulator`.
+        Args:
+            dtype: float16, bfloat16, float32 or float64, by any name or object that a library has for it.
+            shape: The shape of the whole tensor, whose rows the gradients have. None, as a dimension or instead of all,
+                is unknown.
+            shared_name: The name by which other clients find the accumulator, until somebody deletes it. None: it is
+                this client's own, and the server deletes it when the client is closed. If the client's process dies or
+                its network fails, that takes a while longer: `client_lease` of `server_info().limits`, 60 seconds.
+            name: What lists call an accumulator without a shared name.
+            reduction_type: "MEAN" or "SUM" of the gradients of a round.
+            container: The namespace of the shared name. Empty: the default one.
+            accumulate_dtype: The dtype of the running sum. None: float32 for 16-bit gradients, else `dtype`. A 16-bit
+                dtype rounds at each addition, as TensorFlow does.
+            deterministic: Add up in the order of worker ids: the same gradients give the same bits, in whatever order
+                they come.
+            keep_averages: For how many past rounds the average can be read.
+            one_per_worker: Count only the first gradient of each worker in a round. Otherwise every gradient counts, as
+                in TensorFlow.
+            refuse_non_finite: Refuse gradients with infinite values or NaN, with an InvalidArgumentError that says
+                where the first one is. Otherwise they are averaged as all others.
+            idle_lease: Seconds without use after which the server deletes the accumulator. None: never. Every call that
+                concerns it is a use, of any client, also while it waits; lists are not.
+
+        Returns:
+            The accumulator.
+
+        Raises:
+            InvalidArgumentError: An argument has a value that it cannot have, or arguments do not go together.
+            AlreadyExistsError: The name is taken by an accumulator with other properties; says which.
+            ResourceExhaustedError: The server has as many accumulators as it may have.
         """
         options = AccumulatorOptions(
             reduction_type,
@@ -134,29 +167,40 @@ class AccumulatorsOfClient(ClientState):
         idle_lease: float | None = None,
         missing: Literal["error", "zeros"] = "error",
     ) -> Operation[GradientAccumulatorCalls]:
-        """Creates an accumulator of whole models' gradients, or finds the one of this shared name.
+        """Creates an accumulator of the gradients of a whole model, or finds the one of this shared name.
 
         Args:
             components: The parameters of the model, or what has their dtypes and shapes: a dict by name, or a tree of
                 dicts, lists, tuples and named tuples, as JAX's pytrees. A leaf is an array of any library, a handle,
-                numbers in lists, a DenseSpec or a SparseSpec; its way names its component, such as "layers/0/w". None
-                has no component.
-            shared_name: See `conditional_accumulator`, as for all but the last.
-            name: How one without a shared name is called in lists.
-            reduction_type: "MEAN" or "SUM".
-            container: Namespace of the shared name.
-            accumulate_dtype: Type of the running sums.
-            deterministic: Add up in the order of workers.
+                numbers in lists, a DenseSpec or a SparseSpec; the way to it is the name of its component, such as
+                "layers/0/w". None is no component.
+            shared_name: The name by which other clients find the accumulator, until somebody deletes it. None: it is
+                this client's own, and the server deletes it when the client is closed. If the client's process dies or
+                its network fails, that takes a while longer: `client_lease` of `server_info().limits`, 60 seconds.
+            name: What lists call an accumulator without a shared name.
+            reduction_type: "MEAN" or "SUM" of the gradients of a round.
+            container: The namespace of the shared name. Empty: the default one.
+            accumulate_dtype: The dtype of the running sum. None: float32 for 16-bit gradients, else that of the
+                component. A 16-bit dtype rounds at each addition, as TensorFlow does.
+            deterministic: Add up in the order of worker ids: the same gradients give the same bits, in whatever order
+                they come.
             keep_averages: For how many past rounds the average can be read.
-            one_per_worker: Count only the first gradient of each worker in a round.
-            refuse_non_finite: Refuse gradients with NaN or an infinity.
-            idle_lease: Seconds without use after which the server deletes it; None: never.
-            missing: What becomes of a gradient that this object is given without a component, or with None for it:
-                "error", or "zeros", which are sent in its place, and count in the mean as others do.
+            one_per_worker: Count only the first gradient of each worker in a round. Otherwise every gradient counts, as
+                in TensorFlow; `push_pull` decides for itself.
+            refuse_non_finite: Refuse gradients with infinite values or NaN, with an InvalidArgumentError that says
+                where the first one is. Otherwise they are averaged as all others.
+            idle_lease: Seconds without use after which the server deletes the accumulator. None: never. Every call that
+                concerns it is a use, of any client, also while it waits; lists are not.
+            missing: What a gradient that comes without a component, or with None for it, means to this object. "error":
+                an InvalidArgumentError. "zeros": zeros are sent in its place, and count in the mean as others do.
+
+        Returns:
+            The accumulator.
 
         Raises:
-            InvalidArgumentError: One of them cannot be.
-            AlreadyExistsError: The name is taken by one with other properties; says which.
+            InvalidArgumentError: An argument has a value that it cannot have, or arguments do not go together.
+            AlreadyExistsError: The name is taken by an accumulator with other properties; says which.
+            ResourceExhaustedError: The server has as many accumulators as it may have.
         """
         options = AccumulatorOptions(
             reduction_type,
@@ -172,18 +216,25 @@ class AccumulatorsOfClient(ClientState):
         return GradientAccumulatorCalls(wire, self._timeout)
 
     def list_accumulators(self, container: str = "") -> Operation[list[AccumulatorInfo]]:
-        """Describes all accumulators of a container."""
+        """Describes all accumulators of a container, by name.
+
+        Args:
+            container: The namespace. Empty: the default one.
+
+        Returns:
+            The descriptions, each of its moment.
+        """
         return list_accumulators(container)
 
     def delete_accumulator(self, name: str, container: str = "") -> Operation[bool]:
-        """Deletes an accumulator by its name, for all clients: calls that wait on it end with AbortedError.
+        """Deletes an accumulator by its name, for all clients. Calls that wait on it end with AbortedError.
 
         Args:
             name: The shared name, or the name that `list_accumulators` has.
-            container: Its namespace; empty for the default one.
+            container: The namespace of the name. Empty: the default one.
 
         Returns:
-            False when there was none.
+            Whether there was one.
         """
         ref = accumulator_pb2.AccumulatorRef(
             container=as_text(container, Argument("container")), name=as_text(name, Argument("name"))

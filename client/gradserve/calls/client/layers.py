@@ -54,53 +54,57 @@ class LayersOfClient(ClientState):
     ) -> Operation[BatchNormLayerCalls]:
         """Creates a batch normalization layer, tf.contrib.layers.batch_norm, or finds the one of this scope.
 
-        `inputs`, `is_training` and `batch_weights` are arguments of the layer's calls. C is the number of channels.
-        The first forward creates the variables, for the dtype and the channels of its inputs. An
-        IgnoredArgumentWarning says which arguments have no effect.
+        `inputs`, `is_training` and `batch_weights` of TensorFlow's function are arguments of the layer's calls. The
+        first forward creates the variables, for the dtype and the channels of its inputs; C is the number of channels.
+        An IgnoredArgumentWarning says which arguments have no effect.
 
         Args:
-            decay: Of the moving averages: each update moves them by 1 - decay of the way to the batch.
+            decay: How slow the moving averages are: each update moves them by 1 - decay of the way to the batch.
             center: Add beta.
             scale: Multiply by gamma.
-            epsilon: Added to the variance before the root is taken.
-            activation_fn: The name of what is applied to the result: "relu", "relu6", "tanh", "sigmoid", "elu",
-                "selu", "softplus", "softsign", "leaky_relu", "gelu" or "swish", as in tf.nn. None, or "none": nothing.
-            param_initializers: First values of "beta", "gamma", "moving_mean" and "moving_variance": an array of
-                shape [C], an Initializer, or the name of one. Not named: zeros (beta, moving_mean) or ones.
-            param_regularizers: Of "beta" and "gamma". Their losses are results of `forward`, and their gradients of
-                `backward`.
-            updates_collections: Names by which `run_updates` of the client finds the layer. None: a forward in
-                training updates the moving averages itself. Another name than "update_ops" makes TensorFlow, and so
-                gradserve, choose another implementation.
-            reuse: None: create or find. True: it must exist. False: it must not.
-            variables_collections: Tags of the variables: for all, or by variable. `list_batch_norm_layers` can ask
-                for a tag.
+            epsilon: What is added to the variance before the root is taken.
+            activation_fn: The name of the function that is applied to the result, as in tf.nn: "relu", "relu6", "tanh",
+                "sigmoid", "elu", "selu", "softplus", "softsign", "leaky_relu", "gelu" or "swish". None, or "none": no
+                function.
+            param_initializers: First values of "beta", "gamma", "moving_mean" and "moving_variance": an array of shape
+                [C], an Initializer, or the name of one. Not named: zeros (beta, moving_mean) or ones.
+            param_regularizers: Regularizers of "beta" and "gamma". Their losses are results of `forward`, and the
+                gradients of those of `backward`.
+            updates_collections: The names by which the client's `run_updates` finds the layer. None: a forward in
+                training updates the moving averages itself. With another name than "update_ops", TensorFlow, and so
+                gradserve, chooses another implementation.
+            reuse: None: create or find the layer. True: it must exist. False: it must not.
+            variables_collections: Tags of the variables: for all, or by variable. `list_batch_norm_layers` can ask for
+                a tag.
             outputs_collections: Tags of the outputs, likewise.
             trainable: Whether beta and gamma are listed as trainable.
             fused: Whether to use the fused implementation where it is possible. None: yes.
-            data_format: "NHWC": the channels are the last axis; "NCHW": axis 1; for inputs of rank 2 to 5.
+            data_format: "NHWC": the channels are the last axis. "NCHW": axis 1. For inputs of rank 2 to 5.
             zero_debias_moving_mean: Correct the moving mean for its start at zero.
-            scope: Under which other clients find it, until somebody deletes it. None: it is this client's own. The
-                server deletes it when this client is closed; when its process has ended in another way, or its network
-                is gone, somewhat later (after `client_lease` of `server_info().limits`, 60 s).
-            renorm: Batch Renormalization (https://arxiv.org/abs/1702.03275).
+            scope: The name by which other clients find the layer, until somebody deletes it. None: it is this client's
+                own, and the server deletes it when the client is closed. If the client's process dies or its network
+                fails, that takes a while longer: `client_lease` of `server_info().limits`, 60 seconds.
+            renorm: Use Batch Renormalization (https://arxiv.org/abs/1702.03275).
             renorm_clipping: Bounds of its corrections: "rmax", "rmin", "dmax". One that is not named does not bound.
-            renorm_decay: Decay of its averages.
+            renorm_decay: The decay of its averages.
             adjustment: Draws an adjustment for each forward in training. Tensors go to the call instead.
-            container: Namespace of the scope; empty for the default one.
-            renorm_zero_debias: Renormalization as it was up to TensorFlow 1.12, whose averages start at zero.
-            input_shape: Of inputs, None or -1 where unknown, but for the channels; with `dtype`, the variables are
-                created at once.
-            dtype: Of such inputs: float16, bfloat16, float32 or float64.
-            idle_lease: Seconds without use after which the server deletes it; None: never. Every call is a use that
-                concerns this layer, of any client; lists, and updates of a whole collection, are not.
+            container: The namespace of the scope. Empty: the default one.
+            renorm_zero_debias: Renormalize as up to TensorFlow 1.12, whose averages start at zero.
+            input_shape: The shape of inputs; None or -1 for dimensions that are unknown, but not for the channels. With
+                `dtype`, the variables are created at once.
+            dtype: The dtype of such inputs: float16, bfloat16, float32 or float64.
+            idle_lease: Seconds without use after which the server deletes the layer. None: never. Every call that
+                concerns it is a use, of any client; lists, and updates of a whole collection, are not.
+
+        Returns:
+            The layer.
 
         Raises:
-            InvalidArgumentError: One of them cannot be, or they cannot be together.
+            InvalidArgumentError: An argument has a value that it cannot have, or arguments do not go together.
             AlreadyExistsError: The scope is taken by a layer with other arguments, says which; or at all, with
                 reuse=False.
-            NotFoundError: There is none, with reuse=True.
-            ResourceExhaustedError: Too many layers, or no memory for the variables.
+            NotFoundError: There is no such layer, with reuse=True.
+            ResourceExhaustedError: The server has as many layers as it may have, or no memory for the variables.
         """
         arguments = BatchNormArguments(
             decay=decay,
@@ -132,10 +136,13 @@ class LayersOfClient(ClientState):
         """Describes the batch normalization layers of a container, by name.
 
         Args:
-            container: Empty for the default one.
-            scope: Only those whose name begins so, as tf.get_collection has it. Empty: all.
-            collection: Only those that have it among updates_collections, outputs_collections or
+            container: The namespace. Empty: the default one.
+            scope: Only layers whose name begins so, as tf.get_collection has it. Empty: all.
+            collection: Only layers that have it among updates_collections, outputs_collections or
                 variables_collections. Empty: all.
+
+        Returns:
+            The descriptions, each of its moment.
         """
         names = {"container": container, "scope": scope, "collection": collection}
         return list_layers(**{name: as_text(value, Argument(name)) for name, value in names.items()})
@@ -144,11 +151,11 @@ class LayersOfClient(ClientState):
         """Deletes a batch normalization layer by its scope, with its variables and forwards, for all clients.
 
         Args:
-            scope: Its scope, or the name that `list_batch_norm_layers` has.
-            container: Its namespace; empty for the default one.
+            scope: The scope, or the name that `list_batch_norm_layers` has.
+            container: The namespace of the scope. Empty: the default one.
 
         Returns:
-            False when there was none.
+            Whether there was one.
         """
         ref = batch_norm_pb2.BatchNormLayerRef(
             container=as_text(container, Argument("container")), name=as_text(scope, Argument("scope"))
@@ -158,13 +165,14 @@ class LayersOfClient(ClientState):
         return deleted
 
     def run_updates(self, collection: str = "update_ops", container: str = "") -> Operation[int]:
-        """Runs all updates that wait, of all layers with this name among their updates_collections.
+        """Runs the waiting updates of all layers that have a collection among their updates_collections.
 
-        Those of all clients, each forward once; see `BatchNormLayer.run_updates` for one layer's. Safe to repeat.
+        Runs those of forwards of all clients, each once, so it is safe to repeat. `BatchNormLayer.run_updates` does it
+        for one layer.
 
         Args:
-            collection: The name; "update_ops" unless a layer was told otherwise.
-            container: Of the layers; empty for the default one.
+            collection: The name of the collection: "update_ops" unless a layer was told otherwise.
+            container: The namespace of the layers. Empty: the default one.
 
         Returns:
             Of how many forwards the updates were run now.

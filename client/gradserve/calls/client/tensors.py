@@ -24,40 +24,83 @@ class TensorsOfClient(ClientState):
         """Stores an array on the server, under a handle that whoever has it can use.
 
         Args:
-            value: The array.
-            lease: Seconds it lives without being used; None for the server's default.
+            value: An array of any library, or numbers.
+            lease: How many seconds the array lives without being used. None: the server's default.
+
+        Returns:
+            The handle: an input for ops, a gradient for accumulators, and for `get`.
 
         Raises:
-            InvalidArgumentError: No tensor can have its dtype.
-            ResourceExhaustedError: It does not fit.
+            InvalidArgumentError: `value` is no array and no numbers, or has a dtype that no tensor can have.
+            ResourceExhaustedError: The array does not fit into the server's memory.
         """
         (handle,) = yield from tensors.put([as_array(value, Argument("value"))], lease)
         return handle
 
     def put_all(self, values: Sequence[ArrayLike], *, lease: float | None = None) -> Operation[list[TensorHandle]]:
-        """Stores several arrays in one stream, all or none; see `put`."""
+        """Stores several arrays in one stream, all or none.
+
+        Args:
+            values: Arrays of any library, or numbers.
+            lease: How many seconds each array lives without being used. None: the server's default.
+
+        Returns:
+            The handles, in the order of the arrays.
+
+        Raises:
+            GradserveError: As `put`.
+        """
         given = as_list(values, "a list of arrays", Argument("values"))
         arrays = [as_array(value, Argument(f"values[{index}]")) for index, value in enumerate(given)]
         return (yield from tensors.put(arrays, lease))
 
     def get(self, handle: TensorHandle, *, release: bool = False) -> Operation[NDArray[Any]]:
-        """Reads a stored array; `release` deletes it then.
+        """Reads a stored array.
+
+        Args:
+            handle: The handle of the array.
+            release: Delete the array from the server once it is read.
+
+        Returns:
+            A new array.
 
         Raises:
-            NotFoundError: It does not exist (any more).
+            NotFoundError: The array does not exist (any more).
         """
         (array,) = yield from tensors.get([as_handle(handle, Argument("handle"))], release=release)
         return array
 
     def get_all(self, handles: Sequence[TensorHandle], *, release: bool = False) -> Operation[list[NDArray[Any]]]:
-        """Reads several stored arrays in one stream; see `get`."""
+        """Reads several stored arrays in one stream.
+
+        Args:
+            handles: The handles of the arrays.
+            release: Delete the arrays from the server once they are read.
+
+        Returns:
+            New arrays, in the order of the handles.
+
+        Raises:
+            NotFoundError: One of the arrays does not exist (any more).
+        """
         given = as_list(handles, "a list of TensorHandles", Argument("handles"))
         return tensors.get(as_handles(given, "handles"), release=release)
 
     def delete(self, *handles: TensorHandle) -> Operation[int]:
-        """Deletes stored arrays; returns how many of them there were."""
+        """Deletes stored arrays.
+
+        Args:
+            *handles: The handles of the arrays. Those that are gone already do not matter.
+
+        Returns:
+            How many of the arrays there were.
+        """
         return tensors.delete(as_handles(handles, "handles"))
 
     def list_tensors(self) -> Operation[list[TensorHandle]]:
-        """Lists all stored arrays, oldest first."""
+        """Lists the arrays that are stored on the server, by any client, oldest first.
+
+        Returns:
+            The handles, with dtypes and shapes.
+        """
         return tensors.list_stored()
