@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +81,24 @@ def test_unreachable(command: str) -> None:
         result = CliRunner().invoke(cli, [command, address, "--timeout", "10"])
     assert result.exit_code == 1
     assert result.output.startswith(f"Error: {address}: ")
+
+
+def test_nothing_else_is_written_about_an_unreachable_server() -> None:
+    taken, address = closed_port()
+    with taken:
+        done = run_cli("info", address)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"Error: {address}: no connection: is gradserve serve running at {address}? (")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_library_leaves_the_environment_alone() -> None:
+    """The command line keeps gRPC from writing to the terminal by a variable."""
+    program = (
+        "import os; before = {**os.environ}; import gradserve.aio, gradserve_server.app; print(before == os.environ)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
 
 
 @pytest.mark.parametrize("command", ["health", "info"])

@@ -155,7 +155,7 @@ def test_every_setting_says_in_words_what_it_takes(tmp_path: Path) -> None:
         ("max-bytes = 1", "max-bytes; did you mean max_bytes?"),
         ("[limits]\nmax_bytes = 1", "limits; "),
         ("config = 'a'", "config; "),
-        ("colour = 1", "colour; expected one of address_file, client_memory_seconds, "),
+        ("colour = 1", "colour; expected one of address_file, "),
     ],
 )
 def test_unknown_names_in_the_file(tmp_path: Path, toml: str, message: str) -> None:

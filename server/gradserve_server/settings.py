@@ -135,7 +135,7 @@ def _read(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         reason = reason_of(error) if isinstance(error, OSError) else str(error)
         raise SettingsError(f"cannot read the configuration file {path}: {reason}") from None
