@@ -60,7 +60,7 @@ class World:
     def after(self, seconds: float) -> int:
         """Lets time pass; returns how many tensors expired."""
         self.now += seconds
-        return self.store.expire()
+        return self.store.expire(100)
 
     @property
     def used(self) -> tuple[int, int]:
@@ -206,6 +206,28 @@ def test_nobody_owns_what_somebody_else_uses(world: World) -> None:
         assert not inputs.exclusive
     with world.store.use([kept], release=True) as inputs:
         assert not inputs.exclusive
+    assert world.used == (0, 0)
+
+
+def test_tensors_that_last_cost_nothing(world: World) -> None:
+    """A look for those that expire is not a look at all."""
+    world.memory.limit, world.handles.limit = 1 << 40, 1 << 20
+    handles = world.put(lease=60, count=1000)
+    looks = 0
+
+    def now() -> float:
+        nonlocal looks
+        looks += 1
+        return world.now
+
+    world.store._queue._clock = now
+    for _second in range(50):
+        world.now += 1
+        assert world.store.expire(100) == 0
+    assert looks == 50
+    assert world.after(60) == 100
+    assert world.after(0) == 100
+    assert world.store.delete(handles) == 800
     assert world.used == (0, 0)
 
 

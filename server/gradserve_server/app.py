@@ -6,6 +6,7 @@ import logging
 import secrets
 import time
 import uuid
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -47,7 +48,7 @@ _EXPIRY_INTERVAL_SECONDS = 1.0
 _LONGEST_TICK_SECONDS = 5.0
 """A server that did not look after leases for longer heard nobody either."""
 _ENDED_AT_ONCE = 256
-"""Accumulators and layers, before others get their turn."""
+"""Before others get their turn."""
 
 
 class Server:
@@ -191,18 +192,23 @@ class Server:
             await asyncio.sleep(_EXPIRY_INTERVAL_SECONDS)
             self._clock.tick()
             self.registry.expire()
-            ended = 0
-            while count := self.lifetimes.expire(_ENDED_AT_ONCE):
-                ended += count
-                await asyncio.sleep(0)
             expired = {
-                "accumulators and layers": ended,
-                "tensors": self.store.expire(),
+                "accumulators and layers": await _expire_all(self.lifetimes.expire),
+                "tensors": await _expire_all(self.store.expire),
                 "forwards": self.layers.expire(),
             }
             for what, count in expired.items():
                 if count:
                     _log.info("%d %s expired", count, what)
+
+
+async def _expire_all(expire: Callable[[int], int]) -> int:
+    """Ends all that has run out, a few at a time; returns how much that was."""
+    ended = 0
+    while count := expire(_ENDED_AT_ONCE):
+        ended += count
+        await asyncio.sleep(0)
+    return ended
 
 
 def _new_id() -> str:

@@ -13,18 +13,18 @@ class World:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.queue = LeaseQueue(lambda: self.now)
+        self.queue: LeaseQueue[str] = LeaseQueue(lambda: self.now)
 
-    def begin(self, seconds: float) -> Lease:
-        return self.queue.begin(seconds, lambda: 1)
+    def begin(self, seconds: float) -> Lease[str]:
+        return self.queue.begin("what ends", seconds)
 
-    def ended(self) -> list[Lease]:
+    def ended(self) -> list[Lease[str]]:
         found = []
         while (lease := self.queue.pop()) is not None:
             found.append(lease)
         return found
 
-    def after(self, seconds: float) -> list[Lease]:
+    def after(self, seconds: float) -> list[Lease[str]]:
         self.now += seconds
         return self.ended()
 
@@ -90,15 +90,14 @@ def test_others_cost_nothing(world: World) -> None:
     """A look takes the time of those that end, and each other lease is looked at once in its length."""
     looks = 0
 
-    class Counted(Lease):
+    class Counted(Lease[str]):
         def end(self, now: float) -> float:
             nonlocal looks
             looks += 1
             return super().end(now)
 
-    leases = [Counted(60, lambda: 1, lambda: world.now) for _ in range(1000)]
+    leases = [Counted("what ends", 60, lambda: world.now) for _ in range(1000)]
     for lease in leases:
-        world.queue._live.add(lease)
         world.queue._push(lease, world.now)
     looks = 0
     for _second in range(59):
@@ -118,7 +117,7 @@ def test_beside_a_simple_model() -> None:
     draw = random.Random(0)
     for _ in range(50):
         world = World()
-        ends: dict[Lease, float] = {}
+        ends: dict[Lease[str], float] = {}
         for _ in range(200):
             action = draw.random()
             if action < 0.3 or not ends:

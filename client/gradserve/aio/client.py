@@ -21,6 +21,9 @@ from gradserve.transport import DEFAULT_TIMEOUT_SECONDS, AsyncTransport
 def connect(address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> "Client":
     """Returns a client of the server at an address. Nothing is sent before the first call.
 
+    Close it when it is no longer needed, or use it in an `async with` block. Accumulators and layers without a shared
+    name or scope live as long as the client; those with one live on the server until somebody deletes them.
+
     Args:
         address: "HOST:PORT", "HOST" for port 50051, "[IPV6]:PORT" or "unix:PATH".
         timeout: Seconds after which a call fails with DeadlineExceededError, and for which calls that wait for
@@ -57,7 +60,11 @@ class Client(AsyncFace[ClientCalls]):
         await self.close()
 
     async def close(self) -> None:
-        """Deletes what this client made without a shared name or scope, and disconnects."""
+        """Deletes what this client made without a shared name or scope, and disconnects. Safe to call again.
+
+        Waits at most 10 s for a server that is silent. Without it, and where the server cannot be reached, the server
+        deletes these things itself, somewhat later (after `client_lease` of `server_info().limits`).
+        """
         with BriefErrors():
             await self._transport.run(self._calls.delete_private())
             await self._transport.close()

@@ -14,6 +14,9 @@ _DELETED_AT_ONCE = 256
 Delete = Callable[[str], object]
 """Deletes a resource; takes the reason, in words."""
 
+End = Callable[[], int]
+"""Is called when a lease has run out; returns how many resources it has deleted."""
+
 
 @dataclass(eq=False)
 class Owned:
@@ -34,7 +37,7 @@ class Client:
     """
 
     client_id: str
-    lease: Lease
+    lease: Lease[End]
     owned: dict[Owned, None] = field(default_factory=dict)
     holder: "asyncio.Future[bool] | None" = None
 
@@ -45,7 +48,7 @@ class ClientLeases:
     Costs nothing for clients that own nothing. Not thread-safe: used on the event loop only.
     """
 
-    def __init__(self, queue: LeaseQueue, seconds: float) -> None:
+    def __init__(self, queue: LeaseQueue[End], seconds: float) -> None:
         """Takes how long leases are, in `seconds`."""
         self._queue = queue
         self._seconds = seconds
@@ -60,7 +63,7 @@ class ClientLeases:
         """Makes a client the owner of a resource; returns the client."""
         client = self._clients.get(client_id)
         if client is None:
-            lease = self._queue.begin(self._seconds, lambda: self._run_out(client_id))
+            lease = self._queue.begin(lambda: self._run_out(client_id), self._seconds)
             client = self._clients[client_id] = Client(client_id, lease)
         client.owned[owned] = None
         client.lease.renew()

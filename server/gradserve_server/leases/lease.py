@@ -4,23 +4,30 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+ItemT = TypeVar("ItemT")
 
 _FEW = 64
 
 
-class Lease:
+class Lease(Generic[ItemT]):
     """A time that begins anew with every use, and stands still while a use is under way.
 
     Made by `LeaseQueue.begin`.
 
     Attributes:
+        item: What ends with it.
         seconds: How long it is.
-        on_end: Is to be called by whoever ends it; returns how many resources it deletes at once.
+        is_queued: It has neither run out nor been cancelled.
     """
 
-    def __init__(self, seconds: float, on_end: Callable[[], int], clock: Callable[[], float]) -> None:
+    __slots__ = ("_clock", "_end", "_users", "is_queued", "item", "seconds")
+
+    def __init__(self, item: ItemT, seconds: float, clock: Callable[[], float]) -> None:
+        self.item = item
         self.seconds = seconds
-        self.on_end = on_end
+        self.is_queued = True
         self._clock = clock
         self._users = 0
         self._end = clock() + seconds
@@ -32,19 +39,27 @@ class Lease:
     @contextmanager
     def use(self) -> Iterator[None]:
         """Lets the time stand still until the end of the block, and then begin anew."""
-        self._users += 1
+        self.begin_use()
         try:
             yield
         finally:
-            self._users -= 1
-            self.renew()
+            self.end_use()
+
+    def begin_use(self) -> None:
+        """Lets the time stand still until as many uses have ended as have begun."""
+        self._users += 1
+
+    def end_use(self) -> None:
+        """Lets the time begin anew, unless there are other uses."""
+        self._users -= 1
+        self.renew()
 
     def end(self, now: float) -> float:
         """Returns when it ends if it is not used from now on; while it is used, as if that ended now."""
         return now + self.seconds if self._users else self._end
 
 
-class LeaseQueue:
+class LeaseQueue(Generic[ItemT]):
     """Finds leases that have run out, at a cost for those alone.
 
     Each stands where its end was when it was queued. Renewing a lease does not move it: when that time comes, it is put
@@ -56,39 +71,44 @@ class LeaseQueue:
     def __init__(self, clock: Callable[[], float]) -> None:
         """Takes a monotonic clock in seconds."""
         self._clock = clock
-        self._heap: list[tuple[float, int, Lease]] = []
-        self._live: set[Lease] = set()
+        self._heap: list[tuple[float, int, Lease[ItemT]]] = []
+        self._num_queued = 0
         self._tie_breaker = itertools.count()
 
     def __len__(self) -> int:
-        return len(self._live)
+        return self._num_queued
 
-    def begin(self, seconds: float, on_end: Callable[[], int]) -> Lease:
-        """Returns a new lease; `on_end` is for whoever pops it."""
-        lease = Lease(seconds, on_end, self._clock)
-        self._live.add(lease)
+    def begin(self, item: ItemT, seconds: float) -> Lease[ItemT]:
+        """Returns a new lease of so many seconds."""
+        lease = Lease(item, seconds, self._clock)
+        self._num_queued += 1
         self._push(lease, self._clock())
         return lease
 
-    def cancel(self, lease: Lease) -> None:
+    def cancel(self, lease: Lease[ItemT]) -> None:
         """Forgets a lease, if it is there: what it was for has ended in another way."""
-        self._live.discard(lease)
-        if len(self._heap) > 2 * len(self._live) + _FEW:
-            self._heap = [entry for entry in self._heap if entry[2] in self._live]
+        self._remove(lease)
+        if len(self._heap) > 2 * self._num_queued + _FEW:
+            self._heap = [entry for entry in self._heap if entry[2].is_queued]
             heapq.heapify(self._heap)
 
-    def pop(self) -> Lease | None:
+    def pop(self) -> Lease[ItemT] | None:
         """Removes and returns a lease that has run out, None when there is none."""
         now = self._clock()
         while self._heap and self._heap[0][0] <= now:
             _, _, lease = heapq.heappop(self._heap)
-            if lease not in self._live:
+            if not lease.is_queued:
                 continue
             if lease.end(now) <= now:
-                self._live.discard(lease)
+                self._remove(lease)
                 return lease
             self._push(lease, now)
         return None
 
-    def _push(self, lease: Lease, now: float) -> None:
+    def _remove(self, lease: Lease[ItemT]) -> None:
+        if lease.is_queued:
+            lease.is_queued = False
+            self._num_queued -= 1
+
+    def _push(self, lease: Lease[ItemT], now: float) -> None:
         heapq.heappush(self._heap, (lease.end(now), next(self._tie_breaker), lease))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from gradserve_server.leases.clients import Client, ClientLeases, Delete, Owned
+from gradserve_server.leases.clients import Client, ClientLeases, Delete, End, Owned
 from gradserve_server.leases.lease import Lease, LeaseQueue
 from gradserve_server.leases.lifetime import Lifetime
 
@@ -15,7 +15,7 @@ class Life:
         lifetime: What ends it.
     """
 
-    def __init__(self, lifetime: Lifetime, leases: tuple[Lease, ...], end: Callable[[], object]) -> None:
+    def __init__(self, lifetime: Lifetime, leases: tuple[Lease[End], ...], end: Callable[[], object]) -> None:
         self.lifetime = lifetime
         self._leases = leases
         self._end = end
@@ -49,7 +49,7 @@ class Lifetimes:
 
     def __init__(self, clock: Callable[[], float], client_lease_seconds: float) -> None:
         """Takes a monotonic clock in seconds, and the length of the leases of clients."""
-        self._queue = LeaseQueue(clock)
+        self._queue: LeaseQueue[End] = LeaseQueue(clock)
         self.clients = ClientLeases(self._queue, client_lease_seconds)
 
     @property
@@ -59,13 +59,13 @@ class Lifetimes:
 
     def begin(self, lifetime: Lifetime, delete: Delete) -> Life:
         """Returns the life of a new resource; `delete` is called with a reason when its time has come."""
-        leases: list[Lease] = []
+        leases: list[Lease[End]] = []
         owned, client, idle = Owned(delete), None, None
         if lifetime.owner:
             client = self.clients.own(lifetime.owner, owned)
             leases.append(client.lease)
         if lifetime.idle_lease is not None:
-            idle = self._queue.begin(lifetime.idle_lease, lambda: _delete_idle(lifetime, delete))
+            idle = self._queue.begin(lambda: _delete_idle(lifetime, delete), lifetime.idle_lease)
             leases.append(idle)
         return Life(lifetime, tuple(leases), lambda: self._end(client, owned, idle))
 
@@ -78,11 +78,11 @@ class Lifetimes:
                 lease = self._queue.pop()
                 if lease is None:
                     break
-                deleted = lease.on_end()
+                deleted = lease.item()
             count += deleted
         return count
 
-    def _end(self, client: Client | None, owned: Owned, idle: Lease | None) -> None:
+    def _end(self, client: Client | None, owned: Owned, idle: Lease[End] | None) -> None:
         if client is not None:
             self.clients.disown(client, owned)
         if idle is not None:

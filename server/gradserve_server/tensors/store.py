@@ -12,6 +12,7 @@ from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.device import Array
 from gradserve_server.devices.pool import BufferPool
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
+from gradserve_server.leases.lease import Lease, LeaseQueue
 from gradserve_server.tensors.quotas import Quota
 
 
@@ -31,15 +32,14 @@ class TensorSpec:
         return count * self.dtype.itemsize
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Entry:
     handle: str
     serial: int
     array: Array
-    lease: float
+    lease: Lease[str]
     shared: bool
     """Something else than the store refers to the memory too."""
-    expires: float = 0.0
     users: int = 0
     deleted: bool = False
 
@@ -104,6 +104,7 @@ class TensorStore:
         self._handles = handles
         self._leases = leases
         self._clock = clock
+        self._queue: LeaseQueue[str] = LeaseQueue(clock)
         self._new_handle = new_handle
         self._entries: dict[str, _Entry] = {}
         self._serials = itertools.count(1)
@@ -198,6 +199,7 @@ class TensorStore:
             entries[handle] = entry
         for entry in entries.values():
             entry.users += 1
+            entry.lease.begin_use()
             if release:
                 del self._entries[entry.handle]
         exclusive = release and all(entry.users == 1 and not entry.shared for entry in entries.values())
@@ -207,10 +209,9 @@ class TensorStore:
             yield Inputs(arrays, exclusive)
             keep = not release
         finally:
-            now = self._clock()
             for entry in entries.values():
                 entry.users -= 1
-                entry.expires = now + entry.lease
+                entry.lease.end_use()
                 if keep and release and not entry.deleted:
                     self._entries[entry.handle] = entry
                 entry.deleted = entry.deleted or not keep
@@ -257,25 +258,26 @@ class TensorStore:
                 entry.handle,
                 entry.serial,
                 TensorSpec(entry.array.dtype, entry.array.shape),
-                max(entry.expires - now, 0.0),
+                max(entry.lease.end(now) - now, 0.0),
             )
             for entry in entries[:size]
         ]
 
-    def expire(self) -> int:
-        """Deletes the tensors whose lease has run out and that nobody uses; returns how many."""
-        now = self._clock()
-        return self.delete(
-            [entry.handle for entry in self._entries.values() if entry.expires <= now and entry.users == 0]
-        )
+    def expire(self, limit: int) -> int:
+        """Deletes up to `limit` of the tensors whose lease has run out and that nobody uses; returns how many."""
+        count = 0
+        while count < limit and (lease := self._queue.pop()) is not None:
+            count += self.delete([lease.item])
+        return count
 
     def _add(self, array: Array, lease: float, *, shared: bool) -> str:
         handle = self._new_handle()
-        entry = _Entry(handle, next(self._serials), array, lease, shared, expires=self._clock() + lease)
-        self._entries[handle] = entry
+        begun = self._queue.begin(handle, lease)
+        self._entries[handle] = _Entry(handle, next(self._serials), array, begun, shared)
         return handle
 
     def _reclaim(self, entry: _Entry) -> None:
         if entry.deleted and entry.users == 0:
+            self._queue.cancel(entry.lease)
             self._memory.release(entry.array.nbytes)
             self._handles.release()
