@@ -10,7 +10,8 @@ from gradserve.calls import retries
 from gradserve.route import PROXY_VARIABLES
 from gradserve_server.testing import LocalServer
 from tests.core import Bench
-from tests.polling import PATIENCE_SECONDS, eventually
+from tests.kernels import compile_once
+from tests.polling import PATIENCE_SECONDS
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -23,7 +24,14 @@ def _no_proxies() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[LocalServer]:
+def _compiled_kernels(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> None:
+    """The kernels are in Numba's cache: whoever needs them loads them in a second."""
+    folder = tmp_path_factory.getbasetemp()
+    compile_once(folder if worker_id == "master" else folder.parent)
+
+
+@pytest.fixture(scope="session")
+def server(_compiled_kernels: None) -> Iterator[LocalServer]:
     """A server in a thread of this process; tests share it, so they use names of their own."""
     with LocalServer() as local:
         yield local
@@ -35,11 +43,10 @@ def server_address(server: LocalServer) -> str:
 
 
 @pytest.fixture(scope="session")
-def _prepared_ops(server_address: str) -> None:
+def _prepared_ops(server: LocalServer) -> None:
     """The kernels of the server are loaded: NumPy and they do not take turns, and nothing in the process changes the
     filters of warnings, as loading them does for a moment."""
-    with gradserve.connect(server_address, timeout=PATIENCE_SECONDS) as client:
-        eventually(lambda: client.server_info().ops_prepared, within=100)
+    server.wait_until_prepared()
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ SAMPLE = [case for case in CASES if case not in WITH_RELU][::4]
 
 
 @pytest.fixture(scope="module")
-def kernels() -> Iterator[Mapping[str, Family]]:
+def kernels(_compiled_kernels: None) -> Iterator[Mapping[str, Family]]:
     """Families whose kernels are prepared."""
     parallel = ForkJoin(2)
     ops = make_families(_DEVICE, parallel)

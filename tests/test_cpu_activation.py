@@ -31,7 +31,7 @@ def parallel() -> Iterator[ForkJoin]:
 
 
 @pytest.fixture(scope="module")
-def family(parallel: ForkJoin) -> CpuActivation:
+def family(parallel: ForkJoin, _compiled_kernels: None) -> CpuActivation:
     prepared = CpuActivation(parallel)
     prepared.prepare(lambda: False)
     return prepared

@@ -66,7 +66,7 @@ def parallel() -> Iterator[ForkJoin]:
 
 
 @pytest.fixture(scope="module")
-def batch_norm(parallel: ForkJoin) -> CpuBatchNorm:
+def batch_norm(parallel: ForkJoin, _compiled_kernels: None) -> CpuBatchNorm:
     prepared = unprepared(parallel)
     prepared.prepare(lambda: False)
     return prepared

@@ -64,7 +64,7 @@ def parallel() -> Iterator[ForkJoin]:
 
 
 @pytest.fixture(scope="module")
-def kernels(parallel: ForkJoin) -> CpuCudnnRnn:
+def kernels(parallel: ForkJoin, _compiled_kernels: None) -> CpuCudnnRnn:
     prepared = CpuCudnnRnn(DirtyDevice(BufferPool(1 << 26)), parallel, Ids())
     prepared.prepare(lambda: False)
     return prepared

@@ -51,7 +51,7 @@ def parallel() -> Iterator[ForkJoin]:
 
 
 @pytest.fixture(scope="module")
-def gru(parallel: ForkJoin) -> CpuGRU:
+def gru(parallel: ForkJoin, _compiled_kernels: None) -> CpuGRU:
     prepared = unprepared(parallel)
     prepared.prepare(lambda: False)
     return prepared

@@ -27,18 +27,17 @@ MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[LocalServer]:
+def server(_compiled_kernels: None) -> Iterator[LocalServer]:
     """A server of this file alone, as its use is compared."""
     with LocalServer() as local:
+        # What is computed twice is compared to the bit, so NumPy and the kernels must not take turns.
+        local.wait_until_prepared()
         yield local
 
 
 @pytest.fixture(scope="module")
 def raw(server: LocalServer) -> Iterator[RawCalls]:
     with RawCalls(server.address) as calls:
-        # What is computed twice is compared to the bit, so NumPy and the kernels must not take turns.
-        request = server_messages_pb2.GetServerInfoRequest()
-        eventually(lambda: calls.call("GetServerInfo", request).ops_prepared, bool, within=100)
         yield calls
 
 

@@ -54,6 +54,14 @@ class LocalServer:
             raise RuntimeError("the server is not running")
         return asyncio.run_coroutine_threadsafe(on_loop(), self._loop).result(_START_SECONDS)
 
+    def wait_until_prepared(self) -> None:
+        """Waits until the kernels of the ops are loaded or compiled, however long that takes.
+
+        From then on the same call gives the same bits.
+        """
+        self.inspect(lambda server: server.runner.prepare())
+        self.server.runner.join()
+
     def __enter__(self) -> Self:
         self._thread.start()
         if not self._ready.wait(_START_SECONDS):

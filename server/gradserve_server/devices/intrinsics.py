@@ -13,11 +13,11 @@ from llvmlite import ir
 from numba import extending, types
 from numba.extending import register_jitable
 
+from gradserve_server.devices import half_precision
+from gradserve_server.devices.half_precision import widened
+
 intrinsic: Callable[[Any], Any] = extending.intrinsic
 """Its own annotations give what it returns the signature of what it is applied to."""
-
-FLOAT16_BITS = types.int16
-BFLOAT16_BITS = types.uint16
 
 _NUM_PLACES = 6
 
@@ -30,9 +30,10 @@ def read(typing_context: Any, array: Any, index: Any) -> Any:
     """Returns array[index], widened for arithmetic. For arrays that the kernel may write, too."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _widen(builder, array, builder.load(_address(context, builder, signature, args), align=_align(array)))
+        value = builder.load(element_address(context, builder, signature, args), align=element_align(array))
+        return half_precision.widen(context, builder, array.dtype, value)
 
-    return _widened(array)(array, index), generate
+    return widened(array.dtype)(array, index), generate
 
 
 @intrinsic
@@ -41,7 +42,7 @@ def write(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         number = _narrow(context, builder, array, args[2], value)
-        builder.store(number, _address(context, builder, signature, args), align=_align(array))
+        builder.store(number, element_address(context, builder, signature, args), align=element_align(array))
         return context.get_dummy_value()
 
     return types.void(array, index, value), generate
@@ -56,11 +57,11 @@ def load(typing_context: Any, array: Any, index: Any) -> Any:
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value = builder.load(_address(context, builder, signature, args), align=_align(array))
-        value.set_metadata("noalias", _written(builder))
-        return _widen(builder, array, value)
+        value = builder.load(element_address(context, builder, signature, args), align=element_align(array))
+        read_only(builder, value)
+        return half_precision.widen(context, builder, array.dtype, value)
 
-    return _widened(array)(array, index), generate
+    return widened(array.dtype)(array, index), generate
 
 
 @intrinsic
@@ -69,7 +70,7 @@ def store(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         number = _narrow(context, builder, array, args[2], value)
-        stored = builder.store(number, _address(context, builder, signature, args), align=_align(array))
+        stored = builder.store(number, element_address(context, builder, signature, args), align=element_align(array))
         stored.set_metadata("alias.scope", _written(builder))
         return context.get_dummy_value()
 
@@ -107,9 +108,9 @@ def widen(typing_context: Any, array: Any, value: Any) -> Any:
     """Returns `value` in the dtype of arithmetic with elements of `array`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return context.cast(builder, args[1], value, _widened(array))
+        return context.cast(builder, args[1], value, widened(array.dtype))
 
-    return _widened(array)(array, value), generate
+    return widened(array.dtype)(array, value), generate
 
 
 @intrinsic
@@ -117,7 +118,7 @@ def count_up(typing_context: Any, counters: Any, index: Any) -> Any:
     """Adds one to counters[index], of an int64 array, and returns what it was, atomically among threads."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address = _address(context, builder, signature, args)
+        address = element_address(context, builder, signature, args)
         return builder.atomic_rmw("add", address, ir.Constant(ir.IntType(64), 1), "acq_rel")
 
     return types.int64(counters, index), generate
@@ -138,54 +139,33 @@ def wait_until_done(counters: Any, num_chunks: Any) -> None:
 @intrinsic
 def _read(typing_context: Any, counters: Any, index: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load_atomic(_address(context, builder, signature, args), "acquire", align=8)
+        return builder.load_atomic(element_address(context, builder, signature, args), "acquire", align=8)
 
     return types.int64(counters, index), generate
 
 
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
-_I32 = ir.IntType(32)
 
 
-def _i32(value: int) -> Any:
-    return ir.Constant(_I32, value)
-
-
-def _widened(array: Any) -> Any:
-    return types.float32 if array.dtype in (FLOAT16_BITS, BFLOAT16_BITS) else array.dtype
-
-
-def _address(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def element_address(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Returns the address of array[index], for the arguments of an intrinsic that begin with both."""
     array = context.make_array(signature.args[0])(context, builder, args[0])
     return builder.gep(array.data, [args[1]], inbounds=True)
 
 
-def _align(array: Any) -> int:
+def element_align(array: Any) -> int:
+    """Returns the alignment of the elements of an array, in bytes."""
     return int(array.dtype.bitwidth // 8)
 
 
-def _widen(builder: Any, array: Any, element: Any) -> Any:
-    if array.dtype == FLOAT16_BITS:
-        return builder.fpext(builder.bitcast(element, ir.HalfType()), ir.FloatType())
-    if array.dtype == BFLOAT16_BITS:
-        return builder.bitcast(builder.shl(builder.zext(element, _I32), _i32(16)), ir.FloatType())
-    return element
+def read_only(builder: Any, value: Any) -> None:
+    """Says of what was loaded that no `store` writes it."""
+    value.set_metadata("noalias", _written(builder))
 
 
 def _narrow(context: Any, builder: Any, array: Any, number: Any, dtype: Any) -> Any:
-    number = context.cast(builder, number, dtype, _widened(array))
-    if array.dtype == FLOAT16_BITS:
-        return builder.bitcast(builder.fptrunc(number, ir.HalfType()), ir.IntType(16))
-    return _to_bfloat16(builder, number) if array.dtype == BFLOAT16_BITS else number
-
-
-def _to_bfloat16(builder: Any, number: Any) -> Any:
-    bits = builder.bitcast(number, _I32)
-    odd = builder.and_(builder.lshr(bits, _i32(16)), _i32(1))
-    rounded = builder.add(bits, builder.add(odd, _i32(0x7FFF)))
-    quiet_nan = builder.or_(bits, _i32(0x400000))  # rounding could carry a NaN on to zero
-    bits = builder.select(builder.fcmp_unordered("uno", number, number), quiet_nan, rounded)
-    return builder.trunc(builder.lshr(bits, _i32(16)), ir.IntType(16))
+    number = context.cast(builder, number, dtype, widened(array.dtype))
+    return half_precision.narrow(context, builder, array.dtype, number)
 
 
 def _written(builder: Any) -> Any:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.device import aligned
+from gradserve_server.devices.kernels import prepare_each
 from gradserve_server.devices.parallel import ForkJoin
 from gradserve_server.ops.activation.cpu_kernels import (
     BFLOAT16_ELEMENTS,
@@ -37,31 +38,26 @@ _NUM_COUNTERS = 2
 class CpuActivation:
     """Kernels that all threads share the elements of. Safe to use from several threads.
 
-    Until the kernels for a dtype are prepared, its calls are computed by NumPy.
+    Until the kernels for a dtype are prepared, and where they cannot be made, its calls are computed by NumPy.
     """
 
     def __init__(self, parallel: ForkJoin) -> None:
         """Computes with all threads of `parallel`."""
         self._parallel = parallel
         self._kernels: dict[np.dtype[Any], Kernels] = {}
-        self._wait_until_done: Kernel
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
-        from gradserve_server.ops.activation.cpu_compile import compile_kernels, compile_wait_until_done
+        from gradserve_server.ops.activation.cpu_compile import compile_kernels
 
-        self._wait_until_done = compile_wait_until_done()
-        for dtype in _ARITHMETIC:
-            kernels = compile_kernels(dtype, stop)
-            if kernels is None:
-                return
+        for dtype, kernels in prepare_each("activation functions", _ARITHMETIC, compile_kernels, stop):
             self._kernels[dtype] = kernels
 
     def forward(self, name: str, x: NDArray[Any], out: NDArray[Any]) -> None:
         """Computes an activation function; `out` may be `x`."""
         kernels = self._kernels.get(widened(x.dtype))
         if kernels is not None and out.flags.aligned:
-            self._run(kernels.forward, name, (x,), out)
+            self._run(kernels, kernels.forward, name, (x,), out)
             return
         with np.errstate(all="ignore"):
             out[...] = activation(np, name, x)
@@ -70,12 +66,14 @@ class CpuActivation:
         """Computes the gradient with respect to the input; `out` may be `dy` or `saved`."""
         kernels = self._kernels.get(widened(dy.dtype))
         if kernels is not None and out.flags.aligned:
-            self._run(kernels.gradient, name, (dy, saved), out)
+            self._run(kernels, kernels.gradient, name, (dy, saved), out)
             return
         with np.errstate(all="ignore"):
             out[...] = activation_grad(np, name, dy, saved)
 
-    def _run(self, kernel: Kernel, name: str, inputs: tuple[NDArray[Any], ...], out: NDArray[Any]) -> None:
+    def _run(
+        self, kernels: Kernels, kernel: Kernel, name: str, inputs: tuple[NDArray[Any], ...], out: NDArray[Any]
+    ) -> None:
         flat_inputs = [aligned(array).reshape(-1) for array in inputs]
         flat_out = out.reshape(-1)
         arguments: tuple[Any, ...] = (*flat_inputs, _CHUNK_ELEMENTS, flat_out)
@@ -86,4 +84,4 @@ class CpuActivation:
         index, counters = NAMES.index(name), np.zeros(_NUM_COUNTERS, np.int64)
         num_chunks = -(-out.size // _CHUNK_ELEMENTS)
         self._parallel.run(lambda: kernel(index, *arguments, counters), num_chunks)
-        self._wait_until_done(counters, num_chunks)
+        kernels.wait_until_done(counters, num_chunks)

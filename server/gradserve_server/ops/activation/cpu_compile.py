@@ -30,17 +30,12 @@ def compile_kernels(dtype: np.dtype[Any], stop: Callable[[], bool]) -> Kernels |
             cpu_loops.forward_float64: (size, given, size, result, _COUNTERS),
             cpu_loops.gradient_float64: (size, given, given, size, result, _COUNTERS),
         }
-    compiled: list[Kernel] = []
+    compiled = [compile_kernel(intrinsics.wait_until_done, (_COUNTERS, types.int64))]
     for function, signature in signatures.items():
         if stop():
             return None
         compiled.append(compile_kernel(function, signature))
     return Kernels(*compiled)
-
-
-def compile_wait_until_done() -> Kernel:
-    """Compiles the kernel that waits for all chunks of another, or takes it from the cache."""
-    return compile_kernel(intrinsics.wait_until_done, (_COUNTERS, types.int64))
 
 
 def _read_only(element: Any) -> Any:

@@ -19,5 +19,6 @@ FLOAT32_ELEMENTS, FLOAT16_ELEMENTS, BFLOAT16_ELEMENTS = range(3)
 class Kernels:
     """The kernels that compute with float32 or float64, which do what `cpu_loops` says."""
 
+    wait_until_done: Kernel
     forward: Kernel
     gradient: Kernel

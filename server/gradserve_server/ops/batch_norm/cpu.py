@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.device import CpuDevice, aligned
+from gradserve_server.devices.kernels import prepare_each
 from gradserve_server.devices.parallel import ForkJoin
 from gradserve_server.ops.batch_norm.cpu_kernels import Kernel, Kernels
 from gradserve_server.ops.batch_norm.reference import fused_batch_norm, fused_batch_norm_grad
@@ -32,7 +33,7 @@ _MIN_PLANE = 16
 _MIN_COLUMNS = 128
 """Shorter rows are put together."""
 
-_CHUNK_ELEMENTS = 1 << 17
+_CHUNK_ELEMENTS = 1 << 16
 _MIN_CHUNK_ROWS = 128
 """Every chunk has sums of its own for each column: this keeps them below a tenth of x."""
 
@@ -45,7 +46,7 @@ _NUM_COUNTERS = 5
 class CpuBatchNorm:
     """The kernels, and when to use which.
 
-    Until those for a dtype are prepared, its calls are computed by NumPy.
+    Until those for a dtype are prepared, and where they cannot be made, its calls are computed by NumPy.
     """
 
     def __init__(self, device: CpuDevice, parallel: ForkJoin) -> None:
@@ -58,10 +59,7 @@ class CpuBatchNorm:
         """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
         from gradserve_server.ops.batch_norm.cpu_compile import compile_kernels
 
-        for dtype in _DTYPES:
-            kernels = compile_kernels(dtype, stop)
-            if kernels is None:
-                return
+        for dtype, kernels in prepare_each("FusedBatchNorm", _DTYPES, compile_kernels, stop):
             self._kernels[dtype] = kernels
 
     def forward(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
@@ -195,7 +193,7 @@ class _Rows:
         """Returns what the kernels take, U being `dtype`."""
         columns = self.repeats * self.channels * self.inner
         shape = (self.num_chunks, 2, columns)
-        memory = (np.empty(shape), np.empty(shape, dtype), np.empty(3 * columns, dtype))
+        memory = (np.empty(shape), np.empty(3 * columns, dtype))
         return (self.repeats, self.inner, self.chunk_rows, *memory)
 
 

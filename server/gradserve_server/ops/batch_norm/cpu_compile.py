@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from gradserve_server.devices.intrinsics import BFLOAT16_BITS, FLOAT16_BITS, wait_until_done
+from gradserve_server.devices.half_precision import BFLOAT16_BITS, FLOAT16_BITS
+from gradserve_server.devices.intrinsics import wait_until_done
 from gradserve_server.devices.jit import compile_kernel
 from gradserve_server.ops.batch_norm import cpu_planes, cpu_rows
 from gradserve_server.ops.batch_norm.cpu_kernels import Kernel, Kernels
@@ -28,7 +29,7 @@ def compile_kernels(dtype: np.dtype[Any], stop: Callable[[], bool]) -> Kernels |
     counters, sums = types.int64[::1], types.float64[::1]
     forward = (x, u, u, types.float64, types.boolean, types.boolean)
     gradient, frozen = (x, x, u, u), (u, types.float64, types.boolean)
-    rows = (types.int64, types.int64, types.int64, types.float64[:, :, ::1], param[:, :, ::1], param[::1])
+    rows = (types.int64, types.int64, types.int64, types.float64[:, :, ::1], param[::1])
     planes = (types.int64, types.int64)
     signatures: dict[Any, tuple[Any, ...]] = {
         wait_until_done: (counters, types.int64),

@@ -10,8 +10,12 @@ Each kernel takes chunks of its work until none is left. Any number of threads m
 the same time or later, and one alone does it all; who needs the results must `wait_until_done`. What comes out does not
 depend on how many threads there are.
 
-Sums are in U within a block and in float64 over blocks. Moments of blocks are combined as by Chan, Golub and LeVeque,
-"Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+Sums are in U within a block and in float64 over blocks. A block is cut into the same partial sums on every processor,
+none of which is rounded more than 40 times; docs/fused_batch_norm.md has the bounds of the errors that follow. Moments
+are first those of differences from an estimate of the mean. Where it turns out to be further than a standard deviation
+from the mean, the sum of squares is too inexact: then they are computed again, with the mean that was found. Moments of
+blocks are combined as by Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+variances", 1979.
 """
 
 from collections.abc import Callable

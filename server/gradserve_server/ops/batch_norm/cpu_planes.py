@@ -4,18 +4,21 @@ from typing import Any
 
 from numba.extending import register_jitable
 
+from gradserve_server.devices.activations import INLINED
 from gradserve_server.devices.intrinsics import DONE, count_up, load, store, widen
+from gradserve_server.devices.lanes import in_all_lanes, last_lanes, load_lanes, num_lanes, sum_of_lanes, where_positive
 from gradserve_server.ops.batch_norm.cpu_formulas import (
     forward_multiplier,
     gradient_factors,
+    is_far,
     normalized,
     relu,
     relu_gradient,
     scale_gradient,
+    squares_around_mean,
 )
 
-_BLOCK_ELEMENTS = 2048
-_NUM_FIRST = 16
+_BLOCK_ELEMENTS = 1024
 _TAKEN = 1
 """The counter of the chunks that were taken."""
 
@@ -63,11 +66,16 @@ def planes_forward(
                     plane = (image * channels + channel) * inner
                     for first in range(0, inner, _BLOCK_ELEMENTS):
                         size = min(_BLOCK_ELEMENTS, inner - first)
-                        block_mean, block_squares = _moments_of_block(x, plane + first, size)
+                        center = _estimated_mean(x, plane + first, size)
+                        total, squares = _differences_of_block(x, plane + first, size, center)
+                        if is_far(total, squares, size):
+                            center = widen(x, center + total / size)
+                            total, squares = _differences_again(x, plane + first, size, center)
                         before = image * inner + first
                         weight = size / (before + size)
-                        delta = block_mean - mean[channel]
+                        delta = center + total / size - mean[channel]
                         mean[channel] += weight * delta
+                        block_squares = squares_around_mean(total, squares, size)
                         variance[channel] += block_squares + weight * before * delta * delta
             for channel in range(channel_first, channel_end):
                 variance[channel] /= outer * inner
@@ -86,28 +94,54 @@ def planes_forward(
         chunk = count_up(counters, _TAKEN)
 
 
-@register_jitable(fastmath={"contract", "reassoc"})
-def _moments_of_block(x: Any, first: Any, size: Any) -> Any:
-    """Returns mean and sum of squared differences from it, of `size` elements.
+@register_jitable(**INLINED)
+def _estimated_mean(x: Any, first: Any, size: Any) -> Any:
+    """Returns the mean of eight elements from all over the block, in the dtype of arithmetic."""
+    step = (size - 1) // 7
+    a, b = load(x, first) + load(x, first + step), load(x, first + 2 * step) + load(x, first + 3 * step)
+    first += 4 * step
+    c, d = load(x, first) + load(x, first + step), load(x, first + 2 * step) + load(x, first + 3 * step)
+    return ((a + b) + (c + d)) * widen(x, 1 / 8)
 
-    Sums differences from the mean of the first k of n elements. With v the variance, that cannot be further than
-    sqrt(n v / k) from the mean, so the sum of squares is at most 1 + n / k times that around the mean, and little is
-    lost when one is computed from the other.
-    """
-    num_first = min(size, _NUM_FIRST)
-    total = load(x, first)
-    for index in range(first + 1, first + num_first):
-        total += load(x, index)
-    rough_mean = widen(x, total / num_first)
-    difference = load(x, first) - rough_mean
-    total = difference
-    squares = difference * difference
-    for index in range(first + 1, first + size):
-        difference = load(x, index) - rough_mean
-        total += difference
-        squares += difference * difference
-    correction = total / size
-    return rough_mean + correction, squares - total * correction
+
+@register_jitable(**INLINED)
+def _differences_of_block(x: Any, first: Any, size: Any, center: Any) -> Any:
+    """Returns the sums of differences from the center, and of their squares."""
+    lanes = num_lanes(x)
+    num_rows = size // lanes
+    num_quads = num_rows // 4
+    centers = in_all_lanes(center)
+    sums = in_all_lanes(widen(x, 0))
+    squares = in_all_lanes(widen(x, 0))
+    for quad in range(num_quads):
+        at = first + 4 * quad * lanes
+        a, b = load_lanes(x, at) - centers, load_lanes(x, at + lanes) - centers
+        c, d = load_lanes(x, at + 2 * lanes) - centers, load_lanes(x, at + 3 * lanes) - centers
+        sums += (a + b) + (c + d)
+        squares += (a * a + b * b) + (c * c + d * d)
+    for row in range(4 * num_quads, num_rows):
+        a = load_lanes(x, first + row * lanes) - centers
+        sums += a
+        squares += a * a
+    rest = size - num_rows * lanes
+    if rest > 0 and num_rows > 0:
+        a = last_lanes(load_lanes(x, first + size - lanes) - centers, rest)
+        sums += a
+        squares += a * a
+    total = sum_of_lanes(sums)
+    total_squares = sum_of_lanes(squares)
+    if num_rows == 0:
+        for index in range(first, first + size):
+            difference = load(x, index) - center
+            total += difference
+            total_squares += difference * difference
+    return total, total_squares
+
+
+@register_jitable(fastmath={"contract"})
+def _differences_again(x: Any, first: Any, size: Any, center: Any) -> Any:
+    """Does the same, as a function of its own: this is rarely needed."""
+    return _differences_of_block(x, first, size, center)
 
 
 def planes_gradient(
@@ -162,7 +196,10 @@ def planes_gradient(
                 c = offset[channel] if has_relu else widen(x, 0)
                 for first in range(0, inner, _BLOCK_ELEMENTS):
                     size = min(_BLOCK_ELEMENTS, inner - first)
-                    total, dot = _products_of_block(dy, x, mean[channel], b, c, has_relu, plane + first, size)
+                    if has_relu:
+                        total, dot = _relu_products(dy, x, mean[channel], b, c, plane + first, size)
+                    else:
+                        total, dot = _plain_products(dy, x, mean[channel], b, c, plane + first, size)
                     totals[channel] += total
                     dots[channel] += dot
         for channel in range(channel_first, channel_end):
@@ -196,15 +233,53 @@ def planes_gradient(
         chunk = count_up(counters, _TAKEN)
 
 
-@register_jitable(fastmath={"contract", "reassoc"})
-def _products_of_block(dy: Any, x: Any, mean: Any, b: Any, c: Any, has_relu: Any, first: Any, size: Any) -> Any:
+def _products_of_block(has_relu: bool) -> Any:
     """Returns the sums of dy and of dy (x - mean) over `size` elements, dy being led through the relu first."""
-    total = widen(x, 0)
-    dot = widen(x, 0)
-    for index in range(first, first + size):
-        g, difference = load(dy, index), load(x, index) - mean
-        if has_relu:
-            g = relu_gradient(g, normalized(difference, b, c))
-        total += g
-        dot += g * difference
-    return total, dot
+
+    @register_jitable(**INLINED)
+    def products(dy: Any, x: Any, mean: Any, b: Any, c: Any, first: Any, size: Any) -> Any:
+        lanes = num_lanes(x)
+        num_rows = size // lanes
+        num_pairs = num_rows // 2
+        means, factors, summands = in_all_lanes(mean), in_all_lanes(b), in_all_lanes(c)
+        totals = in_all_lanes(widen(x, 0))
+        dots = in_all_lanes(widen(x, 0))
+        for pair in range(num_pairs):
+            at = first + 2 * pair * lanes
+            g, p = load_lanes(dy, at), load_lanes(x, at) - means
+            h, q = load_lanes(dy, at + lanes), load_lanes(x, at + lanes) - means
+            if has_relu:
+                g = where_positive(g, normalized(p, factors, summands))
+                h = where_positive(h, normalized(q, factors, summands))
+            totals += g + h
+            dots += g * p + h * q
+        for row in range(2 * num_pairs, num_rows):
+            at = first + row * lanes
+            g, p = load_lanes(dy, at), load_lanes(x, at) - means
+            if has_relu:
+                g = where_positive(g, normalized(p, factors, summands))
+            totals += g
+            dots += g * p
+        rest = size - num_rows * lanes
+        if rest > 0 and num_rows > 0:
+            at = first + size - lanes
+            g, p = load_lanes(dy, at), load_lanes(x, at) - means
+            if has_relu:
+                g = where_positive(g, normalized(p, factors, summands))
+            totals += last_lanes(g, rest)
+            dots += last_lanes(g * p, rest)
+        total = sum_of_lanes(totals)
+        dot = sum_of_lanes(dots)
+        if num_rows == 0:
+            for index in range(first, first + size):
+                value, difference = load(dy, index), load(x, index) - mean
+                if has_relu:
+                    value = relu_gradient(value, normalized(difference, b, c))
+                total += value
+                dot += value * difference
+        return total, dot
+
+    return products
+
+
+_plain_products, _relu_products = _products_of_block(False), _products_of_block(True)

@@ -8,12 +8,24 @@ from typing import Any
 from numba.extending import register_jitable
 
 from gradserve_server.devices.intrinsics import load, store
-from gradserve_server.ops.batch_norm.cpu_formulas import normalized, relu_gradient
+from gradserve_server.ops.batch_norm.cpu_block_sums import (
+    BLOCK_ROWS,
+    add_to,
+    sum_differences,
+    sum_products,
+    sum_values,
+)
+from gradserve_server.ops.batch_norm.cpu_formulas import is_far, normalized, relu_gradient, squares_around_mean
 
-_BLOCK_ROWS = 128
+TILE_COLUMNS = 1024
+"""Columns that are gone through together: what they take of a chunk is still in a cache when it is read again."""
 
 
-@register_jitable
+_NUM_SAMPLES = 16
+"""Rows from all over a chunk: the means of columns are about theirs."""
+
+
+@register_jitable(fastmath={"contract"})
 def moments_of_chunk(x: Any, columns: Any, chunk_first: Any, chunk_end: Any, scratch: Any, partial: Any) -> None:
     """Computes for each column the mean, and the sum of squared differences from it, of some rows.
 
@@ -22,52 +34,46 @@ def moments_of_chunk(x: Any, columns: Any, chunk_first: Any, chunk_end: Any, scr
         columns: The length of a row.
         chunk_first: The first row.
         chunk_end: The row after the last.
-        scratch: U [2, columns].
+        scratch: U [3, TILE_COLUMNS].
         partial: float64 [2, columns]: the results.
     """
-    sums, sums_of_squares = scratch[0], scratch[1]
-    means, squares = partial[0], partial[1]
-    means[:], squares[:] = 0, 0
-    for first in range(chunk_first, chunk_end, _BLOCK_ROWS):
-        end = min(first + _BLOCK_ROWS, chunk_end)
-        _sum_block(x, columns, first, end, sums, sums_of_squares)
-        size = end - first
-        weight = size / (end - chunk_first)
-        cross_weight = weight * (first - chunk_first)
-        for column in range(columns):
-            offset = sums[column] / size
-            delta = load(x, first * columns + column) + offset - means[column]
-            block_squares = sums_of_squares[column] - sums[column] * offset
-            store(means, column, means[column] + weight * delta)
-            store(squares, column, squares[column] + (block_squares + cross_weight * delta * delta))
+    size = chunk_end - chunk_first
+    num_samples = min(size, _NUM_SAMPLES)
+    for tile in range(0, columns, TILE_COLUMNS):
+        tile_end = min(tile + TILE_COLUMNS, columns)
+        width = tile_end - tile
+        totals, squares = partial[0, tile:tile_end], partial[1, tile:tile_end]
+        centers, origin = scratch[0], chunk_first * columns + tile
+        centers[:width] = 0
+        sum_values(x, origin, width, num_samples, size // num_samples * columns, centers)
+        for column in range(width):
+            centers[column] /= num_samples
+        _differences_of_tile(x, origin, width, size, columns, scratch, totals, squares)
+        num_far = 0
+        for column in range(width):
+            num_far += is_far(totals[column], squares[column], size)
+        if num_far > 0:
+            for column in range(width):
+                centers[column] += totals[column] / size
+            _differences_of_tile(x, origin, width, size, columns, scratch, totals, squares)
+        for column in range(width):
+            store(squares, column, squares_around_mean(totals[column], squares[column], size))
+            store(totals, column, load(centers, column) + totals[column] / size)
 
 
 @register_jitable(fastmath={"contract"})
-def _sum_block(x: Any, columns: Any, first: Any, end: Any, sums: Any, sums_of_squares: Any) -> None:
-    """Sums, and sums of squares, of differences from the first row.
-
-    No element of n is further than sqrt(n) standard deviations from their mean. So whatever the first row is, the sum
-    of squares is at most n + 1 times that of the differences from the mean, and little is lost when one is
-    computed from the other.
-    """
-    sums[:], sums_of_squares[:] = 0, 0
-    origin = first * columns
-    num_quads = (end - first) // 4
-    for quad in range(num_quads):
-        row = origin + 4 * quad * columns
-        for column in range(columns):
-            at_origin = load(x, origin + column)
-            a = load(x, row + column) - at_origin
-            b = load(x, row + columns + column) - at_origin
-            c = load(x, row + 2 * columns + column) - at_origin
-            d = load(x, row + 3 * columns + column) - at_origin
-            store(sums, column, sums[column] + ((a + b) + (c + d)))
-            store(sums_of_squares, column, sums_of_squares[column] + ((a * a + b * b) + (c * c + d * d)))
-    for index in range(first + 4 * num_quads, end):
-        for column in range(columns):
-            a = load(x, index * columns + column) - load(x, origin + column)
-            store(sums, column, sums[column] + a)
-            store(sums_of_squares, column, sums_of_squares[column] + a * a)
+def _differences_of_tile(
+    x: Any, origin: Any, width: Any, rows: Any, columns: Any, scratch: Any, totals: Any, squares: Any
+) -> None:
+    """Computes for each column the sums of differences from its center, and of their squares."""
+    centers, block_totals, block_squares = scratch[0], scratch[1], scratch[2]
+    totals[:], squares[:] = 0, 0
+    for row in range(0, rows, BLOCK_ROWS):
+        block_totals[:width], block_squares[:width] = 0, 0
+        num_rows = min(BLOCK_ROWS, rows - row)
+        sum_differences(x, origin + row * columns, width, num_rows, columns, centers, block_totals, block_squares)
+        add_to(totals, block_totals, width)
+        add_to(squares, block_squares, width)
 
 
 @register_jitable
@@ -134,52 +140,36 @@ def products_of_chunk(
         offset: As `multiplier`.
         chunk_first: The first row.
         chunk_end: The row after the last.
-        scratch: U [2, columns].
+        scratch: U [3, TILE_COLUMNS].
         partial: float64 [2, columns]: the results.
     """
-    block_totals, block_dots = scratch[0], scratch[1]
-    totals, dots = partial[0], partial[1]
-    totals[:], dots[:] = 0, 0
-    for first in range(chunk_first, chunk_end, _BLOCK_ROWS):
-        end = min(first + _BLOCK_ROWS, chunk_end)
-        _sum_products_of_block(dy, x, mean, multiplier, offset, first, end, block_totals, block_dots)
-        for column in range(len(mean)):
-            store(totals, column, totals[column] + block_totals[column])
-            store(dots, column, dots[column] + block_dots[column])
-
-
-@register_jitable(fastmath={"contract"})
-def _sum_products_of_block(
-    dy: Any, x: Any, mean: Any, multiplier: Any, offset: Any, first: Any, end: Any, totals: Any, dots: Any
-) -> None:
-    totals[:], dots[:] = 0, 0
     columns, has_relu = len(mean), len(offset) > 0
-    num_quads = (end - first) // 4
-    for quad in range(num_quads):
-        row = (first + 4 * quad) * columns
-        for column in range(columns):
-            m = load(mean, column)
-            first_dy, first_x = load(dy, row + column), load(x, row + column) - m
-            second_dy, second_x = load(dy, row + columns + column), load(x, row + columns + column) - m
-            third_dy, third_x = load(dy, row + 2 * columns + column), load(x, row + 2 * columns + column) - m
-            fourth_dy, fourth_x = load(dy, row + 3 * columns + column), load(x, row + 3 * columns + column) - m
-            if has_relu:
-                b, c = load(multiplier, column), load(offset, column)
-                first_dy = relu_gradient(first_dy, normalized(first_x, b, c))
-                second_dy = relu_gradient(second_dy, normalized(second_x, b, c))
-                third_dy = relu_gradient(third_dy, normalized(third_x, b, c))
-                fourth_dy = relu_gradient(fourth_dy, normalized(fourth_x, b, c))
-            store(totals, column, totals[column] + ((first_dy + second_dy) + (third_dy + fourth_dy)))
-            products = (first_dy * first_x + second_dy * second_x) + (third_dy * third_x + fourth_dy * fourth_x)
-            store(dots, column, dots[column] + products)
-    for index in range(first + 4 * num_quads, end):
-        row = index * columns
-        for column in range(columns):
-            g, difference = load(dy, row + column), load(x, row + column) - load(mean, column)
-            if has_relu:
-                g = relu_gradient(g, normalized(difference, load(multiplier, column), load(offset, column)))
-            store(totals, column, totals[column] + g)
-            store(dots, column, dots[column] + g * difference)
+    for tile in range(0, columns, TILE_COLUMNS):
+        tile_end = min(tile + TILE_COLUMNS, columns)
+        width = tile_end - tile
+        totals, dots = partial[0, tile:tile_end], partial[1, tile:tile_end]
+        block_totals, block_dots = scratch[0], scratch[1]
+        tile_mean, tile_multiplier, tile_offset = mean[tile:], multiplier[tile:], offset[tile:]
+        totals[:], dots[:] = 0, 0
+        for row in range(chunk_first, chunk_end, BLOCK_ROWS):
+            rows = min(BLOCK_ROWS, chunk_end - row)
+            block_totals[:width], block_dots[:width] = 0, 0
+            sum_products(
+                dy,
+                x,
+                row * columns + tile,
+                width,
+                rows,
+                columns,
+                tile_mean,
+                has_relu,
+                tile_multiplier,
+                tile_offset,
+                block_totals,
+                block_dots,
+            )
+            add_to(totals, block_totals, width)
+            add_to(dots, block_dots, width)
 
 
 @register_jitable(fastmath={"contract"})

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 from numba.extending import register_jitable
 
 from gradserve_server.devices.intrinsics import DONE, count_up, load, store, wait_for, widen
@@ -14,6 +15,7 @@ from gradserve_server.ops.batch_norm.cpu_formulas import (
     scale_gradient,
 )
 from gradserve_server.ops.batch_norm.cpu_row_sums import (
+    TILE_COLUMNS,
     combine_moments,
     combine_products,
     moments_of_chunk,
@@ -35,7 +37,6 @@ def rows_forward(
     inner: Any,
     chunk_rows: Any,
     partial: Any,
-    scratch: Any,
     coefficients: Any,
     mean: Any,
     variance: Any,
@@ -55,7 +56,6 @@ def rows_forward(
         inner: See `repeats`.
         chunk_rows: The rows of a chunk.
         partial: float64 [chunks, 2, columns].
-        scratch: U [chunks, 2, columns].
         coefficients: U, flat [3 columns].
         mean: float64 [channels]: a result in training, else an input.
         variance: As `mean`.
@@ -65,12 +65,13 @@ def rows_forward(
     channels = len(scale)
     columns = repeats * channels * inner
     rows = x.size // columns
+    scratch = np.empty((3, TILE_COLUMNS), scale.dtype)
     num_first_chunks = len(partial) if is_training else 1
     chunk = count_up(counters, _FIRST_TAKEN)
     while chunk < num_first_chunks:
         if is_training:
             end = min((chunk + 1) * chunk_rows, rows)
-            moments_of_chunk(x, columns, chunk * chunk_rows, end, scratch[chunk], partial[chunk])
+            moments_of_chunk(x, columns, chunk * chunk_rows, end, scratch, partial[chunk])
         if count_up(counters, _FIRST_DONE) == num_first_chunks - 1:
             if is_training:
                 combine_moments(x, repeats, inner, chunk_rows, partial, mean, variance)
@@ -101,7 +102,6 @@ def rows_gradient(
     inner: Any,
     chunk_rows: Any,
     partial: Any,
-    scratch: Any,
     coefficients: Any,
     totals: Any,
     dots: Any,
@@ -126,7 +126,6 @@ def rows_gradient(
         inner: As for `rows_forward`.
         chunk_rows: The rows of a chunk.
         partial: float64 [chunks, 2, columns].
-        scratch: U [chunks, 2, columns].
         coefficients: U, flat [3 columns].
         totals: float64 [channels].
         dots: float64 [channels].
@@ -139,10 +138,11 @@ def rows_gradient(
     columns = repeats * channels * inner
     rows = x.size // columns
     num_chunks = len(partial)
+    scratch = np.empty((3, TILE_COLUMNS), scale.dtype)
     chunk = count_up(counters, _FIRST_TAKEN)
     while chunk < num_chunks:
         end = min((chunk + 1) * chunk_rows, rows)
-        products_of_chunk(dy, x, mean, multiplier, offset, chunk * chunk_rows, end, scratch[chunk], partial[chunk])
+        products_of_chunk(dy, x, mean, multiplier, offset, chunk * chunk_rows, end, scratch, partial[chunk])
         if count_up(counters, _FIRST_DONE) == num_chunks - 1:
             combine_products(dy, x, mean, multiplier, offset, repeats, inner, partial, totals, dots)
             count = x.size // channels

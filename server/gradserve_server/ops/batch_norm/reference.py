@@ -24,7 +24,7 @@ def fused_batch_norm(
     """Normalises x over all its axes but the channels.
 
     y = (x - mean) / sqrt(variance + epsilon) * scale + offset, with the moments of x in training, the inputs `mean`
-    and `variance` otherwise. All is computed in U and y rounded to T.
+    and `variance` otherwise. All is computed in U, but for sums, which are in float64; y is rounded to T.
 
     With f = exponential_avg_factor and Bessel's correction B = M / max(M - 1, 1), in training
     batch_mean = (1 - f) mean + f mu and batch_variance = (1 - f) variance + f B var; for f = 1 the inputs are not read.
@@ -39,8 +39,12 @@ def fused_batch_norm(
         nan = xp.full(geometry.channels, xp.nan, param_dtype)
         return ForwardOutputs(xp.empty_like(inputs.x), nan, nan.copy(), zeros, zeros.copy(), reserve_space_3)
     if attributes.is_training:
-        mean = x.mean(axis=(0, 2))
-        variance = xp.square(x - mean[:, None]).mean(axis=(0, 2))
+        mean = _sums(x) / geometry.count
+        deviations = x - mean.astype(param_dtype)[:, None]
+        # The rounding of the mean counts where the deviations are small beside it.
+        correction = _sums(deviations) / geometry.count
+        variance = (_sums(xp.square(deviations)) / geometry.count - correction**2).astype(param_dtype)
+        mean = mean.astype(param_dtype)
         saved_mean, saved_variance = mean, variance
         batch_mean, batch_variance = mean, variance * (geometry.count / max(geometry.count - 1, 1))
         factor = attributes.exponential_avg_factor
@@ -97,12 +101,13 @@ def fused_batch_norm_grad(
         y = centered * (inputs.scale / deviation)[:, None] + relu_offset[:, None]
         dy = xp.where(y > 0, dy, 0)
     inverse_deviation = 1 / deviation
-    offset_backprop = dy.sum(axis=(0, 2))
-    dot = (dy * centered).sum(axis=(0, 2))
+    offset_backprop = _sums(dy)
+    dot = _sums(dy * centered)
     x_backprop = dy
     if attributes.is_training:
-        slope = inverse_deviation**2 * dot / geometry.count
-        x_backprop = dy - (offset_backprop / geometry.count)[:, None] - centered * slope[:, None]
+        slope = (inverse_deviation**2 * dot / geometry.count).astype(param_dtype)
+        mean_of_dy = (offset_backprop / geometry.count).astype(param_dtype)
+        x_backprop = dy - mean_of_dy[:, None] - centered * slope[:, None]
     x_backprop = x_backprop * (inputs.scale * inverse_deviation)[:, None]
     return GradOutputs(
         x_backprop=x_backprop.astype(inputs.x.dtype).reshape(inputs.x.shape),
@@ -111,3 +116,8 @@ def fused_batch_norm_grad(
         reserve_space_4=nothing,
         reserve_space_5=nothing.copy(),
     )
+
+
+def _sums(array: Array) -> Array:
+    """Returns the sums of [outer, channels, inner] for each channel, float64."""
+    return array.sum(axis=(0, 2), dtype="float64")

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.kernels import prepare_each
 from gradserve_server.devices.parallel import ForkJoin
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.ops.cudnn_rnn import reserve
@@ -35,7 +36,7 @@ from gradserve_server.ops.dtypes import FLOAT32, FLOAT64
 
 
 class CpuCudnnRnn:
-    """Products by BLAS, the rest of a step by kernels; until they are prepared, by NumPy."""
+    """Products by BLAS, the rest of a step by kernels; until they are there, or where they cannot be made, by NumPy."""
 
     def __init__(self, device: CpuDevice, parallel: ForkJoin, new_id: Callable[[], bytes]) -> None:
         """Allocates on `device` and computes with the threads of `parallel`.
@@ -54,10 +55,7 @@ class CpuCudnnRnn:
         """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
         from gradserve_server.ops.cudnn_rnn.cpu_compile import compile_kernels
 
-        for dtype in self._cells:
-            kernels = compile_kernels(dtype, stop)
-            if kernels is None:
-                return
+        for dtype, kernels in prepare_each("CudnnRNN", (FLOAT32, FLOAT64), compile_kernels, stop):
             self._cells[dtype] = KernelCells(kernels)
 
     def forward(self, inputs: ForwardInputs, problem: Problem) -> ForwardOutputs:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.kernels import prepare_each
 from gradserve_server.devices.parallel import ForkJoin
 from gradserve_server.devices.products import Product, Products
 from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, widened
@@ -31,13 +32,15 @@ _CHUNK_ELEMENTS = 1 << 14
 
 _NUM_COUNTERS = 2
 
+_BLOCK_ROWS = 64
+
 
 class CpuGRU:
     """Products of matrices by NumPy's BLAS, and fused kernels for what is between them.
 
     [x, h] w is computed as x w_x + h w_h, with the rows of w that belong to each: so nothing is copied. 16 bits
-    become float32 before everything else, and are rounded to after it. Until the kernels for a dtype are prepared, its
-    calls are computed by NumPy.
+    become float32 before everything else, and are rounded to after it. Until the kernels for a dtype are prepared, and
+    where they cannot be made, its calls are computed by NumPy.
     """
 
     def __init__(self, device: CpuDevice, parallel: ForkJoin) -> None:
@@ -46,23 +49,16 @@ class CpuGRU:
         self._parallel = parallel
         self._products = Products(parallel)
         self._kernels: dict[np.dtype[Any], Kernels] = {}
-        self._wait_until_done: Kernel
         self._conversions: dict[np.dtype[Any], Conversions] = {}
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
-        from gradserve_server.ops.gru.cpu_compile import compile_conversions, compile_kernels, compile_wait_until_done
+        from gradserve_server.ops.gru.cpu_compile import compile_conversions, compile_kernels
 
-        self._wait_until_done = compile_wait_until_done()
-        for dtype in _ARITHMETIC:
-            kernels = compile_kernels(dtype, stop)
-            if kernels is None:
-                return
+        for dtype, kernels in prepare_each("GRUBlockCell", _ARITHMETIC, compile_kernels, stop):
             self._kernels[dtype] = kernels
-        for dtype in _CONVERTED:
-            if stop():
-                return
-            self._conversions[dtype] = compile_conversions(dtype)
+        for dtype, conversions in prepare_each("GRUBlockCell", _CONVERTED, compile_conversions, stop):
+            self._conversions[dtype] = conversions
 
     def cell(self, inputs: CellInputs, sizes: Sizes) -> CellOutputs:
         """Computes GRUBlockCell."""
@@ -93,9 +89,9 @@ class CpuGRU:
         w_c_x, w_c_h = np.split(inputs.w_c, [sizes.inputs])
         r, u, c, h, h_prevr = (self._empty(h_prev.shape, x) for _ in range(5))
         ru_of_x, ru_of_h, c_of_x = self._multiply((x, w_ru_x), (h_prev, w_ru_h), (x, w_c_x))
-        self._run(kernels.gates, (ru_of_x, ru_of_h, inputs.b_ru, h_prev), dimensions, (r, u, h_prevr))
+        self._run(kernels, kernels.gates, (ru_of_x, ru_of_h, inputs.b_ru, h_prev), dimensions, (r, u, h_prevr))
         (c_of_h,) = self._multiply((h_prevr, w_c_h))
-        self._run(kernels.state, (c_of_x, c_of_h, inputs.b_c, h_prev, u), dimensions, (c, h))
+        self._run(kernels, kernels.state, (c_of_x, c_of_h, inputs.b_c, h_prev, u), dimensions, (c, h))
         return [r, u, c, h]
 
     def _gradient(self, kernels: Kernels, inputs: GradInputs, sizes: Sizes) -> list[NDArray[Any]]:
@@ -104,11 +100,11 @@ class CpuGRU:
         state, all_sizes = (sizes.batch, sizes.cells), (sizes.batch, sizes.inputs, sizes.cells)
         d_x, d_h_prev, d_c_bar = (self._empty(array.shape, array) for array in (inputs.x, h_prev, inputs.c))
         d_r_bar_u_bar = self._empty((sizes.batch, 2 * sizes.cells), d_h)
-        self._run(kernels.gradient_of_state, (h_prev, u, inputs.c, d_h), state, (d_c_bar, d_r_bar_u_bar))
+        self._run(kernels, kernels.gradient_of_state, (h_prev, u, inputs.c, d_h), state, (d_c_bar, d_r_bar_u_bar))
         (d_x_h_prevr,) = self._multiply((d_c_bar, inputs.w_c.T))
-        self._run(kernels.gradient_of_reset, (d_x_h_prevr, h_prev, r), all_sizes, (d_r_bar_u_bar,))
+        self._run(kernels, kernels.gradient_of_reset, (d_x_h_prevr, h_prev, r), all_sizes, (d_r_bar_u_bar,))
         (d_x_h_prev,) = self._multiply((d_r_bar_u_bar, inputs.w_ru.T))
-        self._run(kernels.gradient_of_inputs, (d_x_h_prev, d_x_h_prevr, r, u, d_h), all_sizes, (d_x, d_h_prev))
+        self._run(kernels, kernels.gradient_of_inputs, (d_x_h_prev, d_x_h_prevr, r, u, d_h), all_sizes, (d_x, d_h_prev))
         return [d_x, d_h_prev, d_c_bar, d_r_bar_u_bar]
 
     def _weight_gradients(
@@ -126,9 +122,8 @@ class CpuGRU:
             Product(inputs.x.T, d_c_bar, d_w_c[first]),
             Product(h_prevr.T, d_c_bar, d_w_c[last]),
         )
-        ones = np.ones(sizes.batch, inputs.x.dtype)
-        np.matmul(ones, d_r_bar_u_bar, out=d_b_ru)
-        np.matmul(ones, d_c_bar, out=d_b_c)
+        d_b_ru[...] = _sum_of_rows(d_r_bar_u_bar)
+        d_b_c[...] = _sum_of_rows(d_c_bar)
         return [d_w_ru, d_w_c, d_b_ru, d_b_c]
 
     def _multiply(self, *factors: tuple[NDArray[Any], NDArray[Any]]) -> list[NDArray[Any]]:
@@ -142,6 +137,7 @@ class CpuGRU:
 
     def _run(
         self,
+        kernels: Kernels,
         kernel: Kernel,
         inputs: tuple[NDArray[Any], ...],
         dimensions: tuple[int, ...],
@@ -151,13 +147,15 @@ class CpuGRU:
         chunk_rows = max(_CHUNK_ELEMENTS // max(dimensions[-1], 1), 1)
         flat_inputs, flat_outputs = ([array.reshape(-1) for array in group] for group in (inputs, outputs))
         self._run_chunks(
-            kernel, (*flat_inputs, *dimensions, chunk_rows, *flat_outputs), -(-dimensions[0] // chunk_rows)
+            kernels, kernel, (*flat_inputs, *dimensions, chunk_rows, *flat_outputs), -(-dimensions[0] // chunk_rows)
         )
 
-    def _run_chunks(self, kernel: Kernel, arguments: tuple[Any, ...], num_chunks: int) -> None:
+    def _run_chunks(
+        self, kernels: Kernels | Conversions, kernel: Kernel, arguments: tuple[Any, ...], num_chunks: int
+    ) -> None:
         counters = np.zeros(_NUM_COUNTERS, np.int64)
         self._parallel.run(lambda: kernel(*arguments, counters), num_chunks)
-        self._wait_until_done(counters, num_chunks)
+        kernels.wait_until_done(counters, num_chunks)
 
     def _is_prepared(self, dtype: np.dtype[Any]) -> bool:
         return widened(dtype) in self._kernels and (dtype.itemsize > 2 or dtype in self._conversions)
@@ -171,7 +169,7 @@ class CpuGRU:
             return arrays
         wide = [self._device.empty(array.shape, FLOAT32) for array in arrays]
         for array, target in zip(arrays, wide, strict=True):
-            self._convert(conversions.to_float32, array.view(conversions.bits), target)
+            self._convert(conversions, conversions.to_float32, array.view(conversions.bits), target)
         return wide
 
     def _rounded(self, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -179,9 +177,23 @@ class CpuGRU:
         if conversions is None:
             return array
         rounded = self._device.empty(array.shape, dtype)
-        self._convert(conversions.from_float32, array, rounded.view(conversions.bits))
+        self._convert(conversions, conversions.from_float32, array, rounded.view(conversions.bits))
         return rounded
 
-    def _convert(self, kernel: Kernel, source: NDArray[Any], target: NDArray[Any]) -> None:
+    def _convert(self, conversions: Conversions, kernel: Kernel, source: NDArray[Any], target: NDArray[Any]) -> None:
         arguments = (source.reshape(-1), _CHUNK_ELEMENTS, target.reshape(-1))
-        self._run_chunks(kernel, arguments, -(-source.size // _CHUNK_ELEMENTS))
+        self._run_chunks(conversions, kernel, arguments, -(-source.size // _CHUNK_ELEMENTS))
+
+
+def _sum_of_rows(matrix: NDArray[Any]) -> NDArray[np.float64]:
+    """Adds up the rows of a matrix: those of a block in its dtype, by BLAS, and blocks in float64."""
+    rows, columns = matrix.shape
+    if rows <= _BLOCK_ROWS:
+        few: NDArray[np.float64] = (np.ones(rows, matrix.dtype) @ matrix).astype(np.float64)
+        return few
+    num_blocks = rows // _BLOCK_ROWS
+    whole, rest = np.split(matrix, [num_blocks * _BLOCK_ROWS])
+    ones = np.ones(_BLOCK_ROWS, matrix.dtype)
+    blocks = ones @ whole.reshape(num_blocks, _BLOCK_ROWS, columns)
+    sums: NDArray[np.float64] = blocks.sum(axis=0, dtype=np.float64) + ones[: len(rest)] @ rest
+    return sums

@@ -7,7 +7,7 @@ import numpy as np
 from numba import types
 
 from gradserve_server.devices import intrinsics
-from gradserve_server.devices.intrinsics import BFLOAT16_BITS, FLOAT16_BITS
+from gradserve_server.devices.half_precision import BFLOAT16_BITS, FLOAT16_BITS
 from gradserve_server.devices.jit import compile_kernel
 from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from gradserve_server.ops.gru import cpu_loops
@@ -38,21 +38,23 @@ def compile_kernels(dtype: np.dtype[Any], stop: Callable[[], bool]) -> Kernels |
         if stop():
             return None
         compiled[function.__name__] = compile_kernel(function, signature)
-    return Kernels(**compiled)
+    return Kernels(wait_until_done=_compile_wait_until_done(), **compiled)
 
 
-def compile_conversions(dtype: np.dtype[Any]) -> Conversions:
-    """Compiles the kernels between float16 or bfloat16 and float32, or takes them from the cache."""
+def compile_conversions(dtype: np.dtype[Any], stop: Callable[[], bool]) -> Conversions | None:
+    """Compiles the kernels between float16 or bfloat16 and float32, or takes them from the cache; see above."""
+    if stop():
+        return None
     element = _TYPES[dtype]
     return Conversions(
         bits=np.dtype(str(element)),
+        wait_until_done=_compile_wait_until_done(),
         to_float32=_compile_conversion(element, types.float32),
         from_float32=_compile_conversion(types.float32, element),
     )
 
 
-def compile_wait_until_done() -> Kernel:
-    """Compiles the kernel that waits for all chunks of another, or takes it from the cache."""
+def _compile_wait_until_done() -> Kernel:
     return compile_kernel(intrinsics.wait_until_done, (_COUNTERS, types.int64))
 
 

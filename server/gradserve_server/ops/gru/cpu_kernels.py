@@ -18,6 +18,7 @@ Kernel: TypeAlias = Callable[..., None]
 class Kernels:
     """The kernels for float32 or float64, which do what `cpu_loops` says."""
 
+    wait_until_done: Kernel
     gates: Kernel
     state: Kernel
     gradient_of_state: Kernel
@@ -30,5 +31,6 @@ class Conversions:
     """The kernels between a dtype of 16 bits and float32, and in which dtype they take the former."""
 
     bits: np.dtype[Any]
+    wait_until_done: Kernel
     to_float32: Kernel
     from_float32: Kernel

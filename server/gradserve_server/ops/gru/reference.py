@@ -69,8 +69,8 @@ def gru_block_cell_grad(xp: Any, inputs: GradInputs, attributes: GradAttributes,
         outputs += [
             xp.concatenate((x, h_prev), axis=1).T @ d_r_bar_u_bar,
             xp.concatenate((x, h_prev * r), axis=1).T @ d_c_bar,
-            d_r_bar_u_bar.sum(axis=0),
-            d_c_bar.sum(axis=0),
+            d_r_bar_u_bar.sum(axis=0, dtype="float64"),
+            d_c_bar.sum(axis=0, dtype="float64"),
         ]
     return GradOutputs(*(output.astype(inputs.x.dtype) for output in outputs))
 

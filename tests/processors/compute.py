@@ -1,0 +1,92 @@
+"""A process that computes with kernels for the processor that Numba is told of, and checks the results.
+
+python -m tests.processors.compute [LANES]: with as many float32 in a vector as LANES, where LLVM makes vectors.
+Prints a digest of what FusedBatchNorm gave.
+"""
+
+import hashlib
+import sys
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+
+from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.parallel import ForkJoin
+from gradserve_server.devices.pool import BufferPool
+from gradserve_server.ops.activation.cpu import CpuActivation
+from gradserve_server.ops.batch_norm.cpu import CpuBatchNorm
+from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
+from tests.activation_cases import assert_forward, values
+from tests.batch_norm_accuracy import assert_sums_within_bounds
+
+HARD = ("noise", "outlier first", "signs that alternate", "a level that changes", "all the same")
+
+
+def digest_of_batch_norm() -> str:
+    """Checks sums of what is hard to add up; returns a digest of all results."""
+    from gradserve_server.ops.batch_norm.cpu_compile import compile_kernels
+
+    batch_norm = CpuBatchNorm(CpuDevice(BufferPool(1 << 26)), ForkJoin(1))
+    kernels = compile_kernels(FLOAT32, lambda: False)
+    assert kernels is not None
+    batch_norm._kernels[FLOAT32] = kernels
+    digest = hashlib.sha256()
+    for data_format in ("NHWC", "NCHW"):
+        for name in HARD:
+            digest.update(assert_sums_within_bounds(batch_norm, FLOAT32, data_format, name))
+    return digest.hexdigest()
+
+
+def check_conversions() -> None:
+    """Checks every float16, and float32 of all magnitudes and about all halves between two float16."""
+    from gradserve_server.ops.gru.cpu_compile import compile_conversions
+
+    numbers = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    with np.errstate(all="ignore"):
+        factors = 1 + np.array([0, 2.0**-12, -(2.0**-12), 2.0**-11, -(2.0**-11), 2.0**-11 + 2.0**-20])
+        near = (numbers[:, None] * factors).astype(np.float32).reshape(-1)
+    random = np.random.default_rng(0).integers(0, 1 << 32, 1 << 20, np.uint32).view(np.float32)
+    for dtype in (FLOAT16, BFLOAT16):
+        kernels = compile_conversions(dtype, lambda: False)
+        assert kernels is not None
+        wide = np.empty_like(numbers)
+        bits = np.arange(1 << 16, dtype=np.uint16)
+        kernels.to_float32(bits.view(kernels.bits), 1 << 14, wide, np.zeros(2, np.int64))
+        _assert_same(wide, bits.view(dtype).astype(np.float32))
+        given = np.concatenate((near, random))
+        narrow = np.empty(given.size, kernels.bits)
+        kernels.from_float32(given, 1 << 14, narrow, np.zeros(2, np.int64))
+        with np.errstate(all="ignore"):
+            _assert_same(narrow.view(dtype), given.astype(dtype))
+
+
+def check_activations() -> None:
+    """Checks functions of every kind, in float32 and 16 bits."""
+    from gradserve_server.ops.activation.cpu_compile import compile_kernels
+
+    kernels = compile_kernels(FLOAT32, lambda: False)
+    assert kernels is not None
+    family = CpuActivation(ForkJoin(1))
+    family._kernels[FLOAT32] = kernels
+    for dtype in (FLOAT32, FLOAT16, BFLOAT16):
+        for name in ("relu", "tanh", "softplus", "gelu"):
+            x = values(dtype)
+            out = np.empty_like(x)
+            family.forward(name, x, out)
+            assert_forward(name, x, out)
+
+
+def _assert_same(found: Any, expected: Any) -> None:
+    is_nan = np.isnan(expected.astype(np.float32))
+    assert np.array_equal(np.isnan(found.astype(np.float32)), is_nan)
+    kind = np.dtype(f"u{found.dtype.itemsize}")
+    assert np.array_equal(found[~is_nan].view(kind), expected[~is_nan].view(kind))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        llvm.set_option("", f"-force-vector-width={sys.argv[1]}")
+    check_conversions()
+    check_activations()
+    sys.stdout.write(digest_of_batch_norm())
