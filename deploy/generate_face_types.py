@@ -25,7 +25,7 @@ MODULES = {
 _IMPORTED = {
     "collections.abc": {"Mapping", "Sequence"},
     "typing": {"Any", "Literal", "Self", "overload"},
-    "numpy.typing": {"ArrayLike", "DTypeLike", "NDArray"},
+    "numpy.typing": {"NDArray"},
     "gradserve": set(gradserve.__all__),
 }
 _GRU_GRADIENTS = "GRUBlockCellGradOutputs[Tensor] | GRUBlockCellAllGradOutputs[Tensor]"

@@ -4,7 +4,7 @@ Each `type: ignore` is an assertion, too: without the error, mypy says that it i
 """
 
 from collections.abc import Mapping
-from typing import Any, assert_type
+from typing import Any, Protocol, assert_type
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,25 @@ def accumulators(client: gradserve.Client) -> None:
     sparse = client.sparse_conditional_accumulator("float32")
     assert_type(sparse.take_grad(1), gradserve.IndexedSlices)
     assert_type(sparse.take_indexed_slices_grad(1).values, Arrays)
+
+
+class Tensor(Protocol):
+    """Of a library that has DLPack and dtypes of its own, as PyTorch."""
+
+    dtype: object
+
+    def __dlpack__(self) -> Any: ...
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+
+def other_libraries(client: gradserve.Client, tensor: Tensor) -> None:
+    client.put(tensor)
+    client.conditional_accumulator(tensor.dtype).apply_grad(tensor)
+    client.sparse_conditional_accumulator(tensor.dtype).apply_grad(tensor, tensor)
+    client.raw_ops.GRUBlockCell(x=tensor, h_prev=tensor, w_ru=tensor, w_c=tensor, b_ru=tensor, b_c=tensor)
+    client.batch_norm()(tensor)
+    client.put(object())  # type: ignore[arg-type]
 
 
 def models(client: gradserve.Client, gradients: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:

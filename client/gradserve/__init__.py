@@ -27,6 +27,8 @@ from gradserve.batch_norm_results import (
 )
 from gradserve.calls.raw_ops.accumulator_arguments import AccumulatorLike
 from gradserve.client import Client, connect
+from gradserve.conversion.arrays import ArrayLike
+from gradserve.conversion.dtypes import DTypeLike
 from gradserve.conversion.trees import Tree
 from gradserve.errors import (
     AbortedError,
@@ -96,6 +98,7 @@ __all__ = [
     "AccumulatorLike",
     "AlreadyExistsError",
     "ApplyResult",
+    "ArrayLike",
     "Average",
     "BatchNormForward",
     "BatchNormGradients",
@@ -109,6 +112,7 @@ __all__ = [
     "CudnnRNNOutputs",
     "CudnnRNNParamsToCanonicalOutputs",
     "CudnnRNNV3Outputs",
+    "DTypeLike",
     "DeadlineExceededError",
     "DenseSpec",
     "Device",

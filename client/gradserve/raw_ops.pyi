@@ -3,8 +3,8 @@
 import numpy as np
 from collections.abc import Sequence
 from typing import Any, Literal, overload
-from numpy.typing import ArrayLike, DTypeLike, NDArray
-from gradserve import AccumulatorHandle, AccumulatorLike, CudnnRNNBackpropOutputs, CudnnRNNOutputs, CudnnRNNParamsToCanonicalOutputs, CudnnRNNV3Outputs, FusedBatchNormGradOutputs, FusedBatchNormGradV3Outputs, FusedBatchNormOutputs, FusedBatchNormV3Outputs, GRUBlockCellAllGradOutputs, GRUBlockCellGradOutputs, GRUBlockCellOutputs, Shape, SparseAccumulatorTakeGradientOutputs, Tensor, TensorHandle, TensorLike
+from numpy.typing import NDArray
+from gradserve import AccumulatorHandle, AccumulatorLike, ArrayLike, CudnnRNNBackpropOutputs, CudnnRNNOutputs, CudnnRNNParamsToCanonicalOutputs, CudnnRNNV3Outputs, DTypeLike, FusedBatchNormGradOutputs, FusedBatchNormGradV3Outputs, FusedBatchNormOutputs, FusedBatchNormV3Outputs, GRUBlockCellAllGradOutputs, GRUBlockCellGradOutputs, GRUBlockCellOutputs, Shape, SparseAccumulatorTakeGradientOutputs, Tensor, TensorHandle, TensorLike
 from gradserve.calls.raw_ops import RawOpsCalls
 from gradserve.face import BlockingFace
 

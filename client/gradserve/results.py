@@ -6,9 +6,11 @@ from enum import Enum
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from gradserve.abbreviation import abbreviated
+from gradserve.conversion.arrays import ArrayLike
+from gradserve.conversion.dtypes import DTypeLike
 from gradserve.wire.payload import Array
 
 Shape: TypeAlias = tuple[int | None, ...]
@@ -226,7 +228,7 @@ Tensor: TypeAlias = NDArray[Any] | TensorHandle
 """A result: an array, or the handle of one that stays on the server, where the call was told to keep it there."""
 
 TensorLike: TypeAlias = ArrayLike | TensorHandle
-"""An array, what NumPy makes one of, or the handle of one on the server."""
+"""An array or tensor of whatever library, numbers, or the handle of a tensor on the server."""
 
 TensorT_co = TypeVar("TensorT_co", bound=Tensor, covariant=True)
 """What the results of one call are."""

@@ -16,7 +16,7 @@ from gradserve.calls.open_calls import AccumulatorKey
 from gradserve.calls.tensor_calls import call_with_uploads, placement_of
 from gradserve.calls.tensors import receive_results, send_inputs
 from gradserve.conversion.argument import Argument
-from gradserve.conversion.dtypes import AnyDType, as_dtype
+from gradserve.conversion.dtypes import DTypeLike, as_dtype
 from gradserve.conversion.plain import UINT64, as_choice, as_integer, as_text
 from gradserve.conversion.trees import Tree
 from gradserve.errors import DeadlineExceededError, GradserveError, InvalidArgumentError
@@ -68,7 +68,7 @@ class AccumulatorOptions:
 
     reduction_type: str = "MEAN"
     container: str = ""
-    accumulate_dtype: AnyDType | None = None
+    accumulate_dtype: DTypeLike | None = None
     deterministic: bool = False
     keep_averages: int = 1
     one_per_worker: bool = False

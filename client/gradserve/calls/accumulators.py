@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Any, Literal, cast
 
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from gradserve.calls.accumulator_handles import handle_of
 from gradserve.calls.accumulator_wire import AccumulatorWire, Contribution
 from gradserve.calls.exchange import Operation, check_timeout
 from gradserve.conversion.argument import Argument
+from gradserve.conversion.arrays import ArrayLike
 from gradserve.conversion.plain import as_choice
 from gradserve.conversion.trees import Tree
 from gradserve.errors import StaleGradientError

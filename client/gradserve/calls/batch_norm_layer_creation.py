@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from numpy.typing import DTypeLike
-
 from gradserve.calls.argument_names import arguments_named
 from gradserve.calls.batch_norm_config import BatchNormArguments
 from gradserve.calls.batch_norm_layer import BatchNormLayerCalls
@@ -15,7 +13,7 @@ from gradserve.calls.made_layers import MadeLayers
 from gradserve.calls.naming import private_name
 from gradserve.calls.private_resources import PrivateResources
 from gradserve.conversion.argument import Argument, described
-from gradserve.conversion.dtypes import as_dtype
+from gradserve.conversion.dtypes import DTypeLike, as_dtype
 from gradserve.conversion.plain import as_shape, is_text
 from gradserve.errors import InvalidArgumentError
 from gradserve.results import Shape

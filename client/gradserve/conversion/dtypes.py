@@ -3,16 +3,16 @@
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import DTypeLike
+import numpy.typing as npt
 
 from gradserve.conversion.argument import Argument, described
 from gradserve.wire.dtypes import KNOWN_NAMES, DType, parse_dtype
 
-AnyDType: TypeAlias = DTypeLike | Any
+DTypeLike: TypeAlias = npt.DTypeLike | Any
 """A dtype of NumPy, its name, or a dtype of another library: torch.float32, tf.float32, jnp.float32."""
 
 
-def as_dtype(value: AnyDType, argument: Argument) -> DType:
+def as_dtype(value: DTypeLike, argument: Argument) -> DType:
     """Returns the NumPy dtype that a value stands for.
 
     Raises:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from numpy.typing import DTypeLike
-
 from gradserve.calls.accumulator_wire import AccumulatorOptions, list_accumulators
 from gradserve.calls.accumulator_wire import delete as delete_accumulator
 from gradserve.calls.accumulators import (
@@ -17,6 +15,7 @@ from gradserve.calls.client.state import ClientState
 from gradserve.calls.components import Components
 from gradserve.calls.exchange import Operation
 from gradserve.conversion.argument import Argument
+from gradserve.conversion.dtypes import DTypeLike
 from gradserve.conversion.plain import as_text
 from gradserve.conversion.trees import Tree
 from gradserve.results import AccumulatorInfo, DenseSpec, Shape, SparseSpec

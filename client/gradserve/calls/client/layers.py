@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from numpy.typing import DTypeLike
-
 from gradserve.batch_norm_arguments import Initializer, RandomAdjustment, Regularizer
 from gradserve.batch_norm_results import BatchNormLayerInfo
 from gradserve.calls.batch_norm_config import BatchNormArguments
@@ -15,6 +13,7 @@ from gradserve.calls.batch_norm_layer_wire import delete_layer, list_layers
 from gradserve.calls.client.state import ClientState
 from gradserve.calls.exchange import Operation
 from gradserve.conversion.argument import Argument
+from gradserve.conversion.dtypes import DTypeLike
 from gradserve.conversion.plain import as_text
 from gradserve.results import Shape, TensorLike
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2

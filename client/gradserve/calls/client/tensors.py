@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from gradserve.calls import tensors
 from gradserve.calls.client.state import ClientState
 from gradserve.calls.exchange import Operation
 from gradserve.conversion.argument import Argument
-from gradserve.conversion.arrays import as_array
+from gradserve.conversion.arrays import ArrayLike, as_array
 from gradserve.conversion.handles import as_handle, as_handles
 from gradserve.conversion.plain import as_list
 from gradserve.results import TensorHandle

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
 
 from gradserve.calls.accumulator_handles import HasAccumulatorRef
 from gradserve.calls.tensorflow_text import check_attribute, check_text_attribute, dtype_text, shape_text
 from gradserve.conversion.argument import Argument, described
-from gradserve.conversion.arrays import as_array
-from gradserve.conversion.dtypes import AnyDType, as_dtype
+from gradserve.conversion.arrays import ArrayLike, as_array
+from gradserve.conversion.dtypes import DTypeLike, as_dtype
 from gradserve.errors import InvalidArgumentError
 from gradserve.results import AccumulatorHandle, AccumulatorKind
 from gradserve.wire.dtypes import BFLOAT16, DType
@@ -134,7 +133,7 @@ def _integers(value: ArrayLike, dtype: DTypeLike, name: str) -> Array:
     return array.astype(wanted)
 
 
-def _known_dtype(dtype: AnyDType) -> DType:
+def _known_dtype(dtype: DTypeLike) -> DType:
     return as_dtype(dtype, Argument("dtype"))
 
 

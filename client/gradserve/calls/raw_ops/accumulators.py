@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from gradserve.calls.accumulator_handles import handle_of, wire_of
 from gradserve.calls.accumulator_wire import AccumulatorOptions, AccumulatorWire, Contribution
@@ -27,6 +27,8 @@ from gradserve.calls.raw_ops.accumulator_arguments import (
     scalar,
 )
 from gradserve.conversion.argument import Argument
+from gradserve.conversion.arrays import ArrayLike
+from gradserve.conversion.dtypes import DTypeLike
 from gradserve.conversion.plain import as_flag, as_text
 from gradserve.errors import NotFoundError
 from gradserve.results import AccumulatorHandle, AccumulatorKind, Average, DenseSpec, Shape, TensorLike

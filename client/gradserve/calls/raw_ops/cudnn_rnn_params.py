@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
 
 from gradserve.calls.exchange import Operation
 from gradserve.calls.op_wire import as_op_input, run_op
 from gradserve.calls.tensor_calls import OpInputs
 from gradserve.conversion.argument import Argument, described
-from gradserve.conversion.arrays import as_array
-from gradserve.conversion.dtypes import as_dtype
+from gradserve.conversion.arrays import ArrayLike, as_array
+from gradserve.conversion.dtypes import DTypeLike, as_dtype
 from gradserve.conversion.plain import INT32, as_integer, as_list
 from gradserve.errors import InvalidArgumentError
 from gradserve.op_outputs import CudnnRNNParamsToCanonicalOutputs

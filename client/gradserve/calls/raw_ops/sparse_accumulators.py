@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import cast
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
 
 from gradserve.calls.accumulator_wire import Contribution
 from gradserve.calls.exchange import Operation
@@ -23,6 +22,8 @@ from gradserve.calls.raw_ops.accumulator_arguments import (
 )
 from gradserve.calls.raw_ops.accumulators import AccumulatorOpsBase
 from gradserve.conversion.argument import described
+from gradserve.conversion.arrays import ArrayLike
+from gradserve.conversion.dtypes import DTypeLike
 from gradserve.errors import InvalidArgumentError
 from gradserve.op_outputs import SparseAccumulatorTakeGradientOutputs
 from gradserve.results import AccumulatorHandle, AccumulatorKind, IndexedSlices, Shape, SparseSpec, TensorHandle
