@@ -73,6 +73,7 @@ ABSURD: dict[str, Callable[[], Any]] = {
     "a masked array": lambda: np.ma.MaskedArray([1.0], [True]),
     "a handle of nothing": lambda: gradserve.TensorHandle("nobody", np.dtype(np.float32), (2,)),
     "a handle of nonsense": lambda: gradserve.TensorHandle(3, None, "x"),  # type: ignore[arg-type]
+    "an accumulator of nonsense": lambda: gradserve.AccumulatorHandle(3, None, 1.5, "x", "y"),  # type: ignore[arg-type]
     "rows of nonsense": lambda: gradserve.IndexedSlices(object(), None, 3),  # type: ignore[arg-type]
     "specs of nonsense": lambda: {"w": gradserve.DenseSpec(3, "x"), "v": gradserve.SparseSpec(None, 1.5)},  # type: ignore[arg-type]
     "an initializer of nonsense": lambda: {"beta": gradserve.Initializer(3, value="x", seed=1.5)},  # type: ignore[arg-type]

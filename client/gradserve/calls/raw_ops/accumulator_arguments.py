@@ -10,6 +10,7 @@ from gradserve.calls.tensorflow_text import check_attribute, check_text_attribut
 from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.arrays import ArrayLike, as_array
 from gradserve.conversion.dtypes import DTypeLike, as_dtype
+from gradserve.conversion.plain import is_text
 from gradserve.errors import InvalidArgumentError
 from gradserve.results import AccumulatorHandle, AccumulatorKind
 from gradserve.wire.dtypes import BFLOAT16, DType
@@ -41,6 +42,9 @@ def as_handle(
             f"got {type(value).__name__}",
             field=field,
         )
+    names = (handle.container, handle.name, handle.incarnation)
+    if not (all(map(is_text, names)) and isinstance(handle.kind, AccumulatorKind)):
+        raise InvalidArgumentError("expected an AccumulatorHandle that a client gave, got another one", field=field)
     if kind not in (None, handle.kind):
         raise InvalidArgumentError(
             f"expected a {kind.value.lower()} accumulator, got the {handle.kind.value.lower()} "
