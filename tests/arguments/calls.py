@@ -42,6 +42,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "client.conditional_accumulator": {"dtype": "float32"},
     "client.sparse_conditional_accumulator": {"dtype": "float32"},
     "client.gradient_accumulator": {"components": {"w": np.zeros(2)}},
+    "client.delete_accumulator": {"name": "nobody's"},
+    "client.delete_batch_norm_layer": {"scope": "nobody's"},
     "client.put": {"value": 1.0},
     "client.put_all": {"values": [1.0]},
     "dense.apply_grad": {"grad": 1.0, "local_step": LAST_STEP},

@@ -10,7 +10,7 @@ from gradserve.calls.tensorflow_text import check_attribute, check_text_attribut
 from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.arrays import ArrayLike, as_array
 from gradserve.conversion.dtypes import DTypeLike, as_dtype
-from gradserve.conversion.plain import is_text
+from gradserve.conversion.plain import as_text, is_text
 from gradserve.errors import InvalidArgumentError
 from gradserve.results import AccumulatorHandle, AccumulatorKind
 from gradserve.wire.dtypes import BFLOAT16, DType
@@ -98,6 +98,15 @@ def check_take_signature(
         InvalidArgumentError: It is not the accumulator's.
     """
     _check_signature(f"{', '.join(inputs)}->{', '.join(outputs)}", _known_dtype(dtype), handle, "dtype")
+
+
+def op_name(name: str | None, default: str) -> str:
+    """Returns the name of an op: for None or an empty one the default.
+
+    Raises:
+        InvalidArgumentError: It is no text.
+    """
+    return default if name is None else as_text(name, Argument("name")) or default
 
 
 def scalar(value: ArrayLike, dtype: DTypeLike, name: str) -> int:

@@ -24,6 +24,7 @@ from gradserve.calls.raw_ops.accumulator_arguments import (
     check_apply_signature,
     check_reduction,
     check_take_signature,
+    op_name,
     scalar,
 )
 from gradserve.conversion.argument import Argument
@@ -103,7 +104,7 @@ class AccumulatorOps(AccumulatorOpsBase):
         """
         return (
             yield from self._create(
-                _dense(dtype, shape), container, shared_name, reduction_type, name or "ConditionalAccumulator"
+                _dense(dtype, shape), container, shared_name, reduction_type, op_name(name, "ConditionalAccumulator")
             )
         )
 
@@ -120,7 +121,11 @@ class AccumulatorOps(AccumulatorOpsBase):
         """Creates an accumulator of dense gradients, or finds the one of this shared name: ConditionalAccumulator."""
         return (
             yield from self._create(
-                _dense(dtype, shape), container, shared_name, reduction_type, name or "ResourceConditionalAccumulator"
+                _dense(dtype, shape),
+                container,
+                shared_name,
+                reduction_type,
+                op_name(name, "ResourceConditionalAccumulator"),
             )
         )
 

@@ -18,6 +18,7 @@ from gradserve.calls.raw_ops.accumulator_arguments import (
     check_apply_signature,
     check_take_signature,
     int64_array,
+    op_name,
     scalar,
 )
 from gradserve.calls.raw_ops.accumulators import AccumulatorOpsBase
@@ -61,7 +62,7 @@ class SparseAccumulatorOps(AccumulatorOpsBase):
         spec = SparseSpec(accumulator_dtype(dtype), shape)
         return (
             yield from self._create(
-                spec, container, shared_name, reduction_type, name or "SparseConditionalAccumulator"
+                spec, container, shared_name, reduction_type, op_name(name, "SparseConditionalAccumulator")
             )
         )
 
