@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
@@ -10,9 +11,14 @@ import grpc
 from gradserve_server.errors import UnavailableError
 from gradserve_server.rpc.status import Context, status_boundary
 
-_QUIET_SECONDS = 0.1
+_QUIET_SECONDS = (0.05, 0.5)
+"""How long no call may have arrived: at least, and where many came before."""
+
+_MANY_CALLS = 250
+"""In the second before. Then, or on a machine with much other work, some clients are slow to call again."""
+
 _LOOK_SECONDS = 0.01
-_MAX_SETTLE_SECONDS = 1.0
+_MAX_SETTLE_SECONDS = 2.0
 
 _HEALTH = "/grpc.health.v1.Health/"
 
@@ -31,7 +37,7 @@ class Admission(grpc.aio.ServerInterceptor):
     def __init__(self) -> None:
         self._draining = False
         self._stopping = asyncio.Event()
-        self._last_arrival = float("-inf")
+        self._arrivals: deque[float] = deque(maxlen=_MANY_CALLS)
 
     def check(self) -> None:
         """Raises UnavailableError while the server drains."""
@@ -44,15 +50,19 @@ class Admission(grpc.aio.ServerInterceptor):
 
     async def settle(self) -> None:
         """Returns when no call has arrived for a moment, or too many of them do to wait for that."""
-        end = time.monotonic() + _MAX_SETTLE_SECONDS
+        now = time.monotonic()
+        end = now + _MAX_SETTLE_SECONDS
+        num_recent = sum(now - arrival < 1 for arrival in self._arrivals)
+        if num_recent == 0:
+            return
+        shortest, longest = _QUIET_SECONDS
+        quiet = shortest + (longest - shortest) * num_recent / _MANY_CALLS
         quiet_looks = 0
         # Many short looks: a loop that something holds up for a while is busy, not quiet.
-        while quiet_looks * _LOOK_SECONDS < _QUIET_SECONDS and (now := time.monotonic()) < end:
-            if now - self._last_arrival > 10 * _QUIET_SECONDS:
-                return
-            seen = self._last_arrival
+        while quiet_looks * _LOOK_SECONDS < quiet and time.monotonic() < end:
+            last_arrival = self._arrivals[-1]
             await asyncio.sleep(_LOOK_SECONDS)
-            quiet_looks = quiet_looks + 1 if self._last_arrival == seen else 0
+            quiet_looks = quiet_looks + 1 if self._arrivals[-1] == last_arrival else 0
 
     def refuse(self) -> None:
         """Answers the calls that were kept waiting, and from now on any other at once."""
@@ -64,7 +74,7 @@ class Admission(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _Handler:
         """Returns the handler of a call that has arrived; while the server drains, late, and one that refuses."""
-        self._last_arrival = time.monotonic()
+        self._arrivals.append(time.monotonic())
         if not self._draining or handler_call_details.method.startswith(_HEALTH):
             return await continuation(handler_call_details)
         await self._stopping.wait()
