@@ -38,6 +38,9 @@ class Served:
     def call(self) -> Any:
         return self._info.GetServerInfo(server_messages_pb2.GetServerInfoRequest())
 
+    async def probe(self) -> None:
+        await self.health()
+
     async def health(self) -> int:
         status: int = (await self._health.Check(health_pb2.HealthCheckRequest())).status
         return status
@@ -88,7 +91,7 @@ async def test_calls_are_kept_until_clients_were_told_and_health_is_not(served: 
     early = [served.call() for _ in range(3)]
     # An answer on the same connection: by now the calls before it have arrived.
     assert await served.health() == health_pb2.HealthCheckResponse.SERVING
-    await served.admission.settle()
+    await served.admission.settle(served.probe)
     assert not any(call.done() for call in early)
     served.admission.refuse()
     for call in (*early, served.call()):
@@ -106,20 +109,36 @@ async def test_a_kept_call_can_be_given_up(served: Served) -> None:
     await refused(kept)
 
 
-async def test_a_server_that_nobody_calls_settles_at_once() -> None:
-    settling = asyncio.ensure_future(Admission().settle())
+async def test_a_server_that_nobody_calls_settles_at_once(served: Served) -> None:
+    settling = asyncio.ensure_future(served.admission.settle(served.probe))
     await asyncio.sleep(0)
     assert settling.done()
 
 
 async def test_calls_that_keep_coming_do_not_hold_up_the_stop(served: Served) -> None:
     async with arriving(served):
-        await asyncio.wait_for(served.admission.settle(), PATIENCE_SECONDS)
+        await asyncio.wait_for(served.admission.settle(served.probe), PATIENCE_SECONDS)
 
 
 async def test_a_call_that_just_came_is_followed_by_a_quiet_moment(served: Served) -> None:
     await served.health()
-    settling = asyncio.ensure_future(served.admission.settle())
+    settling = asyncio.ensure_future(served.admission.settle(served.probe))
     await asyncio.sleep(0)
     assert not settling.done()
     await asyncio.wait_for(settling, PATIENCE_SECONDS)
+
+
+async def test_calls_that_came_before_the_end_are_taken(served: Served) -> None:
+    """However long gRPC keeps them: the server ends with a call of its own, behind them."""
+    await served.health()
+    served.admission.close()
+    kept: list[Any] = []
+
+    async def probe() -> None:
+        kept.extend(served.call() for _ in range(50))
+        await served.health()
+
+    await served.admission.settle(probe)
+    served.admission.refuse()
+    for call in kept:
+        await refused(call)

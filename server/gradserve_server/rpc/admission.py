@@ -1,6 +1,7 @@
 """What lets calls in, until the server drains."""
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -48,18 +49,26 @@ class Admission(grpc.aio.ServerInterceptor):
         """Lets nothing in any more."""
         self._draining = True
 
-    async def settle(self) -> None:
-        """Returns when no call has arrived for a moment, or too many of them do to wait for that."""
+    async def settle(self, probe: Callable[[], Awaitable[None]]) -> None:
+        """Returns when no call has arrived for a moment, or too many of them do to wait for that.
+
+        Args:
+            probe: Makes a call, and returns with its answer: by then, calls that came before have been taken, too.
+        """
         now = time.monotonic()
-        end = now + _MAX_SETTLE_SECONDS
         num_recent = sum(now - arrival < 1 for arrival in self._arrivals)
         if num_recent == 0:
             return
         shortest, longest = _QUIET_SECONDS
-        quiet = shortest + (longest - shortest) * num_recent / _MANY_CALLS
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_MAX_SETTLE_SECONDS):
+                await self._quiet(shortest + (longest - shortest) * num_recent / _MANY_CALLS)
+        await probe()
+
+    async def _quiet(self, seconds: float) -> None:
         quiet_looks = 0
         # Many short looks: a loop that something holds up for a while is busy, not quiet.
-        while quiet_looks * _LOOK_SECONDS < quiet and time.monotonic() < end:
+        while quiet_looks * _LOOK_SECONDS < seconds:
             last_arrival = self._arrivals[-1]
             await asyncio.sleep(_LOOK_SECONDS)
             quiet_looks = quiet_looks + 1 if self._arrivals[-1] == last_arrival else 0

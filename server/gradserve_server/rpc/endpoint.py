@@ -1,6 +1,7 @@
 """What listens: a server of gRPC's, and another one when a client has brought it down."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 import grpc
 
 from gradserve.address import Address
+from gradserve.route import Route
 from gradserve_server.rpc.ports import Ports
 
 _log = logging.getLogger(__name__)
@@ -17,6 +19,9 @@ _LOOK_SECONDS = 0.2
 _BIND_PAUSE_SECONDS = 0.02
 _QUIET_SECONDS = 60.0
 _FOR_EVER_SECONDS = 1e9
+_PROBE_SECONDS = 5.0
+
+_HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 
 
 class Endpoint:
@@ -99,6 +104,14 @@ class LastingEndpoint:
         """Starts serving."""
         await self._current.start()
         self._supervision = asyncio.create_task(self._supervise())
+
+    async def probe(self) -> None:
+        """Asks itself for its health, as a client does, and waits for the answer, whatever it is."""
+        options = Route.to(self._addresses[0], {}).options
+        async with grpc.aio.insecure_channel(self._addresses[0].target, options=options) as channel:
+            check: Any = channel.unary_unary(_HEALTH_CHECK)
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await check(b"", timeout=_PROBE_SECONDS)
 
     async def stop(self, grace: float, told: Callable[[], None]) -> None:
         """Closes the ports, lets calls under way go on for `grace` seconds, then ends them with UNAVAILABLE.

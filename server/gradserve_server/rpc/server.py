@@ -120,5 +120,5 @@ class GrpcServer:
     async def stop(self, grace: float) -> None:
         """Closes the ports, lets calls under way go on for `grace` seconds, then ends them with UNAVAILABLE."""
         end = time.monotonic() + grace
-        await self._admission.settle()
+        await self._admission.settle(self._endpoint.probe)
         await self._endpoint.stop(max(end - time.monotonic(), 0), self._admission.refuse)
