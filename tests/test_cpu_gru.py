@@ -127,6 +127,24 @@ def test_gradient_like_the_reference(gru: CpuGRU, sizes: Sizes, dtype: Any) -> N
     assert list(vars(fewer).values())[4:] == [None] * 4
 
 
+@pytest.mark.parametrize("is_prepared", [True, False])
+@pytest.mark.parametrize("kind", ["random", "always the same"])
+@pytest.mark.parametrize("batch", [300, 30_000])
+def test_sums_over_a_large_batch(gru: CpuGRU, parallel: ForkJoin, batch: int, kind: str, *, is_prepared: bool) -> None:
+    """As exact as docs/gru_block_cell.md says; of what is always the same, every addition is rounded to one side."""
+    sizes = Sizes(batch, 9, 7)
+    inputs = make_inputs(sizes, np.float32)
+    if kind == "always the same":
+        for array in vars(inputs).values():
+            array[...] = array[:1]
+    outputs = (gru if is_prepared else unprepared(parallel)).gradient(inputs, ALL, sizes)
+    expected = gru_block_cell_grad(np, widened(inputs), ALL, sizes)
+    for name in ("d_w_ru", "d_w_c", "d_b_ru", "d_b_c"):
+        wanted = getattr(expected, name)
+        tolerance = (1e-5 if kind == "always the same" else 5e-7) * np.abs(wanted).max()
+        np.testing.assert_allclose(getattr(outputs, name), wanted, rtol=0, atol=tolerance, err_msg=name)
+
+
 @pytest.mark.parametrize("chunk_elements", [1, 17])
 def test_rows_of_more_than_a_chunk(gru: CpuGRU, monkeypatch: pytest.MonkeyPatch, chunk_elements: int) -> None:
     monkeypatch.setattr(cpu, "_CHUNK_ELEMENTS", chunk_elements)

@@ -1,7 +1,7 @@
 """Products of matrices on the host."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import threadpoolctl
 from numpy.typing import NDArray
 
 from gradserve_server.devices.parallel import ForkJoin
+from gradserve_server.devices.summation import Summation, multiply
 
 _PART_MULTIPLICATIONS = 1 << 20
 """Some 20 microseconds: for less, no thread is woken up."""
@@ -22,16 +23,18 @@ class Product:
         left: [m, k]. Of this and the others, one axis is contiguous.
         right: [k, n].
         out: [m, n]: the result.
+        summation: How the k terms of each element are added up.
     """
 
     left: NDArray[Any]
     right: NDArray[Any]
     out: NDArray[Any]
+    summation: Summation = Summation.CHAIN
 
     def compute(self) -> None:
         """Computes it in this thread."""
         with np.errstate(all="ignore"):  # which every thread has for itself
-            np.matmul(self.left, self.right, out=self.out)
+            multiply(self.left, self.right, self.out, self.summation)
 
     def parts(self, most: int) -> "Iterator[Product]":
         """Yields products that make up this one, of about equal size and at most so many."""
@@ -42,9 +45,9 @@ class Product:
         for first in range(0, max(rows, columns), size):
             part = slice(first, first + size)
             if rows > columns:
-                yield Product(self.left[part], self.right, self.out[part])
+                yield replace(self, left=self.left[part], out=self.out[part])
             else:
-                yield Product(self.left, self.right[:, part], self.out[:, part])
+                yield replace(self, right=self.right[:, part], out=self.out[:, part])
 
 
 class Products:

@@ -11,6 +11,7 @@ from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.kernels import prepare_each
 from gradserve_server.devices.parallel import ForkJoin
 from gradserve_server.devices.products import Product, Products
+from gradserve_server.devices.summation import Summation, sum_of_rows
 from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, widened
 from gradserve_server.ops.gru.cpu_kernels import Conversions, Kernel, Kernels
 from gradserve_server.ops.gru.reference import gru_block_cell, gru_block_cell_grad
@@ -31,8 +32,6 @@ _CHUNK_ELEMENTS = 1 << 14
 """Work of about ten microseconds: for less, no thread is woken up."""
 
 _NUM_COUNTERS = 2
-
-_BLOCK_ROWS = 64
 
 
 class CpuGRU:
@@ -117,13 +116,18 @@ class CpuGRU:
         h_prevr = np.multiply(inputs.h_prev, inputs.r, out=self._empty(inputs.r.shape, inputs.r))
         first, last = slice(sizes.inputs), slice(sizes.inputs, None)
         self._products.compute(
-            Product(inputs.x.T, d_r_bar_u_bar, d_w_ru[first]),
-            Product(inputs.h_prev.T, d_r_bar_u_bar, d_w_ru[last]),
-            Product(inputs.x.T, d_c_bar, d_w_c[first]),
-            Product(h_prevr.T, d_c_bar, d_w_c[last]),
+            *(
+                Product(left, right, out, Summation.BLOCKS)
+                for left, right, out in (
+                    (inputs.x.T, d_r_bar_u_bar, d_w_ru[first]),
+                    (inputs.h_prev.T, d_r_bar_u_bar, d_w_ru[last]),
+                    (inputs.x.T, d_c_bar, d_w_c[first]),
+                    (h_prevr.T, d_c_bar, d_w_c[last]),
+                )
+            )
         )
-        d_b_ru[...] = _sum_of_rows(d_r_bar_u_bar)
-        d_b_c[...] = _sum_of_rows(d_c_bar)
+        d_b_ru[...] = sum_of_rows(d_r_bar_u_bar)
+        d_b_c[...] = sum_of_rows(d_c_bar)
         return [d_w_ru, d_w_c, d_b_ru, d_b_c]
 
     def _multiply(self, *factors: tuple[NDArray[Any], NDArray[Any]]) -> list[NDArray[Any]]:
@@ -183,17 +187,3 @@ class CpuGRU:
     def _convert(self, conversions: Conversions, kernel: Kernel, source: NDArray[Any], target: NDArray[Any]) -> None:
         arguments = (source.reshape(-1), _CHUNK_ELEMENTS, target.reshape(-1))
         self._run_chunks(conversions, kernel, arguments, -(-source.size // _CHUNK_ELEMENTS))
-
-
-def _sum_of_rows(matrix: NDArray[Any]) -> NDArray[np.float64]:
-    """Adds up the rows of a matrix: those of a block in its dtype, by BLAS, and blocks in float64."""
-    rows, columns = matrix.shape
-    if rows <= _BLOCK_ROWS:
-        few: NDArray[np.float64] = (np.ones(rows, matrix.dtype) @ matrix).astype(np.float64)
-        return few
-    num_blocks = rows // _BLOCK_ROWS
-    whole, rest = np.split(matrix, [num_blocks * _BLOCK_ROWS])
-    ones = np.ones(_BLOCK_ROWS, matrix.dtype)
-    blocks = ones @ whole.reshape(num_blocks, _BLOCK_ROWS, columns)
-    sums: NDArray[np.float64] = blocks.sum(axis=0, dtype=np.float64) + ones[: len(rest)] @ rest
-    return sums

@@ -2,13 +2,14 @@
 
 What the kernels are compared with. The formulas are those of TensorFlow's kernels (`gru_ops.cc`), after Cho et al.,
 "Learning Phrase Representations using RNN Encoder-Decoder for Statistical Machine Translation", 2014. All is computed
-in float32 when T has 16 bits, else in T, and rounded to T at the end. A dot is the product of matrices.
+in float32 when T has 16 bits, else in T, and rounded to T at the end; sums over the batch in float64. A dot is the
+product of matrices.
 """
 
 from dataclasses import fields
 from typing import Any
 
-from gradserve_server.ops.dtypes import widened
+from gradserve_server.ops.dtypes import FLOAT64, widened
 from gradserve_server.ops.gru.spec import (
     CellInputs,
     CellOutputs,
@@ -67,10 +68,10 @@ def gru_block_cell_grad(xp: Any, inputs: GradInputs, attributes: GradAttributes,
     ]
     if attributes.weight_gradients:
         outputs += [
-            xp.concatenate((x, h_prev), axis=1).T @ d_r_bar_u_bar,
-            xp.concatenate((x, h_prev * r), axis=1).T @ d_c_bar,
-            d_r_bar_u_bar.sum(axis=0, dtype="float64"),
-            d_c_bar.sum(axis=0, dtype="float64"),
+            _wide(xp.concatenate((x, h_prev), axis=1)).T @ _wide(d_r_bar_u_bar),
+            _wide(xp.concatenate((x, h_prev * r), axis=1)).T @ _wide(d_c_bar),
+            _wide(d_r_bar_u_bar).sum(axis=0),
+            _wide(d_c_bar).sum(axis=0),
         ]
     return GradOutputs(*(output.astype(inputs.x.dtype) for output in outputs))
 
@@ -79,6 +80,10 @@ def sigmoid(xp: Any, x: Any) -> Any:
     """1 / (1 + e^-x), without overflow, and with all digits where it is near 0."""
     exponential = xp.exp(-xp.abs(x))
     return xp.where(x >= 0, 1, exponential) / (1 + exponential)
+
+
+def _wide(array: Any) -> Any:
+    return array.astype(FLOAT64, copy=False)
 
 
 def _widened(inputs: CellInputs) -> list[Any]:

@@ -1,0 +1,126 @@
+"""How the terms of a product of matrices are added up, and the rows of a matrix.
+
+BLAS adds up the k terms of each element one after the other. In float32 that makes an error of up to k 2^-24 of the sum
+of their magnitudes: where k counts the rows of a batch, the largest error of a whole call.
+"""
+
+from enum import Enum, auto
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_LONGEST_BLOCKS = {1024: 64, 4096: 128}
+"""How many terms BLAS may add one after the other, for up to so many in all. It is slower with short blocks, and over
+many blocks errors average out."""
+
+_LONGEST_BLOCK = 256
+"""The same for any number."""
+
+_LONGEST_CHAIN = 128
+"""So few terms are not cut."""
+
+_BLOCK_ROWS = 64
+"""Rows that are added up in their dtype: this takes as long as reading them."""
+
+_TILE_SIDE = 512
+"""Sums of blocks, of which there are a few at a time, stay in the cache if they are not larger."""
+
+_ELEMENTS_AT_ONCE = 1 << 15
+"""Blocks of which the products have no more elements are multiplied in one call: calls take as long as so little."""
+
+
+class Summation(Enum):
+    """How the k terms of each element are added up.
+
+    Attributes:
+        CHAIN: As BLAS does: the fastest way.
+        BLOCKS: In blocks, and their sums in pairs, so that no term takes part in more than 256 + log2(k / 128)
+            additions, whatever BLAS does.
+        WIDE: In float64, and rounded once. Takes twice as long as CHAIN.
+    """
+
+    CHAIN = auto()
+    BLOCKS = auto()
+    WIDE = auto()
+
+
+def multiply(left: NDArray[Any], right: NDArray[Any], out: NDArray[Any], summation: Summation) -> None:
+    """Computes out = left right.
+
+    Args:
+        left: [m, k], float32 or float64.
+        right: [k, n], likewise.
+        out: [m, n], likewise: the result.
+        summation: How the k terms of each element are added up.
+    """
+    if summation is Summation.WIDE:
+        out[...] = left.astype(np.float64, copy=False) @ right.astype(np.float64, copy=False)
+    elif summation is Summation.BLOCKS and left.shape[1] > _LONGEST_CHAIN:
+        for rows in _cuts(out.shape[0]):
+            for columns in _cuts(out.shape[1]):
+                _Blocks(left[rows], right[:, columns]).add_up(out[rows, columns])
+    else:
+        np.matmul(left, right, out=out)
+
+
+def sum_of_rows(matrix: NDArray[Any]) -> NDArray[np.float64]:
+    """Adds up the rows of a matrix: up to 64 in its dtype, by BLAS, and those sums in float64."""
+    rows, columns = matrix.shape
+    num_blocks = rows // _BLOCK_ROWS
+    whole, rest = np.split(matrix, [num_blocks * _BLOCK_ROWS])
+    ones = np.ones(_BLOCK_ROWS, matrix.dtype)
+    blocks = np.matmul(ones, whole.reshape(num_blocks, _BLOCK_ROWS, columns))
+    sums: NDArray[np.float64] = blocks.sum(axis=0, dtype=np.float64) + np.matmul(ones[: len(rest)], rest)
+    return sums
+
+
+def _cuts(size: int) -> list[slice]:
+    return [slice(first, first + _TILE_SIDE) for first in range(0, size, _TILE_SIDE)]
+
+
+def _block_size(num_terms: int) -> int:
+    return next((size for most, size in _LONGEST_BLOCKS.items() if num_terms <= most), _LONGEST_BLOCK)
+
+
+class _Blocks:
+    """A product of matrices, its terms in blocks."""
+
+    def __init__(self, left: NDArray[Any], right: NDArray[Any]) -> None:
+        self._left = left
+        self._right = right
+        self._block = _block_size(left.shape[1])
+        self._most_at_once = _ELEMENTS_AT_ONCE // (left.shape[0] * right.shape[1])
+        self._scratch: list[NDArray[Any]] = []
+
+    def add_up(self, out: NDArray[Any]) -> None:
+        """Computes the product."""
+        self._add_up(0, self._left.shape[1], out, 0)
+
+    def _add_up(self, begin: int, end: int, out: NDArray[Any], depth: int) -> None:
+        """Adds up the terms from `begin`, where a block begins, to `end`."""
+        num_blocks = -(-(end - begin) // self._block)
+        if num_blocks == 1:
+            np.matmul(self._left[:, begin:end], self._right[begin:end], out=out)
+        elif num_blocks <= self._most_at_once:
+            self._add_up_at_once(begin, end, out)
+        else:
+            middle = begin + num_blocks // 2 * self._block
+            if len(self._scratch) == depth:
+                self._scratch.append(np.empty(out.shape, out.dtype))
+            self._add_up(begin, middle, out, depth + 1)
+            self._add_up(middle, end, self._scratch[depth], depth + 1)
+            np.add(out, self._scratch[depth], out=out)
+
+    def _add_up_at_once(self, begin: int, end: int, out: NDArray[Any]) -> None:
+        num_blocks = (end - begin) // self._block
+        last = begin + num_blocks * self._block
+        left = self._left[:, begin:last].T.reshape(num_blocks, self._block, -1).transpose(0, 2, 1)
+        sums = np.matmul(left, self._right[begin:last].reshape(num_blocks, self._block, -1))
+        while len(sums) > 1:
+            half = len(sums) // 2
+            np.add(sums[:half], sums[-half:], out=sums[:half])
+            sums = sums[: len(sums) - half]
+        if last < end:
+            sums[0] += np.matmul(self._left[:, last:end], self._right[last:end])
+        out[...] = sums[0]
