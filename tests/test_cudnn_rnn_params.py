@@ -1,11 +1,12 @@
 """The parameters of CudnnRNN: where each lies in the vector, and the ops that tell and convert it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -133,6 +134,7 @@ def counts(network: Network) -> dict[str, int]:
 
 
 class TestAnyNetwork:
+    @settings(deadline=None)
     @given(networks())
     def test_size_is_what_is_used(self, keywords: dict[str, Any]) -> None:
         """Every parameter is in one view, and each of the vector's elements is one."""
@@ -145,6 +147,7 @@ class TestAnyNetwork:
         assert size > 0
         np.testing.assert_array_equal(seen, 1)
 
+    @settings(deadline=None)
     @given(networks(), st.sampled_from([np.float16, ml_dtypes.bfloat16, np.float32, np.float64]))
     def test_there_and_back(self, keywords: dict[str, Any], dtype: type) -> None:
         network = network_of(NetworkAttributes(**keywords))
@@ -154,6 +157,19 @@ class TestAnyNetwork:
         assert to_params(canonical, **keywords).tobytes() == params.tobytes()
         assert not any(np.shares_memory(a, params) for a in (*canonical.weights, *canonical.biases))
 
+    @settings(deadline=None)
+    @given(networks(), st.sampled_from([lambda a: a.ravel(), lambda a: a.reshape(1, -1, 1), lambda a: a.ravel()[None]]))
+    def test_any_shape_of_as_many_elements(
+        self, keywords: dict[str, Any], reshaped: Callable[[NDArray[Any]], NDArray[Any]]
+    ) -> None:
+        """As TensorFlow's own converter passes them."""
+        network = network_of(NetworkAttributes(**keywords))
+        params = np.arange(network.num_params, dtype=np.float32)
+        canonical = to_canonical(params, **keywords, **counts(network))
+        weights, biases = (tuple(map(reshaped, arrays)) for arrays in (canonical.weights, canonical.biases))
+        np.testing.assert_array_equal(to_params(CanonicalParams(weights, biases), **keywords), params)
+
+    @settings(deadline=None)
     @given(networks())
     def test_canonical_lists(self, keywords: dict[str, Any]) -> None:
         """By gate what `split_params` gives for all gates."""
@@ -249,9 +265,24 @@ NO_PARAMS = [
     ("weights", f"weights must be a list of 8 for {ABOUT}, got 7", weights()[:7], biases()),
     ("weights", f"weights must be a list of 8 for {ABOUT}, got 0", (), ()),
     ("biases", f"biases must be a list of 8 for {ABOUT}, got 9", weights(), (*biases(), np.zeros(6, np.float32))),
-    ("weights[3]", "weights[3] must have shape [6,4], got [4,6]", weights(w3=np.zeros((4, 6), np.float32)), biases()),
-    ("weights[7]", "weights[7] must have shape [6,6], got [36]", weights(w7=np.zeros(36, np.float32)), biases()),
-    ("biases[1]", "biases[1] must have shape [6], got []", weights(), biases(b1=np.zeros((), np.float32))),
+    (
+        "weights[3]",
+        "weights[3] must have 24 elements, as many as shape [6,4], got shape [6,6]",
+        weights(w3=np.zeros((6, 6), np.float32)),
+        biases(),
+    ),
+    (
+        "weights[7]",
+        "weights[7] must have 36 elements, as many as shape [6,6], got shape [35]",
+        weights(w7=np.zeros(35, np.float32)),
+        biases(),
+    ),
+    (
+        "biases[1]",
+        "biases[1] must have 6 elements, as many as shape [6], got shape []",
+        weights(),
+        biases(b1=np.zeros((), np.float32)),
+    ),
     (
         "weights[0]",
         f"Value for attr 'T' of int32 {NOT_IN_LIST} bfloat16, half, float, double",

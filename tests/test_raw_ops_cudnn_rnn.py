@@ -1,6 +1,7 @@
 """The CudnnRNN ops through the client: PyTorch's numbers, TensorFlow's names and versions."""
 
 import inspect
+import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -160,6 +161,60 @@ def test_the_first_version_has_one_count(client: gradserve.Client) -> None:
     canonical = ops.CudnnRNNParamsToCanonical(**NETWORK, rnn_mode="gru", params=params, num_params=12)
     back = ops.CudnnRNNCanonicalToParams(**NETWORK, rnn_mode="gru", weights=canonical.weights, biases=canonical.biases)
     assert np.array_equal(back, params)
+
+
+@pytest.mark.parametrize("op", ["CudnnRNNCanonicalToParams", "CudnnRNNCanonicalToParamsV2"])
+@pytest.mark.parametrize("stored", [False, True], ids=["inline", "by handle"])
+def test_matrices_and_biases_of_any_shape(client: gradserve.Client, op: str, stored: bool) -> None:
+    """TensorFlow looks at the number of elements alone; its own converter passes vectors."""
+    ops = client.raw_ops
+    params = np.arange(int(ops.CudnnRNNParamsSize(**NETWORK)[0]), dtype=np.float32)
+    canonical = ops.CudnnRNNParamsToCanonical(**NETWORK, params=params, num_params=16)
+    weights = [np.ravel(matrix) for matrix in canonical.weights]
+    biases = [bias.reshape(1, 3, 1) for bias in canonical.biases]
+    given = [list(map(client.put, arrays)) if stored else arrays for arrays in (weights, biases)]
+    assert np.array_equal(getattr(ops, op)(**NETWORK, weights=given[0], biases=given[1]), params)
+    if stored:
+        client.delete(*given[0], *given[1])
+    short = [weights[0][:-1], *weights[1:]]
+    with pytest.raises(gradserve.InvalidArgumentError, match=r"weights\[0\] must have 15 elements") as raised:
+        getattr(ops, op)(**NETWORK, weights=short, biases=biases)
+    assert raised.value.field == "weights[0]"
+
+
+def params_arguments(op: str) -> dict[str, Any]:
+    arrays: dict[str, dict[str, Any]] = {
+        "CudnnRNNParamsSize": {},
+        "CudnnRNNCanonicalToParams": {"weights": [np.zeros(1)] * 2, "biases": [np.zeros(1)] * 2},
+        "CudnnRNNParamsToCanonical": {"params": np.zeros(4), "num_params": 2},
+        "CudnnRNNParamsToCanonicalV2": {"params": np.zeros(4), "num_params_weights": 2, "num_params_biases": 2},
+    }
+    arrays["CudnnRNNCanonicalToParamsV2"] = arrays["CudnnRNNCanonicalToParams"]
+    return {"num_layers": 1, "num_units": 1, "input_size": 1, "rnn_mode": "rnn_tanh", **arrays[op]}
+
+
+@pytest.mark.parametrize("op", PARAMS_OPS)
+class TestDropoutOfOpsOnParameters:
+    """It has no effect; TensorFlow's ops have the arguments all the same."""
+
+    def test_defaults_warn_of_nothing(self, client: gradserve.Client, op: str) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            getattr(client.raw_ops, op)(**params_arguments(op), dropout=0.0, seed=0, seed2=0)
+
+    @pytest.mark.parametrize(("name", "value"), [("dropout", 0.5), ("seed", -1), ("seed2", np.int64(7))])
+    def test_others_are_warned_of(self, client: gradserve.Client, op: str, name: str, value: Any) -> None:
+        message = rf"^{name} of {op} has no effect: parameters do not depend on the dropout$"
+        with pytest.warns(gradserve.IgnoredArgumentWarning, match=message) as caught:
+            outputs = getattr(client.raw_ops, op)(**params_arguments(op), **{name: value})
+        assert caught[0].filename == __file__
+        assert str(outputs) == str(getattr(client.raw_ops, op)(**params_arguments(op)))
+
+    @pytest.mark.parametrize(("name", "value"), [("dropout", "none"), ("seed", 1 << 31), ("seed", 0.5), ("seed2", "1")])
+    def test_what_they_cannot_be(self, client: gradserve.Client, op: str, name: str, value: Any) -> None:
+        with pytest.raises(gradserve.InvalidArgumentError) as raised:
+            getattr(client.raw_ops, op)(**params_arguments(op), **{name: value})
+        assert raised.value.field == name
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])

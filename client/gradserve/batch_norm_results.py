@@ -16,7 +16,7 @@ from gradserve.wire.dtypes import DType
 
 
 class IgnoredArgumentWarning(UserWarning):
-    """An argument of a layer has no effect; TensorFlow ignores it silently."""
+    """An argument of a layer or a raw op has no effect; TensorFlow ignores it silently."""
 
 
 class BatchNormImplementation(Enum):

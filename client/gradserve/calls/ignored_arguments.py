@@ -26,11 +26,16 @@ class IgnoredArguments:
                 is_new = each.argument not in self._warned
                 self._warned.add(each.argument)
             if is_new:
-                warnings.warn(
-                    f"{each.argument} of batch normalization layer {self._layer!r} has no effect: {each.reason}",
-                    IgnoredArgumentWarning,
-                    stacklevel=_depth_in_package(),
-                )
+                warn_of_ignored(each, f"batch normalization layer {self._layer!r}")
+
+
+def warn_of_ignored(ignored: IgnoredArgument, owner: str) -> None:
+    """Warns of an argument of a layer or an op, where the program calls gradserve."""
+    warnings.warn(
+        f"{ignored.argument} of {owner} has no effect: {ignored.reason}",
+        IgnoredArgumentWarning,
+        stacklevel=_depth_in_package(),
+    )
 
 
 def _depth_in_package() -> int:

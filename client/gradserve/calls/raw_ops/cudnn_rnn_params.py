@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from gradserve.batch_norm_results import IgnoredArgument
 from gradserve.calls.exchange import Operation
+from gradserve.calls.ignored_arguments import warn_of_ignored
 from gradserve.calls.op_wire import as_op_input, run_op
 from gradserve.calls.tensor_calls import OpInputs
 from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.arrays import ArrayLike, as_array
 from gradserve.conversion.dtypes import DTypeLike, as_dtype
-from gradserve.conversion.plain import INT32, as_integer, as_list
+from gradserve.conversion.plain import INT32, as_integer, as_list, as_number
 from gradserve.errors import InvalidArgumentError
 from gradserve.op_outputs import CudnnRNNParamsToCanonicalOutputs
 from gradserve.results import Tensor, TensorLike
@@ -37,6 +39,9 @@ class CudnnRnnParamsCalls:
         rnn_mode: str = "lstm",
         input_mode: str = "linear_input",
         direction: str = "unidirectional",
+        dropout: float = 0.0,
+        seed: int = 0,
+        seed2: int = 0,
         num_proj: int = 0,
         keep: bool = False,
         lease: float | None = None,
@@ -52,6 +57,9 @@ class CudnnRnnParamsCalls:
             rnn_mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
             input_mode: "linear_input", "skip_input" or "auto_select".
             direction: "unidirectional" or "bidirectional".
+            dropout: Without effect; an IgnoredArgumentWarning says so if it is not 0.
+            seed: As `dropout`.
+            seed2: As `dropout`.
             num_proj: The size of the projection of the hidden state, for lstm; 0 for none.
             keep: Leave the output on the server and return its handle.
             lease: For how many seconds it lives there without use; None for the server's default.
@@ -63,6 +71,7 @@ class CudnnRnnParamsCalls:
             InvalidArgumentError: There is no such network; `field` says why.
         """
         _check_float(T)
+        _warn_of_dropout("CudnnRNNParamsSize", dropout, seed, seed2)
         network = _network(num_layers, num_units, input_size, rnn_mode, input_mode, direction)
         attributes = {**network, "num_proj": num_proj, "s": as_dtype(S, Argument("S")).name}
         request = messages_pb2.CudnnRNNParamsSizeRequest
@@ -81,10 +90,14 @@ class CudnnRnnParamsCalls:
         rnn_mode: str = "lstm",
         input_mode: str = "linear_input",
         direction: str = "unidirectional",
+        dropout: float = 0.0,
+        seed: int = 0,
+        seed2: int = 0,
         keep: bool = False,
         lease: float | None = None,
     ) -> Operation[Tensor]:
         """Makes a parameter vector: CudnnRNNCanonicalToParamsV2 without a projection."""
+        _warn_of_dropout("CudnnRNNCanonicalToParams", dropout, seed, seed2)
         network = _network(num_layers, num_units, input_size, rnn_mode, input_mode, direction)
         return (yield from _canonical_to_params(weights, biases, network, keep, lease))
 
@@ -99,6 +112,9 @@ class CudnnRnnParamsCalls:
         rnn_mode: str = "lstm",
         input_mode: str = "linear_input",
         direction: str = "unidirectional",
+        dropout: float = 0.0,
+        seed: int = 0,
+        seed2: int = 0,
         num_proj: int = 0,
         keep: bool = False,
         lease: float | None = None,
@@ -109,7 +125,8 @@ class CudnnRnnParamsCalls:
         matrices W of all gates, each [H, size of the layer's input], R of all gates, each [H, H'], and the projection,
         [num_proj, H], where there is one; and the biases bW of all gates and bR of all gates, each [H]. Gates in the
         order input, forget, new memory, output (lstm); reset, update, new memory (gru). With skip_input the matrices W
-        of the first layer have no columns: [H, 0].
+        of the first layer have no columns: [H, 0]. Each may come in any other shape of as many elements, such as flat:
+        the elements are taken row by row.
 
         Args:
             num_layers: L, a scalar.
@@ -120,6 +137,9 @@ class CudnnRnnParamsCalls:
             rnn_mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
             input_mode: "linear_input", "skip_input" or "auto_select".
             direction: "unidirectional" or "bidirectional".
+            dropout: Without effect; an IgnoredArgumentWarning says so if it is not 0.
+            seed: As `dropout`.
+            seed2: As `dropout`.
             num_proj: The size of the projection of the hidden state, for lstm; 0 for none.
             keep: Leave the output on the server and return its handle.
             lease: For how many seconds it lives there without use; None for the server's default.
@@ -130,6 +150,7 @@ class CudnnRnnParamsCalls:
         Raises:
             InvalidArgumentError: An argument does not fit; its `field` says which.
         """
+        _warn_of_dropout("CudnnRNNCanonicalToParamsV2", dropout, seed, seed2)
         network = _network(num_layers, num_units, input_size, rnn_mode, input_mode, direction)
         return (yield from _canonical_to_params(weights, biases, {**network, "num_proj": num_proj}, keep, lease))
 
@@ -144,6 +165,9 @@ class CudnnRnnParamsCalls:
         rnn_mode: str = "lstm",
         input_mode: str = "linear_input",
         direction: str = "unidirectional",
+        dropout: float = 0.0,
+        seed: int = 0,
+        seed2: int = 0,
         keep: bool = False,
         lease: float | None = None,
     ) -> Operation[CudnnRNNParamsToCanonicalOutputs[Tensor]]:
@@ -152,6 +176,7 @@ class CudnnRnnParamsCalls:
         Args:
             num_params: How many matrices there are, and how many biases.
         """
+        _warn_of_dropout("CudnnRNNParamsToCanonical", dropout, seed, seed2)
         network = _network(num_layers, num_units, input_size, rnn_mode, input_mode, direction)
         number = as_integer(num_params, Argument("num_params"), INT32)
         counts = {"num_params_weights": number, "num_params_biases": number}
@@ -170,6 +195,9 @@ class CudnnRnnParamsCalls:
         rnn_mode: str = "lstm",
         input_mode: str = "linear_input",
         direction: str = "unidirectional",
+        dropout: float = 0.0,
+        seed: int = 0,
+        seed2: int = 0,
         num_proj: int = 0,
         keep: bool = False,
         lease: float | None = None,
@@ -186,6 +214,9 @@ class CudnnRnnParamsCalls:
             rnn_mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
             input_mode: "linear_input", "skip_input" or "auto_select".
             direction: "unidirectional" or "bidirectional".
+            dropout: Without effect; an IgnoredArgumentWarning says so if it is not 0.
+            seed: As `dropout`.
+            seed2: As `dropout`.
             num_proj: The size of the projection of the hidden state, for lstm; 0 for none.
             keep: Leave the outputs on the server and return their handles.
             lease: For how many seconds they live there without use; None for the server's default.
@@ -197,6 +228,7 @@ class CudnnRnnParamsCalls:
         Raises:
             InvalidArgumentError: An argument does not fit; its `field` says which.
         """
+        _warn_of_dropout("CudnnRNNParamsToCanonicalV2", dropout, seed, seed2)
         network = _network(num_layers, num_units, input_size, rnn_mode, input_mode, direction)
         counts = {"num_params_weights": num_params_weights, "num_params_biases": num_params_biases}
         return (yield from _params_to_canonical(params, {**network, **counts, "num_proj": num_proj}, keep, lease))
@@ -251,6 +283,18 @@ def _network(
             raise InvalidArgumentError(f"{name} must be an int32, got {described(value)}", field=name)
         sizes[name] = int(size)
     return {**sizes, "rnn_mode": rnn_mode, "input_mode": input_mode, "direction": direction}
+
+
+def _warn_of_dropout(op: str, dropout: float, seed: int, seed2: int) -> None:
+    """Checks arguments that have no effect, and says so if they look as if they were meant to have one."""
+    given = {
+        "dropout": as_number(dropout, Argument("dropout")),
+        "seed": as_integer(seed, Argument("seed"), INT32),
+        "seed2": as_integer(seed2, Argument("seed2"), INT32),
+    }
+    for name, value in given.items():
+        if value:
+            warn_of_ignored(IgnoredArgument(name, "parameters do not depend on the dropout"), op)
 
 
 def _check_float(dtype: DTypeLike) -> None:

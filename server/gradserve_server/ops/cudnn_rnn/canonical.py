@@ -48,7 +48,7 @@ class CudnnRnnParams:
         params = self._device.empty(spec.shape, spec.dtype)
         views = _canonical_views(plan.network, params)
         for view, given in zip(views.weights + views.biases, inputs.weights + inputs.biases, strict=True):
-            view[...] = given
+            view[...] = given.reshape(view.shape)
         return CanonicalToParamsOutputs(params)
 
     def _copy(self, view: Array) -> Array:

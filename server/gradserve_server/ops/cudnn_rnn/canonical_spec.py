@@ -88,7 +88,8 @@ class CanonicalParams:
     """Inputs of CudnnRNNCanonicalToParams and outputs of CudnnRNNParamsToCanonical.
 
     Attributes:
-        weights: The matrices.
+        weights: The matrices. As inputs, these and the biases may have any other shape of as many elements, as in
+            TensorFlow, whose own converter passes vectors.
         biases: The biases, each [H].
     """
 
@@ -203,9 +204,12 @@ def plan_canonical_to_params(inputs: CanonicalParams, attributes: NetworkAttribu
     arrays |= {f"biases[{index}]": array for index, array in enumerate(inputs.biases)}
     check_floats(inputs.weights[0], "weights[0]", arrays)
     for (name, array), shape in zip(arrays.items(), _matrix_shapes(network) + _bias_shapes(network), strict=True):
-        if tuple(array.shape) != shape:
+        expected = math.prod(shape)
+        if math.prod(array.shape) != expected:
             raise InvalidArgumentError(
-                f"{name} must have shape {shape_text(shape)}, got {shape_text(array.shape)}", field=name
+                f"{name} must have {expected} elements, as many as shape {shape_text(shape)}, "
+                f"got shape {shape_text(array.shape)}",
+                field=name,
             )
     return ParamsPlan(network, (TensorSpec(inputs.weights[0].dtype, (network.num_params,)),))
 
