@@ -399,11 +399,11 @@ def test_a_gradient_that_does_not_exist_leaves_the_forward(client: gradserve.Cli
     close(bn.backward(DY).beta, DY.sum(AXES))
 
 
-def test_a_forward_that_is_gone_gives_way_to_the_one_before(client: gradserve.Client) -> None:
-    bn = client.batch_norm()
+def test_a_forward_that_is_gone_gives_way_to_the_one_before(client: gradserve.Client, name: str) -> None:
+    bn = client.batch_norm(scope=name)
     first, second = bn.forward(X), bn.forward(X[:2])
     with gradserve.connect(client.address, timeout=PATIENCE_SECONDS) as other:
-        assert other.batch_norm(scope=bn.name).release(second) == 1
+        assert other.batch_norm(scope=name).release(second) == 1
     with pytest.raises(gradserve.AbortedError) as error:
         bn.backward(DY[:2])
     assert error.value.field == "forward_id"

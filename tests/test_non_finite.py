@@ -188,7 +188,7 @@ async def test_large_gradients_are_looked_at_in_a_thread(refuse: bool, num_check
     compute = Threads()
     bench = Bench(compute)
     acc = bench.accumulator(ComponentSpec("", F32), refuse_non_finite=refuse)
-    acc._rounds.set_global_step(1)  # stale: looked at, not added
+    await acc.set_global_step(1)  # stale: looked at, not added
     large = np.ones(1 << 20, np.float32)
     await acc.apply(None, Contribution(), lambda: nullcontext(Gradient({"": large})))
     assert len(compute.names) == num_checks

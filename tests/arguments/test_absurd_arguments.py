@@ -14,9 +14,11 @@ from tests.arguments.calls import Things, make_ready, make_things, methods, valu
 
 
 @pytest.fixture(scope="module")
-def server_address() -> Iterator[str]:
-    """Of a server of this file alone: much is left on it."""
+def server_address(_compiled_kernels: None) -> Iterator[str]:
+    """Of a server of this file alone: much is left on it. It is prepared: loading kernels changes, for a moment, the
+    filters of warnings of this process."""
     with LocalServer() as local:
+        local.wait_until_prepared()
         yield local.address
 
 

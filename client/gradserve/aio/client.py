@@ -21,8 +21,9 @@ from gradserve.transport import DEFAULT_TIMEOUT_SECONDS, AsyncTransport
 def connect(address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> "Client":
     """Returns a client of the server at an address. Nothing is sent before the first call.
 
-    Close it when it is no longer needed, or use it in an `async with` block. Accumulators and layers without a shared
-    name or scope live as long as the client; those with one live on the server until somebody deletes them.
+    Close it when it is no longer needed, or use it in a `with` block (`async with` for the client of `gradserve.aio`).
+    Accumulators and layers without a shared name or scope live as long as the client; those with one live on the server
+    until somebody deletes them.
 
     Args:
         address: "HOST:PORT", "HOST" for port 50051, "[IPV6]:PORT" or "unix:PATH".

@@ -1,7 +1,7 @@
 """The lifetimes of all resources of a server."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 from gradserve_server.leases.clients import Client, ClientLeases, Delete, End, Owned
 from gradserve_server.leases.lease import Lease, LeaseQueue
@@ -28,10 +28,13 @@ class Life:
     @contextmanager
     def use(self) -> Iterator[None]:
         """Keeps the resource until the end of the block."""
-        with ExitStack() as uses:
-            for lease in self._leases:
-                uses.enter_context(lease.use())
+        for lease in self._leases:
+            lease.begin_use()
+        try:
             yield
+        finally:
+            for lease in self._leases:
+                lease.end_use()
 
     def end(self) -> None:
         """Takes note that the resource was deleted."""
