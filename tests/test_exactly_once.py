@@ -110,7 +110,7 @@ def all_of(futures: list["Future[Any]"]) -> list[Any]:
     return [future.result(PATIENCE_SECONDS) for future in futures]
 
 
-NUM_APPLIES = 1200
+NUM_APPLIES = 600
 NUM_APPLIERS = 6
 NUM_TAKERS = 3
 
@@ -189,8 +189,8 @@ def test_every_applied_gradient_is_taken_once(network: Network, name: str, layou
         # Takers that had stopped already left the last of the stop signals in the round.
         left = acc.num_accumulated()
 
-    assert network.num_faults() >= 20
-    assert persist.repeated >= 20 or not network.is_seen
+    assert network.num_faults() >= 10
+    assert persist.repeated >= 10 or not network.is_seen
     lost, doubled = np.flatnonzero(total[:-1] < 1), np.flatnonzero(total[:-1] > 1)
     assert (lost.tolist(), doubled.tolist()) == ([], [])
     assert total[-1] + left == stops
@@ -202,7 +202,7 @@ def test_every_push_pull_is_in_its_round_once(network: Network, name: str, num_f
 
     Uploaded gradients are left on the server when a reply is lost; a repeated call must release them.
     """
-    num_workers, num_rounds = (4, 100) if num_floats == 8 else (4, 25)
+    num_workers, num_rounds = (4, 60) if num_floats == 8 else (4, 20)
     if network.faults is not None and num_floats > 8:
         network.faults.mean_reads = 80  # An upload is many reads: some are to succeed.
     persist = Persistence()

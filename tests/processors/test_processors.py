@@ -19,7 +19,6 @@ PROCESSORS: Mapping[str, Mapping[str, str]] = {
 }
 TARGETS = [
     ("x86_64-unknown-linux-gnu", "x86-64"),
-    ("x86_64-unknown-linux-gnu", "x86-64-v4"),
     ("aarch64-unknown-linux-gnu", "generic"),
 ]
 
