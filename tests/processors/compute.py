@@ -1,8 +1,7 @@
 """A process that computes with kernels for the processor that Numba is told of, and checks the results.
 
-python -m tests.processors.compute [LANES]: with as many float32 in a vector as LANES, where LLVM makes vectors; then only
-FusedBatchNorm, whose sums could depend on that.
-Prints a digest of what FusedBatchNorm gave.
+python -m tests.processors.compute [LANES]: with as many float32 in a vector as LANES, where LLVM makes vectors; then
+FusedBatchNorm alone, whose sums could depend on that. Prints a digest of what FusedBatchNorm gave.
 """
 
 import hashlib
