@@ -4,6 +4,8 @@ import errno
 import os
 import socket
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -71,6 +73,20 @@ def test_with_the_log_level_debug_grpc_tells_more(tmp_path: Path, monkeypatch: p
         done = run_cli("serve", "--listen", f"127.0.0.1:{port}", "--config", f"{tmp_path}/gradserve.toml")
     assert "Failed to add port to server" in done.stderr
     assert f"Error: cannot listen on 127.0.0.1:{port}: address already in use\n" in done.stderr
+
+
+def test_with_the_log_level_debug_numba_tells_no_more() -> None:
+    """It would write a megabyte for each kernel."""
+    program = """if True:
+        import contextlib, logging, sys
+        from gradserve_server.cli import cli
+        with contextlib.suppress(SystemExit):
+            cli(["serve", "--log-level", "debug", "--listen", sys.argv[1]])
+        print([name for name in ("gradserve_server", "numba.core") if logging.getLogger(name).isEnabledFor(10)])
+    """
+    with taken() as port:
+        done = subprocess.run([sys.executable, "-c", program, f"127.0.0.1:{port}"], capture_output=True, text=True)
+    assert done.stdout == "['gradserve_server']\n"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

@@ -100,6 +100,14 @@ def test_the_first_reason_is_kept() -> None:
     assert raised.value.__cause__ is None
 
 
+def test_the_same_reason_is_given_once() -> None:
+    server = Server(*unavailable("a", "b", "c", "d", "no connection (by IPv6)"))
+    server.answers[0] = UnavailableError("no connection (by IPv4)")
+    with pytest.raises(UnavailableError) as raised:
+        server.carry_out(one(UNARY))
+    assert str(raised.value) == "no connection (by IPv4)"
+
+
 def test_another_error_ends_the_attempts_and_names_the_first_reason() -> None:
     server = Server(*unavailable("the server is shutting down"), NotFoundError("no accumulator"))
     with pytest.raises(NotFoundError) as raised:

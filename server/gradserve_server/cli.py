@@ -53,6 +53,7 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
     logging.basicConfig(
         level=config.runtime.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    logging.getLogger("numba").setLevel("INFO")  # for debugging itself it writes a megabyte for each kernel
     signals = signals or StopSignals()
 
     from gradserve_server.app import Server

@@ -90,7 +90,12 @@ def _attempts(exchange: Exchange, timeout: float, clock: Callable[[], float]) ->
 
 def _unavailable(failures: list[UnavailableError]) -> UnavailableError:
     first, last = failures[0], failures[-1]
-    if first.message == last.message:
+    if _reason(first) == _reason(last):
         return first
     message = f"{first.message} ({len(failures)} attempts, the last of which: {last.message})"
     return UnavailableError(message, field=first.field)
+
+
+def _reason(error: UnavailableError) -> str:
+    """What happened, without what gRPC said of it in parentheses: that names another address of the host each time."""
+    return error.message.partition(" (")[0]
