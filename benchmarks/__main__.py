@@ -8,12 +8,12 @@ import os
 import sys
 from pathlib import Path
 
-from benchmarks import provenance
 from benchmarks.cases import CASES
-from benchmarks.comparison import ComparisonResult
-from benchmarks.environments import ROOT
-from benchmarks.memory import MemoryResult
-from benchmarks.report import render, render_provenance, render_verdicts
+from benchmarks.harness import provenance
+from benchmarks.harness.comparison import ComparisonResult
+from benchmarks.harness.environments import ROOT
+from benchmarks.harness.memory import MemoryResult
+from benchmarks.harness.report import render, render_provenance, render_verdicts
 
 
 def main() -> None:

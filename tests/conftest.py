@@ -9,9 +9,9 @@ import gradserve
 from gradserve.calls import retries
 from gradserve.route import PROXY_VARIABLES
 from gradserve_server.testing import LocalServer
-from tests.core import Bench
-from tests.kernels import compile_once
-from tests.polling import PATIENCE_SECONDS
+from tests.accumulators.bench import Bench
+from tests.servers.kernels import compile_once
+from tests.servers.polling import PATIENCE_SECONDS
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from benchmarks.cases import batch_norm_layer, ops_batch_norm, ops_rnn, put_get, resnet50, rounds, server_memory
-from benchmarks.comparison import Comparison
-from benchmarks.memory import MemoryMeasurement
+from benchmarks.harness.comparison import Comparison
+from benchmarks.harness.memory import MemoryMeasurement
 
 CASES: dict[str, Callable[[], Sequence[Comparison | MemoryMeasurement]]] = {
     "put_get": put_get.comparisons,

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import os
 
-from benchmarks.batch_norm_layer import SHAPES
-from benchmarks.comparison import Comparison, Target
-from benchmarks.contestants import Contestant
-from benchmarks.environments import PROJECT, TENSORFLOW
+from benchmarks.harness.comparison import Comparison, Target
+from benchmarks.harness.contestants import Contestant
+from benchmarks.harness.environments import PROJECT, TENSORFLOW
+from benchmarks.workloads.batch_norm_layer import SHAPES
 
 _FUSED, _PLAIN = "TensorFlow's layer", "TensorFlow's layer, not fused"
 _STEPS = 20

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 
-from benchmarks.comparison import Comparison, Target
-from benchmarks.contestants import Contestant
-from benchmarks.cudnn_rnn import LAYERS, NUM_GATES, STEPS, UNITS
-from benchmarks.environments import GLOO, PROJECT, Environment
+from benchmarks.harness.comparison import Comparison, Target
+from benchmarks.harness.contestants import Contestant
+from benchmarks.harness.environments import GLOO, PROJECT, Environment
+from benchmarks.workloads.cudnn_rnn import LAYERS, NUM_GATES, STEPS, UNITS
 
 _TORCH = "PyTorch's module"
 _FLOAT_BYTES = 4

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import os
 
-from benchmarks.batch_norm import SHAPES
-from benchmarks.comparison import Comparison, Target
-from benchmarks.contestants import Contestant
-from benchmarks.environments import GLOO, PROJECT, TENSORFLOW, Environment
+from benchmarks.harness.comparison import Comparison, Target
+from benchmarks.harness.contestants import Contestant
+from benchmarks.harness.environments import GLOO, PROJECT, TENSORFLOW, Environment
+from benchmarks.workloads.batch_norm import SHAPES
 
 _TENSORFLOW, _TORCH = "TensorFlow's kernel", "PyTorch's kernel"
 _STEPS = 20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.cases import cudnn_rnn, gru_block_cell
-from benchmarks.comparison import Comparison
+from benchmarks.harness.comparison import Comparison
 
 
 def comparisons() -> list[Comparison]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.comparison import Comparison, Target
-from benchmarks.contestants import Contestant
-from benchmarks.environments import FLIGHT, MALLOC_TUNED, PROJECT
+from benchmarks.harness.comparison import Comparison, Target
+from benchmarks.harness.contestants import Contestant
+from benchmarks.harness.environments import FLIGHT, MALLOC_TUNED, PROJECT
 
 MB = 1_000_000
 _ONE_BATCH = "Arrow Flight, one batch"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from benchmarks.comparison import Comparison
-from benchmarks.contestants import Contestant
-from benchmarks.environments import GLOO, PROJECT, TENSORFLOW
-from benchmarks.resnet50 import parameter_shapes
+from benchmarks.harness.comparison import Comparison
+from benchmarks.harness.contestants import Contestant
+from benchmarks.harness.environments import GLOO, PROJECT, TENSORFLOW
+from benchmarks.workloads.resnet50 import parameter_shapes
 
 _BUCKET_BYTES = 25 * 2**20
 _STEPS = 3

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.comparison import Comparison, Target
-from benchmarks.contestants import Contestant
-from benchmarks.environments import MALLOC_TUNED, PROJECT, TENSORFLOW, Environment
+from benchmarks.harness.comparison import Comparison, Target
+from benchmarks.harness.contestants import Contestant
+from benchmarks.harness.environments import MALLOC_TUNED, PROJECT, TENSORFLOW, Environment
 
 KB = 1_000
 MB = 1_000_000

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.contestants import Contestant
-from benchmarks.environments import PROJECT
-from benchmarks.memory import MemoryMeasurement
+from benchmarks.harness.contestants import Contestant
+from benchmarks.harness.environments import PROJECT
+from benchmarks.harness.memory import MemoryMeasurement
 
 _NUM_BYTES = 100_000_000
 _NUM_WORKERS = (1, 2, 4, 8)

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
-from gradserve.calls.batch_norm_layer import BatchNormLayerCalls
+from gradserve.calls.batch_norm.layer import BatchNormLayerCalls
 from gradserve.face import BlockingFace, BriefErrors, blocking
 from gradserve.public_names import shown
 

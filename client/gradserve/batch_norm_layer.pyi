@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self, overload
 from numpy.typing import NDArray
 from gradserve import BatchNormForward, BatchNormGradients, BatchNormLayerInfo, Tensor, TensorHandle, TensorLike
-from gradserve.calls.batch_norm_layer import BatchNormLayerCalls
+from gradserve.calls.batch_norm.layer import BatchNormLayerCalls
 from gradserve.face import BlockingFace
 
 class BatchNormLayer(BlockingFace[BatchNormLayerCalls]):

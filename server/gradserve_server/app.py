@@ -18,9 +18,9 @@ from gradserve_server.address_file import write_addresses
 from gradserve_server.config import ServerConfig
 from gradserve_server.devices.compute import ThreadCompute
 from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.devices.inventory import list_devices
-from gradserve_server.devices.parallel import ForkJoin
-from gradserve_server.devices.pool import BufferPool
 from gradserve_server.devices.selection import choose_device
 from gradserve_server.errors import UnavailableError
 from gradserve_server.layers.families import make_layer_families
@@ -30,14 +30,14 @@ from gradserve_server.leases.service_clock import ServiceClock
 from gradserve_server.ops.registry import make_families
 from gradserve_server.ops.runner import OpRunner
 from gradserve_server.own_file import OwnFile
-from gradserve_server.rpc.accumulator_service import AccumulatorServicer
-from gradserve_server.rpc.batch_norm_layer_service import BatchNormLayerServicer
-from gradserve_server.rpc.gradient_ops_service import GradientOpsServicer
-from gradserve_server.rpc.lease_service import LeaseServicer
+from gradserve_server.rpc.accumulators.service import AccumulatorServicer
+from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
+from gradserve_server.rpc.gradient_ops.service import GradientOpsServicer
+from gradserve_server.rpc.leases.service import LeaseServicer
 from gradserve_server.rpc.server import GrpcServer
-from gradserve_server.rpc.server_service import ServerServicer, Usage
-from gradserve_server.rpc.tensor_service import TensorServicer
-from gradserve_server.rpc.tensors import Placer
+from gradserve_server.rpc.server_info.service import ServerServicer, Usage
+from gradserve_server.rpc.tensors.messages import Placer
+from gradserve_server.rpc.tensors.service import TensorServicer
 from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore

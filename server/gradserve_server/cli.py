@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gradserve_server.demo.command import demo
+from gradserve_demo.command import demo
 from gradserve_server.process import end_process, silence_grpc
 from gradserve_server.settings import SettingsError, config_options, make_config, read_settings
 from gradserve_server.signals import StopSignals
@@ -57,8 +57,8 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
     signals = signals or StopSignals()
 
     from gradserve_server.app import Server
-    from gradserve_server.devices.memory import keep_freed_memory
-    from gradserve_server.devices.products import use_one_blas_thread
+    from gradserve_server.devices.host.memory import keep_freed_memory
+    from gradserve_server.devices.host.products import use_one_blas_thread
     from gradserve_server.devices.selection import NoSuchDeviceError
 
     keep_freed_memory()
@@ -94,7 +94,7 @@ def health(address: str, timeout: float) -> None:
     """Exit with 0 if the server at ADDRESS serves, else with 1."""
     silence_grpc()
     import gradserve
-    from gradserve_server.rpc.health_check import check_health
+    from gradserve_server.rpc.health.check import check_health
 
     try:
         status = check_health(address, timeout)

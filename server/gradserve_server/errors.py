@@ -11,7 +11,7 @@
     ├── UnavailableError         shutting down
     └── InternalError            a library of the server's failed
 
-`gradserve_server.rpc.status` gives each its gRPC status code.
+`gradserve_server.rpc.boundary.status` gives each its gRPC status code.
 """
 
 

@@ -28,7 +28,7 @@ from tests.bad_input.requests import (
     zeros,
 )
 from tests.bad_input.test_streams import chunk, header
-from tests.raw_calls import Failure, RawCalls, eventually
+from tests.servers.raw_calls import Failure, RawCalls, eventually
 
 TINY = LimitsConfig(
     max_message_bytes=ByteSize(4 * MIB),

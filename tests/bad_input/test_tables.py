@@ -17,7 +17,7 @@ from tests.bad_input.op_tables import BAD_OPS
 from tests.bad_input.requests import INVALID, Bad
 from tests.bad_input.rnn_tables import BAD_RNNS
 from tests.bad_input.tables import BAD_PAGES, BAD_READS, BAD_SPECS, BAD_WAITS, TAKEN_NAMES, UNKNOWN
-from tests.raw_calls import METHODS, RawCalls
+from tests.servers.raw_calls import METHODS, RawCalls
 
 TABLES = {
     "malformed tensor": MALFORMED_TENSORS,

@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 from benchmarks.cases import CASES
-from benchmarks.comparison import Comparison
-from benchmarks.environments import ROOT
+from benchmarks.harness.comparison import Comparison
+from benchmarks.harness.environments import ROOT
 
 
 def test_an_unknown_case_is_refused() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.comparison import Comparison, ComparisonResult, Target
-from benchmarks.contestants import Contestant
-from benchmarks.environments import Environment, NotAvailableError
-from benchmarks.report import render, render_verdicts
+from benchmarks.harness.comparison import Comparison, ComparisonResult, Target
+from benchmarks.harness.contestants import Contestant
+from benchmarks.harness.environments import Environment, NotAvailableError
+from benchmarks.harness.report import render, render_verdicts
 
 
 class ThisEnvironment(Environment):

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.environments import ROOT
-from benchmarks.gpu_batch_norm import Result, _line, _verdicts
+from benchmarks.gpu.batch_norm import Result, _line, _verdicts
+from benchmarks.harness.environments import ROOT
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
 def test_without_cupy_it_says_what_it_needs(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu_batch_norm", "--json", str(path)],
+        [sys.executable, "-m", "benchmarks.gpu.batch_norm", "--json", str(path)],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.environments import ROOT
-from benchmarks.gpu_rnn import SIZES, Result, Size, _line, _tensors, _verdicts
+from benchmarks.gpu.rnn import SIZES, Result, Size, _line, _tensors, _verdicts
+from benchmarks.harness.environments import ROOT
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
 def test_without_cupy_it_says_what_it_needs(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu_rnn", "--json", str(path)],
+        [sys.executable, "-m", "benchmarks.gpu.rnn", "--json", str(path)],
         cwd=ROOT,
         capture_output=True,
         text=True,

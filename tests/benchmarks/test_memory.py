@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.cases import server_memory
-from benchmarks.report import render
+from benchmarks.harness.report import render
 
 
 def test_the_server_memory_is_measured() -> None:

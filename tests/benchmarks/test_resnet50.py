@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 
-from benchmarks.resnet50 import parameter_shapes
+from benchmarks.workloads.resnet50 import parameter_shapes
 
 
 def test_resnet50_has_its_tensors() -> None:

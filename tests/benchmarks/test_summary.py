@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.summary import Summary, paired_speed_ratios, speed_ratio
+from benchmarks.harness.summary import Summary, paired_speed_ratios, speed_ratio
 
 
 @pytest.mark.parametrize(

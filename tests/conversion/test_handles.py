@@ -11,7 +11,7 @@ import gradserve
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from tests.bad_input.requests import Apply, Create, Take, component, dense, ref, sparse, spec, tensor
-from tests.raw_calls import RawCalls
+from tests.servers.raw_calls import RawCalls
 
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 VALUES = [1.0, -2.5, 1 / 3, 1e-9, 60000.0]

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradserve_server.devices.cuda_program import Limits
-from gradserve_server.ops.activation import cuda_kernels
-from gradserve_server.ops.activation.cuda import CudaActivation
+from gradserve_server.devices.cuda.program import Limits
+from gradserve_server.ops.activation.cuda import kernels as cuda_kernels
+from gradserve_server.ops.activation.cuda.family import CudaActivation
 from gradserve_server.ops.activation.spec import NAMES
 from gradserve_server.ops.dtypes import FLOAT32, FLOATING
-from tests.activation_cases import DTYPES, assert_forward, assert_gradient, saved_for_gradient, values
 from tests.cuda.emulation.device import H200, EmulatedDevice
+from tests.ops.activation.cases import DTYPES, assert_forward, assert_gradient, saved_for_gradient, values
 
 ToHost = Callable[[Any], NDArray[Any]]
 
@@ -90,7 +90,7 @@ class TestEmulated:
 class TestOnAGpu:
     @pytest.fixture(scope="class")
     def device(self) -> Any:
-        from gradserve_server.devices.cuda import CudaDevice
+        from gradserve_server.devices.cuda.device import CudaDevice
 
         return CudaDevice(0)
 

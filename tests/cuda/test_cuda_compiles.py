@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from cuda.bindings import nvrtc
 
-from gradserve_server.devices.cuda_program import COMPILE_OPTIONS, Program
-from gradserve_server.ops.activation import cuda_kernels as activation_kernels
-from gradserve_server.ops.batch_norm import cuda_launches
+from gradserve_server.devices.cuda.program import COMPILE_OPTIONS, Program
+from gradserve_server.ops.activation.cuda import kernels as activation_kernels
+from gradserve_server.ops.batch_norm.cuda import launches
 from gradserve_server.ops.dtypes import FLOATING
-from gradserve_server.ops.gru import cuda_kernels
+from gradserve_server.ops.gru.cuda import kernels as cuda_kernels
 
 CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 """What CuPy adds to ours."""
@@ -20,8 +20,8 @@ CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 
 def programs(dtypes: Iterable[np.dtype[Any]]) -> Iterator[Program]:
     for dtype in dtypes:
-        for operation in cuda_launches.KERNELS:
-            yield cuda_launches.program(operation, dtype)
+        for operation in launches.KERNELS:
+            yield launches.program(operation, dtype)
         yield cuda_kernels.program(dtype)
         yield activation_kernels.program(dtype)
 
@@ -56,7 +56,7 @@ def test_kernels_compile_and_spill_nothing(program: Program, architecture: str) 
 
 
 def test_a_kernel_without_enough_registers_is_seen() -> None:
-    program = cuda_launches.program("gradient", FLOATING[0])
+    program = launches.program("gradient", FLOATING[0])
     source = program.source.replace("__launch_bounds__(512, 1)", "__launch_bounds__(512, 4)")
     log = _compile(Program(program.name, source, program.kernels), "sm_90")
     assert any(report["stores"] != "0" for report in REPORT.finditer(log))

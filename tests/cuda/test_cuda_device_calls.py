@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradserve_server.devices.cuda import CudaDevice
-from gradserve_server.devices.cuda_program import Launch, Limits, Program
-from gradserve_server.devices.parallel import ForkJoin
-from gradserve_server.layers.batch_norm.batch_norm import FORWARD
+from gradserve_server.devices.cuda.device import CudaDevice
+from gradserve_server.devices.cuda.program import Launch, Limits, Program
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.layers.batch_norm.declaration import FORWARD
 from gradserve_server.layers.families import make_layer_families
-from gradserve_server.ops.activation.activation import FAMILY as ACTIVATION
-from gradserve_server.ops.batch_norm.batch_norm import FUSED_BATCH_NORM
+from gradserve_server.ops.activation.declaration import FAMILY as ACTIVATION
+from gradserve_server.ops.batch_norm.declaration import FUSED_BATCH_NORM
 from gradserve_server.ops.cudnn_rnn.canonical import CUDNN_RNN_PARAMS_SIZE
-from gradserve_server.ops.cudnn_rnn.cuda import CudaCudnnRnn
-from gradserve_server.ops.cudnn_rnn.cudnn_rnn import CUDNN_RNN, CUDNN_RNN_BACKPROP
-from gradserve_server.ops.gru.gru import GRU_BLOCK_CELL
+from gradserve_server.ops.cudnn_rnn.cuda.family import CudaCudnnRnn
+from gradserve_server.ops.cudnn_rnn.declaration import CUDNN_RNN, CUDNN_RNN_BACKPROP
+from gradserve_server.ops.gru.declaration import GRU_BLOCK_CELL
 from gradserve_server.ops.registry import make_families
 
 PROGRAM = Program("doubling", "source", ("double_float32", "double_float64"))

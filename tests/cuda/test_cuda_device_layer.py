@@ -10,15 +10,15 @@ import pytest
 
 import gradserve
 from gradserve_server.config import RuntimeConfig, ServerConfig
-from gradserve_server.devices.cuda import CudaDevice
-from gradserve_server.devices.parallel import ForkJoin
+from gradserve_server.devices.cuda.device import CudaDevice
+from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.layers.families import make_layer_families
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import make_families
 from gradserve_server.testing import LocalServer
 from tests.golden.batch_norm_layer import LayerCase, assert_call, load_layer_cases
-from tests.layers import LayerBench
-from tests.recorded_layers import GRADIENTS, check_recorded
+from tests.layers.bench import LayerBench
+from tests.layers.recorded import GRADIENTS, check_recorded
 
 pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore::gradserve.IgnoredArgumentWarning")]
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradserve_server.devices.cuda_program import Limits
+from gradserve_server.devices.cuda.program import Limits
 from gradserve_server.ops.dtypes import FLOATING
-from gradserve_server.ops.gru import cuda_kernels
-from gradserve_server.ops.gru.cuda import CudaGRU
+from gradserve_server.ops.gru.cuda import kernels as cuda_kernels
+from gradserve_server.ops.gru.cuda.family import CudaGRU
 from gradserve_server.ops.gru.spec import CellInputs, GradAttributes, GradInputs
 from tests.cuda.emulation.device import EmulatedDevice
 from tests.golden.gru_block_cell import (
@@ -82,7 +82,7 @@ class TestEmulated:
 class TestOnAGpu:
     @pytest.fixture(scope="class")
     def device(self) -> Any:
-        from gradserve_server.devices.cuda import CudaDevice
+        from gradserve_server.devices.cuda.device import CudaDevice
 
         return CudaDevice(0)
 

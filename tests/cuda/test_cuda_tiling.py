@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradserve_server.devices.cuda_program import Limits
-from gradserve_server.ops.batch_norm import cuda_launches
-from gradserve_server.ops.batch_norm.cuda_tiling import (
+from gradserve_server.devices.cuda.program import Limits
+from gradserve_server.ops.batch_norm.cuda import launches
+from gradserve_server.ops.batch_norm.cuda.tiling import (
     MAX_THREADS,
     Tiling,
     balanced_splits,
@@ -103,24 +103,24 @@ def test_splits_fill_the_device(tiles: int, slots: int, most: int, splits: int) 
 def test_a_gradient_is_one_launch_where_shared_memory_holds_a_tile(
     geometry: Geometry, dtype: np.dtype[Any], kernels: list[str]
 ) -> None:
-    plan = cuda_launches.plan_gradient(geometry, dtype, GradAttributes(), True, H200)
+    plan = launches.plan_gradient(geometry, dtype, GradAttributes(), True, H200)
     assert [launch.kernel for launch in plan.launches] == kernels
     assert all(launch.shared_bytes <= H200.shared_bytes for launch in plan.launches)
-    frozen = cuda_launches.plan_gradient(geometry, dtype, GradAttributes(is_training=False), True, H200)
+    frozen = launches.plan_gradient(geometry, dtype, GradAttributes(is_training=False), True, H200)
     assert [launch.kernel.split("_")[1] for launch in frozen.launches] == ["frozen"]
 
 
 def test_the_forward_pass_keeps_one_tensor_so_larger_tiles_fit() -> None:
     geometry = Geometry(32, 128, 36 * 36)
     attributes = ForwardAttributes()
-    assert len(cuda_launches.plan_forward(geometry, FLOAT32, attributes, True, H200).launches) == 1
-    assert len(cuda_launches.plan_gradient(geometry, FLOAT32, GradAttributes(), True, H200).launches) == 2
+    assert len(launches.plan_forward(geometry, FLOAT32, attributes, True, H200).launches) == 1
+    assert len(launches.plan_gradient(geometry, FLOAT32, GradAttributes(), True, H200).launches) == 2
 
 
 @pytest.mark.parametrize("geometry", [LARGE_IMAGES, LARGE_ROWS], ids=str)
 @pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=str)
 def test_large_arrays_keep_nearly_all_multiprocessors_busy(geometry: Geometry, dtype: np.dtype[Any]) -> None:
-    plan = cuda_launches.plan_gradient(geometry, dtype, GradAttributes(), True, H200)
+    plan = launches.plan_gradient(geometry, dtype, GradAttributes(), True, H200)
     for launch in plan.launches:
         assert launch.grid[0] * launch.grid[1] * launch.threads >= 0.96 * H200.num_multiprocessors * MAX_THREADS
 

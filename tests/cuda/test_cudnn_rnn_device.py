@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradserve_server.devices.cuda import CudaDevice
-from gradserve_server.devices.cudnn import Cudnn, load_cudnn
+from gradserve_server.devices.cuda.cudnn import Cudnn, load_cudnn
+from gradserve_server.devices.cuda.device import CudaDevice
 from gradserve_server.ops.cudnn_rnn.checks import make_network, plan_forward
-from gradserve_server.ops.cudnn_rnn.cuda import CudaCudnnRnn
-from gradserve_server.ops.cudnn_rnn.cuda_call import CudnnCall
-from gradserve_server.ops.cudnn_rnn.cuda_thread import CudnnThread
+from gradserve_server.ops.cudnn_rnn.cuda.call import CudnnCall
+from gradserve_server.ops.cudnn_rnn.cuda.family import CudaCudnnRnn
+from gradserve_server.ops.cudnn_rnn.cuda.thread import CudnnThread
 from gradserve_server.ops.cudnn_rnn.reference import OutputGradients, cudnn_rnn, cudnn_rnn_backprop
 from gradserve_server.ops.cudnn_rnn.spec import BackpropInputs, ForwardAttributes, ForwardInputs, ForwardOutputs
 from tests.golden.cudnn_rnn import OPAQUE, Case, load_cases, relative_error

@@ -10,8 +10,8 @@ import sys
 
 import numpy as np
 
-from gradserve_server.devices.cudnn import Cudnn, CudnnObject
-from gradserve_server.ops.cudnn_rnn.cuda_network import CudnnNetwork
+from gradserve_server.devices.cuda.cudnn import Cudnn, CudnnObject
+from gradserve_server.ops.cudnn_rnn.cuda.network import CudnnNetwork
 from gradserve_server.ops.cudnn_rnn.network import Mode, Network
 from gradserve_server.ops.cudnn_rnn.spec import Problem
 

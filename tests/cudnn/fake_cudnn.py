@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.devices.cudnn import CHECKED_FUNCTIONS, DataType, RnnDataLayout, RnnMode
+from gradserve_server.devices.cuda.cudnn import CHECKED_FUNCTIONS, DataType, RnnDataLayout, RnnMode
 from gradserve_server.ops.cudnn_rnn.dropout import dropout_masks
 from gradserve_server.ops.cudnn_rnn.network import Mode, Network, split_params
 from gradserve_server.ops.cudnn_rnn.reference import OutputGradients, Trace, cudnn_rnn, cudnn_rnn_backprop

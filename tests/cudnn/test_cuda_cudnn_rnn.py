@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradserve_server.devices.cudnn import Cudnn, DataType, MathType, RnnDataLayout, Status
+from gradserve_server.devices.cuda.cudnn import Cudnn, DataType, MathType, RnnDataLayout, Status
 from gradserve_server.errors import InternalError, InvalidArgumentError
 from gradserve_server.ops.cudnn_rnn.checks import plan_forward
-from gradserve_server.ops.cudnn_rnn.cuda import CudaCudnnRnn
-from gradserve_server.ops.cudnn_rnn.cuda_thread import KEPT_NETWORKS
+from gradserve_server.ops.cudnn_rnn.cuda.family import CudaCudnnRnn
+from gradserve_server.ops.cudnn_rnn.cuda.thread import KEPT_NETWORKS
 from gradserve_server.ops.cudnn_rnn.dropout import dropout_masks
 from gradserve_server.ops.cudnn_rnn.network import Mode
 from gradserve_server.ops.cudnn_rnn.reference import OutputGradients, cudnn_rnn, cudnn_rnn_backprop

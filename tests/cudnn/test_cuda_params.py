@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from gradserve_server.ops.cudnn_rnn.cuda_params import Run, make_layout, parameters
+from gradserve_server.ops.cudnn_rnn.cuda.params import Run, make_layout, parameters
 from gradserve_server.ops.cudnn_rnn.network import Mode, Network, split_params
 
 NETWORKS = [

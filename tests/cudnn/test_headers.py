@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gradserve_server.devices import cudnn
+from gradserve_server.devices.cuda import cudnn
 
 pytestmark = pytest.mark.cudnn
 

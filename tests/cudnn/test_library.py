@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gradserve_server.devices.cudnn import (
+from gradserve_server.devices.cuda.cudnn import (
     CUDNN_RNN_PADDED_IO_ENABLED,
     Cudnn,
     CudnnObject,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gradserve_server.devices import cudnn
-from gradserve_server.devices.cudnn import load_cudnn
+from gradserve_server.devices.cuda import cudnn
+from gradserve_server.devices.cuda.cudnn import load_cudnn
 from gradserve_server.errors import InternalError
 from tests.cudnn.fake_cudnn import VERSION, FakeCudnn
 

@@ -23,9 +23,9 @@ from gradserve_server.app import Server
 from gradserve_server.config import LeaseConfig, ListenConfig, ServerConfig
 from gradserve_server.rpc import server as rpc_server
 from gradserve_server.testing import LocalServer
-from tests.faulty_proxy import FaultyProxy
 from tests.leases.program import NUM_MADE
-from tests.polling import eventually, eventually_async
+from tests.servers.faulty_proxy import FaultyProxy
+from tests.servers.polling import eventually, eventually_async
 
 CLIENT_LEASE = 60.0
 GRAD = np.ones(2, np.float32)

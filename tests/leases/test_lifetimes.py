@@ -17,8 +17,8 @@ from gradserve_server.layers.registry import Reuse
 from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.resources import ResourceKey
-from tests.core import Bench, apply, take, turns
-from tests.layers import LayerBench, config_of
+from tests.accumulators.bench import Bench, apply, take, turns
+from tests.layers.bench import LayerBench, config_of
 
 CLIENT_LEASE = 60.0
 KEY, OTHER = ResourceKey("default", "net"), ResourceKey("default", "other")

@@ -12,20 +12,20 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.parallel import ForkJoin
-from gradserve_server.devices.pool import BufferPool
-from gradserve_server.ops.activation.cpu import CpuActivation
-from gradserve_server.ops.batch_norm.cpu import CpuBatchNorm
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.pool import BufferPool
+from gradserve_server.ops.activation.cpu.family import CpuActivation
+from gradserve_server.ops.batch_norm.cpu.family import CpuBatchNorm
 from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
-from tests.activation_cases import assert_forward, values
-from tests.batch_norm_accuracy import assert_sums_within_bounds
+from tests.ops.activation.cases import assert_forward, values
+from tests.ops.batch_norm.accuracy import assert_sums_within_bounds
 
 HARD = ("noise", "outlier first", "signs that alternate", "a level that changes", "all the same")
 
 
 def digest_of_batch_norm() -> str:
     """Checks sums of what is hard to add up; returns a digest of all results."""
-    from gradserve_server.ops.batch_norm.cpu_compile import compile_kernels
+    from gradserve_server.ops.batch_norm.cpu.compile import compile_kernels
 
     batch_norm = CpuBatchNorm(CpuDevice(BufferPool(1 << 26)), ForkJoin(1))
     kernels = compile_kernels(FLOAT32, lambda: False)
@@ -40,7 +40,7 @@ def digest_of_batch_norm() -> str:
 
 def check_conversions() -> None:
     """Checks every float16, and float32 of all magnitudes and about all halves between two float16."""
-    from gradserve_server.ops.gru.cpu_compile import compile_conversions
+    from gradserve_server.ops.gru.cpu.compile import compile_conversions
 
     numbers = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
     with np.errstate(all="ignore"):
@@ -63,7 +63,7 @@ def check_conversions() -> None:
 
 def check_activations() -> None:
     """Checks functions of every kind, in float32 and 16 bits."""
-    from gradserve_server.ops.activation.cpu_compile import compile_kernels
+    from gradserve_server.ops.activation.cpu.compile import compile_kernels
 
     kernels = compile_kernels(FLOAT32, lambda: False)
     assert kernels is not None

@@ -14,7 +14,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.runtime.nrt import rtsys
 from numba.core.runtime.nrtdynmod import compile_nrt_functions
 
-from gradserve_server.devices import half_precision
+from gradserve_server.devices.host import half_precision
 from tests.processors.subset import prepare
 
 

@@ -14,11 +14,11 @@ def prepare(*, everything: bool = False) -> Iterator[str]:
     Raises:
         KernelError: One cannot be made.
     """
-    from gradserve_server.ops.activation.cpu_compile import compile_kernels as compile_activation
-    from gradserve_server.ops.batch_norm.cpu_compile import compile_kernels as compile_batch_norm
-    from gradserve_server.ops.cudnn_rnn.cpu_compile import compile_kernels as compile_cudnn_rnn
-    from gradserve_server.ops.gru.cpu_compile import compile_conversions
-    from gradserve_server.ops.gru.cpu_compile import compile_kernels as compile_gru
+    from gradserve_server.ops.activation.cpu.compile import compile_kernels as compile_activation
+    from gradserve_server.ops.batch_norm.cpu.compile import compile_kernels as compile_batch_norm
+    from gradserve_server.ops.cudnn_rnn.cpu.compile import compile_kernels as compile_cudnn_rnn
+    from gradserve_server.ops.gru.cpu.compile import compile_conversions
+    from gradserve_server.ops.gru.cpu.compile import compile_kernels as compile_gru
 
     wide = (FLOAT32, np.dtype(np.float64))
     some: list[tuple[str, Callable[..., object], tuple[np.dtype[Any], ...]]] = [

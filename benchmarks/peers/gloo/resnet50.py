@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.peers.driver import Setup, Worker, run_worker
-from benchmarks.resnet50 import parameter_shapes
+from benchmarks.workloads.resnet50 import parameter_shapes
 
 
 class ResNetWorker(Worker):

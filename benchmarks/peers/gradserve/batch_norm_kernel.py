@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.batch_norm import EPSILON, BatchNormInputs
 from benchmarks.peers.driver import Setup, Worker, run_worker
+from benchmarks.workloads.batch_norm import EPSILON, BatchNormInputs
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.memory import keep_freed_memory
-from gradserve_server.devices.parallel import ForkJoin
-from gradserve_server.devices.pool import BufferPool
-from gradserve_server.ops.batch_norm.cpu import CpuBatchNorm
+from gradserve_server.devices.host.memory import keep_freed_memory
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.pool import BufferPool
+from gradserve_server.ops.batch_norm.cpu.family import CpuBatchNorm
 from gradserve_server.ops.batch_norm.spec import (
     ForwardAttributes,
     ForwardInputs,

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.batch_norm_layer import DECAY, EPSILON, LayerInputs, StepResult
 from benchmarks.peers.driver import Setup, Worker, run_worker
+from benchmarks.workloads.batch_norm_layer import DECAY, EPSILON, LayerInputs, StepResult
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.memory import keep_freed_memory
-from gradserve_server.devices.parallel import ForkJoin
-from gradserve_server.devices.pool import BufferPool
-from gradserve_server.layers.batch_norm.batch_norm import BACKWARD, FORWARD, UPDATE
+from gradserve_server.devices.host.memory import keep_freed_memory
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
+from gradserve_server.layers.batch_norm.declaration import BACKWARD, FORWARD, UPDATE
 from gradserve_server.layers.batch_norm.implementation import Implementation
 from gradserve_server.layers.batch_norm.spec import (
     BackwardAttributes,
@@ -23,8 +23,8 @@ from gradserve_server.layers.batch_norm.spec import (
 )
 from gradserve_server.layers.batch_norm.updates import UpdateAttributes, UpdateInputs
 from gradserve_server.layers.families import make_layer_families
-from gradserve_server.ops.activation.activation import FAMILY as ACTIVATION
-from gradserve_server.ops.batch_norm.batch_norm import FAMILY as BATCH_NORM
+from gradserve_server.ops.activation.declaration import FAMILY as ACTIVATION
+from gradserve_server.ops.batch_norm.declaration import FAMILY as BATCH_NORM
 from gradserve_server.ops.operation import AttributesT, InputsT, Op, OutputsT, PlanT
 from gradserve_server.ops.registry import make_families
 

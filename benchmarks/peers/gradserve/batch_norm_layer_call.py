@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import gradserve
-from benchmarks.batch_norm_layer import DECAY, EPSILON, LayerInputs, StepResult
 from benchmarks.peers.driver import Setup, Worker, run_worker
 from benchmarks.peers.gradserve.kernels import wait_for_kernels
+from benchmarks.workloads.batch_norm_layer import DECAY, EPSILON, LayerInputs, StepResult
 
 
 class LayerWorker(Worker):

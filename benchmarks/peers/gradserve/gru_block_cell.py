@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.gru_block_cell import GRUInputs
 from benchmarks.peers.driver import Setup, Worker, run_worker
+from benchmarks.workloads.gru_block_cell import GRUInputs
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.memory import keep_freed_memory
-from gradserve_server.devices.parallel import ForkJoin
-from gradserve_server.devices.pool import BufferPool
-from gradserve_server.devices.products import use_one_blas_thread
-from gradserve_server.ops.gru.cpu import CpuGRU
+from gradserve_server.devices.host.memory import keep_freed_memory
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.pool import BufferPool
+from gradserve_server.devices.host.products import use_one_blas_thread
+from gradserve_server.ops.gru.cpu.family import CpuGRU
 from gradserve_server.ops.gru.spec import (
     CellAttributes,
     CellInputs,

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import gradserve
-from benchmarks.gru_block_cell import GRUInputs
 from benchmarks.peers.driver import Setup, Worker, run_worker
 from benchmarks.peers.gradserve.kernels import wait_for_kernels
+from benchmarks.workloads.gru_block_cell import GRUInputs
 
 
 class GRUWorker(Worker):

@@ -11,7 +11,7 @@ import numpy as np
 
 import gradserve
 from benchmarks.peers.driver import Setup, Worker, run_worker
-from benchmarks.resnet50 import parameter_shapes
+from benchmarks.workloads.resnet50 import parameter_shapes
 
 
 class PushPullWorker(Worker):

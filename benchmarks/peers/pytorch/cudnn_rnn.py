@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.cudnn_rnn import LAYERS, UNITS, CudnnRnnInputs, flat_params
 from benchmarks.peers.driver import Setup, Worker, run_worker
+from benchmarks.workloads.cudnn_rnn import LAYERS, UNITS, CudnnRnnInputs, flat_params
 
 _MODULES = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU, "rnn_tanh": torch.nn.RNN}
 

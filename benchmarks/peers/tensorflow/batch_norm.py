@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from benchmarks.batch_norm import EPSILON, BatchNormInputs
 from benchmarks.peers.driver import Setup, Worker, run_worker
+from benchmarks.workloads.batch_norm import EPSILON, BatchNormInputs
 
 
 class BatchNormWorker(Worker):

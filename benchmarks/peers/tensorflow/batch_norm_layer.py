@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from benchmarks.batch_norm_layer import DECAY, EPSILON, LayerInputs, StepResult
 from benchmarks.peers.driver import Setup, Worker, run_worker
+from benchmarks.workloads.batch_norm_layer import DECAY, EPSILON, LayerInputs, StepResult
 
 
 class LayerWorker(Worker):

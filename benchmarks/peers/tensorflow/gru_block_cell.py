@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from benchmarks.gru_block_cell import GRUInputs
 from benchmarks.peers.driver import Setup, Worker, run_worker
+from benchmarks.workloads.gru_block_cell import GRUInputs
 
 
 class GRUWorker(Worker):

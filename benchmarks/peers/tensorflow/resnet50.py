@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from benchmarks.peers.driver import Setup, Worker, run_worker
 from benchmarks.peers.tensorflow.cluster import PARAMETER_SERVER, local_gradient, start_session, worker_device
-from benchmarks.resnet50 import parameter_shapes
+from benchmarks.workloads.resnet50 import parameter_shapes
 
 
 class ResNetWorker(Worker):

@@ -2,7 +2,7 @@
 
 from typing import TypeVar
 
-from gradserve.calls.accumulators import (
+from gradserve.calls.accumulators.operations import (
     AccumulatorCalls,
     ConditionalAccumulatorCalls,
     GradientAccumulatorCalls,

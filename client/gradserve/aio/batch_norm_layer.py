@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from gradserve.calls.batch_norm_layer import BatchNormLayerCalls
+from gradserve.calls.batch_norm.layer import BatchNormLayerCalls
 from gradserve.face import AsyncFace, BriefErrors, awaiting
 from gradserve.public_names import shown
 

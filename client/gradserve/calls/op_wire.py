@@ -8,8 +8,8 @@ from google.protobuf.message import Message
 from gradserve.calls.argument_names import arguments_named
 from gradserve.calls.exchange import Operation
 from gradserve.calls.fields import plain_fields
-from gradserve.calls.tensor_calls import OpInputs, call_with_inputs, listed, placement_of, receive_outputs
-from gradserve.calls.tensors import delete_quietly
+from gradserve.calls.tensors.arguments import delete_quietly
+from gradserve.calls.tensors.operations import OpInputs, call_with_inputs, listed, placement_of, receive_outputs
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.casting import as_array_or_numbers
 from gradserve.conversion.handles import as_handle

@@ -30,6 +30,6 @@ def choose_device(wanted: str, host: CpuDevice) -> Device:
         raise NoSuchDeviceError(
             f"expected a device of this machine, {', '.join(names)} or auto, got {wanted!r}{lacking}"
         )
-    from gradserve_server.devices.cuda import CudaDevice
+    from gradserve_server.devices.cuda.device import CudaDevice
 
     return CudaDevice(int(wanted.removeprefix("cuda:")))

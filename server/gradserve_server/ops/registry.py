@@ -5,18 +5,18 @@ import secrets
 from collections.abc import Mapping
 
 from gradserve_server.devices.device import CpuDevice, Device
-from gradserve_server.devices.parallel import ForkJoin
-from gradserve_server.ops.activation.activation import FAMILY as ACTIVATION
-from gradserve_server.ops.activation.cpu import CpuActivation
-from gradserve_server.ops.batch_norm.batch_norm import FAMILY as BATCH_NORM
-from gradserve_server.ops.batch_norm.cpu import CpuBatchNorm
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.ops.activation.cpu.family import CpuActivation
+from gradserve_server.ops.activation.declaration import FAMILY as ACTIVATION
+from gradserve_server.ops.batch_norm.cpu.family import CpuBatchNorm
+from gradserve_server.ops.batch_norm.declaration import FAMILY as BATCH_NORM
 from gradserve_server.ops.cudnn_rnn.canonical import FAMILY as CUDNN_RNN_PARAMS
 from gradserve_server.ops.cudnn_rnn.canonical import CudnnRnnParams
-from gradserve_server.ops.cudnn_rnn.cpu import CpuCudnnRnn
-from gradserve_server.ops.cudnn_rnn.cudnn_rnn import FAMILY as CUDNN_RNN
+from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn
+from gradserve_server.ops.cudnn_rnn.declaration import FAMILY as CUDNN_RNN
 from gradserve_server.ops.cudnn_rnn.reserve import CALL_ID_BYTES
-from gradserve_server.ops.gru.cpu import CpuGRU
-from gradserve_server.ops.gru.gru import FAMILY as GRU
+from gradserve_server.ops.gru.cpu.family import CpuGRU
+from gradserve_server.ops.gru.declaration import FAMILY as GRU
 from gradserve_server.ops.operation import Family
 
 
@@ -33,11 +33,11 @@ def make_families(device: Device, parallel: ForkJoin) -> Mapping[str, Family]:
         }
     import cupy
 
-    from gradserve_server.devices.cuda import CudaDevice
-    from gradserve_server.ops.activation.cuda import CudaActivation
-    from gradserve_server.ops.batch_norm.cuda import CudaBatchNorm
-    from gradserve_server.ops.cudnn_rnn.cuda import CudaCudnnRnn
-    from gradserve_server.ops.gru.cuda import CudaGRU
+    from gradserve_server.devices.cuda.device import CudaDevice
+    from gradserve_server.ops.activation.cuda.family import CudaActivation
+    from gradserve_server.ops.batch_norm.cuda.family import CudaBatchNorm
+    from gradserve_server.ops.cudnn_rnn.cuda.family import CudaCudnnRnn
+    from gradserve_server.ops.gru.cuda.family import CudaGRU
 
     assert isinstance(device, CudaDevice)
     return anywhere | {

@@ -19,17 +19,17 @@ from gradserve.v1 import (
     tensor_service_pb2,
 )
 from gradserve_server.config import LimitsConfig
-from gradserve_server.rpc.accumulator_service import AccumulatorServicer
-from gradserve_server.rpc.admission import Admission
-from gradserve_server.rpc.batch_norm_layer_service import BatchNormLayerServicer
-from gradserve_server.rpc.endpoint import Endpoint, LastingEndpoint
-from gradserve_server.rpc.gradient_ops_service import GradientOpsServicer
-from gradserve_server.rpc.grpc_log import quiet_client_faults
-from gradserve_server.rpc.handlers import make_handler
-from gradserve_server.rpc.health_service import HealthServicer
-from gradserve_server.rpc.lease_service import LeaseServicer
-from gradserve_server.rpc.server_service import ServerServicer
-from gradserve_server.rpc.tensor_service import STREAM_CODECS, TensorServicer
+from gradserve_server.rpc.accumulators.service import AccumulatorServicer
+from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
+from gradserve_server.rpc.boundary.admission import Admission
+from gradserve_server.rpc.boundary.grpc_log import quiet_client_faults
+from gradserve_server.rpc.boundary.handlers import make_handler
+from gradserve_server.rpc.gradient_ops.service import GradientOpsServicer
+from gradserve_server.rpc.health.service import HealthServicer
+from gradserve_server.rpc.leases.service import LeaseServicer
+from gradserve_server.rpc.listeners.endpoint import Endpoint, LastingEndpoint
+from gradserve_server.rpc.server_info.service import ServerServicer
+from gradserve_server.rpc.tensors.service import STREAM_CODECS, TensorServicer
 
 SERVICES = (
     tensor_service_pb2.DESCRIPTOR.services_by_name["TensorService"],

@@ -10,7 +10,7 @@ import numpy as np
 
 from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.device import Array
-from gradserve_server.devices.pool import BufferPool
+from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
 from gradserve_server.leases.lease import Lease, LeaseQueue
 from gradserve_server.tensors.quotas import Quota

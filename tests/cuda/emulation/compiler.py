@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gradserve_server.devices.cuda_program import Program, element_sources
+from gradserve_server.devices.cuda.program import Program, element_sources
 
 HERE = Path(__file__).parent
 _COMMAND = (

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gradserve.calls.accumulator_wire import AccumulatorOptions, list_accumulators
-from gradserve.calls.accumulator_wire import delete as delete_accumulator
-from gradserve.calls.accumulators import (
+from gradserve.calls.accumulators.components import Components
+from gradserve.calls.accumulators.operations import (
     ConditionalAccumulatorCalls,
     GradientAccumulatorCalls,
     SparseConditionalAccumulatorCalls,
 )
+from gradserve.calls.accumulators.wire import AccumulatorOptions, list_accumulators
+from gradserve.calls.accumulators.wire import delete as delete_accumulator
 from gradserve.calls.client.state import ClientState
-from gradserve.calls.components import Components
 from gradserve.calls.exchange import Operation
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.dtypes import DTypeLike

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from gradserve.batch_norm_arguments import Initializer, RandomAdjustment, Regularizer
 from gradserve.batch_norm_results import BatchNormLayerInfo
-from gradserve.calls.batch_norm_config import BatchNormArguments
-from gradserve.calls.batch_norm_layer import BatchNormLayerCalls
-from gradserve.calls.batch_norm_layer_creation import LayerPlace, make_layer
-from gradserve.calls.batch_norm_layer_wire import delete_layer, list_layers
+from gradserve.calls.batch_norm.config import BatchNormArguments
+from gradserve.calls.batch_norm.creation import LayerPlace, make_layer
+from gradserve.calls.batch_norm.layer import BatchNormLayerCalls
+from gradserve.calls.batch_norm.wire import delete_layer, list_layers
 from gradserve.calls.client.state import ClientState
 from gradserve.calls.exchange import Operation
 from gradserve.conversion.argument import Argument

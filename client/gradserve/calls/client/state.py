@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gradserve.calls.accumulators.made import MadeAccumulators
+from gradserve.calls.batch_norm.made import MadeLayers
 from gradserve.calls.exchange import check_timeout
 from gradserve.calls.identity import RequestIds
-from gradserve.calls.made_accumulators import MadeAccumulators
-from gradserve.calls.made_layers import MadeLayers
 from gradserve.calls.private_resources import PrivateResources
 from gradserve.calls.raw_ops import RawOpsCalls
 

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gradserve.calls.accumulator_handles import HasAccumulatorRef
+from gradserve.calls.accumulators.handles import HasAccumulatorRef
 from gradserve.calls.tensorflow_text import check_attribute, check_text_attribute, dtype_text, shape_text
 from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.arrays import ArrayLike, as_array

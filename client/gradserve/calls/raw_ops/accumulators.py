@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve.calls.accumulator_handles import handle_of, wire_of
-from gradserve.calls.accumulator_wire import AccumulatorOptions, AccumulatorWire, Contribution
-from gradserve.calls.components import Components, ComponentSpec
+from gradserve.calls.accumulators.components import Components, ComponentSpec
+from gradserve.calls.accumulators.handles import handle_of, wire_of
+from gradserve.calls.accumulators.made import MadeAccumulators
+from gradserve.calls.accumulators.wire import AccumulatorOptions, AccumulatorWire, Contribution
 from gradserve.calls.exchange import Operation, check_timeout
 from gradserve.calls.identity import RequestIds
-from gradserve.calls.made_accumulators import MadeAccumulators
 from gradserve.calls.op_wire import as_op_input
 from gradserve.calls.raw_ops.accumulator_arguments import (
     AccumulatorLike,

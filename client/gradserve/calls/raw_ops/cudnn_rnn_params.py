@@ -11,7 +11,7 @@ from gradserve.batch_norm_results import IgnoredArgument
 from gradserve.calls.exchange import Operation
 from gradserve.calls.ignored_arguments import warn_of_ignored
 from gradserve.calls.op_wire import as_op_input, run_op
-from gradserve.calls.tensor_calls import OpInputs
+from gradserve.calls.tensors.operations import OpInputs
 from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.arrays import ArrayLike, as_array
 from gradserve.conversion.dtypes import DTypeLike, as_dtype

@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from gradserve.calls.accumulator_wire import Contribution
+from gradserve.calls.accumulators.wire import Contribution
 from gradserve.calls.exchange import Operation
 from gradserve.calls.op_wire import as_op_input
 from gradserve.calls.raw_ops.accumulator_arguments import (

@@ -33,9 +33,9 @@ from gradserve_server.layers.batch_norm.spec import (
 )
 from gradserve_server.layers.batch_norm.updates import UpdateAttributes, UpdateInputs, UpdateOutputs, update
 from gradserve_server.layers.regularizers import Regularizer
-from gradserve_server.ops.activation.activation import Activation
+from gradserve_server.ops.activation.declaration import Activation
 from gradserve_server.ops.activation.spec import gradient_of_result
-from gradserve_server.ops.batch_norm.batch_norm import BatchNorm
+from gradserve_server.ops.batch_norm.declaration import BatchNorm
 
 
 class LayerComputation:

@@ -12,9 +12,9 @@ from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import AbortedError, InvalidArgumentError, NotFoundError
 from gradserve_server.layers.batch_norm.adjustment import draw_adjustment
-from gradserve_server.layers.batch_norm.batch_norm import BACKWARD, FORWARD, UPDATE
 from gradserve_server.layers.batch_norm.calls import BackwardCall, ForwardCall, ForwardResult
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
+from gradserve_server.layers.batch_norm.declaration import BACKWARD, FORWARD, UPDATE
 from gradserve_server.layers.batch_norm.forwards import Forwards, Moments, Saved
 from gradserve_server.layers.batch_norm.implementation import CallKind, choose_implementation
 from gradserve_server.layers.batch_norm.spec import (

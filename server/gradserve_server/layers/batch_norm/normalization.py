@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gradserve_server.devices.device import Array
-from gradserve_server.ops.batch_norm.batch_norm import BatchNorm, BatchNormRelu
+from gradserve_server.ops.batch_norm.declaration import BatchNorm, BatchNormRelu
 from gradserve_server.ops.batch_norm.spec import (
     ForwardAttributes,
     ForwardInputs,

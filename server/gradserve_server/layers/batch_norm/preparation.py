@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.device import Array, Device
-from gradserve_server.layers.batch_norm.batch_norm import BatchNormLayerComputation
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
+from gradserve_server.layers.batch_norm.declaration import BatchNormLayerComputation
 from gradserve_server.layers.batch_norm.implementation import CallKind, Implementation, choose_implementation
 from gradserve_server.layers.batch_norm.spec import (
     BackwardAttributes,

@@ -1,0 +1,1 @@
+"""How contestants are started, measured in alternation, compared and reported."""

@@ -1,0 +1,104 @@
+"""A contestant: the processes of one implementation, which do a unit of work together."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.environments import Environment
+from benchmarks.harness.processes import DriverProcess
+
+_READY_SECONDS = 180.0
+_STEP_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """What to start for one implementation."""
+
+    label: str
+    environment: Environment
+    worker: str
+    """The module that each worker process runs."""
+    server: str | None = None
+    """The module that the server process runs, where there is one."""
+    num_workers: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of its processes, beside those of this one."""
+
+    @contextlib.contextmanager
+    def running(self, progress: Callable[[str], None]) -> Iterator[RunningContestant]:
+        """Starts the processes, and ends them on leaving.
+
+        Raises:
+            NotAvailableError: the environment can't be made.
+            ProcessError: a process did not get ready.
+        """
+        python = self.environment.prepare(progress)
+        with contextlib.ExitStack() as stack:
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradserve-bench-")))
+
+            def start(module: str, name: str, rank: int, server: dict[str, Any]) -> DriverProcess:
+                setup = {
+                    "rank": rank,
+                    "num_workers": self.num_workers,
+                    "options": dict(self.options),
+                    "server": server,
+                    "scratch": str(scratch),
+                }
+                log = scratch / f"{name}.log"
+                return stack.enter_context(DriverProcess(python, module, setup, self.variables, log))
+
+            info: dict[str, Any] = {}
+            servers = []
+            if self.server is not None:
+                servers.append(start(self.server, "server", 0, {}))
+                info = servers[0].receive(_READY_SECONDS)
+            workers = [start(self.worker, f"worker{rank}", rank, info) for rank in range(self.num_workers)]
+            versions = [worker.receive(_READY_SECONDS)["versions"] for worker in workers]
+            try:
+                yield RunningContestant(workers, servers, info, versions[0])
+            finally:
+                for worker in workers:  # all at once: some runtimes wait for each other
+                    worker.hang_up()
+
+
+@dataclass(frozen=True)
+class RunningContestant:
+    """Processes that are ready for a step."""
+
+    workers: list[DriverProcess]
+    servers: list[DriverProcess]
+    """One, or none."""
+    server_info: dict[str, Any]
+    """What the server said when it was ready."""
+    versions: dict[str, str]
+
+    def step(self) -> float:
+        """Does one unit of work; returns the seconds from the first worker's start to the last one's end."""
+        times = self._all("step")
+        first_start = min(int(each["start"]) for each in times)
+        last_end = max(int(each["end"]) for each in times)
+        return (last_end - first_start) / 1e9
+
+    def processor_seconds(self) -> float:
+        """The processor time that all its processes have used so far."""
+        return sum(process.processor_seconds() for process in (*self.servers, *self.workers))
+
+    def check(self) -> None:
+        """Raises ProcessError unless the last step gave the right result in every worker."""
+        self._all("check")
+
+    def settle(self) -> None:
+        """Tidies up after a step."""
+        self._all("settle")
+
+    def _all(self, command: str) -> list[dict[str, Any]]:
+        for worker in self.workers:
+            worker.send(command)
+        return [worker.receive(_STEP_SECONDS) for worker in self.workers]

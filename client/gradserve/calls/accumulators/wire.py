@@ -1,0 +1,379 @@
+"""Operations on accumulators: what goes over the wire, the same for every kind."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import Message
+
+from gradserve.calls.accumulators.components import Component, Components
+from gradserve.calls.exchange import Operation, Unary, encode_timeout
+from gradserve.calls.fields import plain_fields
+from gradserve.calls.identity import RequestIds
+from gradserve.calls.open_calls import AccumulatorKey
+from gradserve.calls.tensors.arguments import receive_results, send_inputs
+from gradserve.calls.tensors.operations import call_with_uploads, placement_of
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.dtypes import DTypeLike, as_dtype
+from gradserve.conversion.plain import UINT64, as_choice, as_integer, as_text
+from gradserve.conversion.trees import Tree
+from gradserve.errors import DeadlineExceededError, GradserveError, InvalidArgumentError
+from gradserve.results import (
+    AccumulatorInfo,
+    ApplyResult,
+    Average,
+    IndexedSlices,
+    Outcome,
+    PushPullResult,
+    TensorHandle,
+    Value,
+)
+from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve.v1 import accumulator_pb2, lease_pb2, tensor_pb2
+from gradserve.wire.contents import Contents, WithContents
+from gradserve.wire.dtypes import to_data_type
+from gradserve.wire.durations import decode_duration
+from gradserve.wire.payload import Array
+
+_SERVICE = "AccumulatorService"
+_OUTCOMES = {
+    accumulator_pb2.APPLY_OUTCOME_ACCEPTED: Outcome.ACCEPTED,
+    accumulator_pb2.APPLY_OUTCOME_STALE: Outcome.STALE,
+    accumulator_pb2.APPLY_OUTCOME_ALREADY_COUNTED: Outcome.ALREADY_COUNTED,
+}
+_PLAIN_OPTIONS = ("deterministic", "keep_averages", "one_per_worker", "refuse_non_finite")
+_REDUCTIONS = {"MEAN": accumulator_pb2.REDUCTION_MEAN, "SUM": accumulator_pb2.REDUCTION_SUM}
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """How a gradient counts; see ApplyGradientRequest in the protos.
+
+    Attributes:
+        local_step: The step at which it was computed.
+        weight: What it counts in a mean.
+        worker_id: Who sends it; None for the client's default, empty for nobody in particular.
+    """
+
+    local_step: int
+    weight: float
+    worker_id: str | None
+
+
+@dataclass(frozen=True)
+class AccumulatorOptions:
+    """The properties of a new accumulator; see AccumulatorSpec in the protos."""
+
+    reduction_type: str = "MEAN"
+    container: str = ""
+    accumulate_dtype: DTypeLike | None = None
+    deterministic: bool = False
+    keep_averages: int = 1
+    one_per_worker: bool = False
+    refuse_non_finite: bool = False
+    idle_lease: float | None = None
+
+
+def _ignore(_name: str) -> None:
+    pass
+
+
+class AccumulatorWire:
+    """The exchanges on one accumulator."""
+
+    def __init__(
+        self,
+        ref: accumulator_pb2.AccumulatorRef,
+        components: Components,
+        ids: RequestIds,
+        *,
+        has_default_workers: bool = True,
+        deleted: Callable[[str], object] = _ignore,
+    ) -> None:
+        """Takes what describes the accumulator, and the identity of the client.
+
+        Args:
+            ref: Its name.
+            components: What it consists of.
+            ids: Numbers the calls of the client.
+            has_default_workers: Gradients that come without a worker_id get the client's. Not where the order of
+                workers matters, which would be another one in every run.
+            deleted: Is told the name when the accumulator was deleted.
+        """
+        self.ref = ref
+        self.components = components
+        self._ids = ids
+        self._has_default_workers = has_default_workers
+        self._deleted = deleted
+
+    def apply(self, gradient: Tree, how: Contribution, request_id: int | None) -> Operation[ApplyResult]:
+        """Applies a gradient: a tree of the components, or a dict by their names."""
+        number = self._number(request_id)
+        values = self.components.gradient(gradient)
+        fields = self._gradient_fields(messages_pb2.ApplyGradientRequest, values, number, how)
+        contents = Contents()
+        tensors, parts = yield from _send(values, contents)
+        request = messages_pb2.ApplyGradientRequest(**fields, gradient=parts)
+        call = Unary(_SERVICE, "ApplyGradient", WithContents(request, contents))
+        with _identified(number):
+            reply: messages_pb2.ApplyGradientResponse = yield from call_with_uploads(
+                call, tensors, released=request.release_handles
+            )
+        return ApplyResult(_OUTCOMES[reply.outcome], reply.duplicate, reply.global_step, reply.num_accumulated)
+
+    def take(self, num_required: int, timeout: float, request_id: int | None) -> Operation[Average]:
+        """Waits for enough gradients and takes their average."""
+        number = self._number(request_id)
+        request = messages_pb2.TakeGradientRequest(
+            accumulator=self.ref,
+            request_id=self._ids.message(number, self.ref),
+            **plain_fields(messages_pb2.TakeGradientRequest, {"num_required": num_required}),
+            placement=placement_of(keep=False),
+            timeout=encode_timeout(timeout),
+        )
+        with _identified(number, waits=True), self._ids.open_calls.opened(self._key, number):
+            reply: messages_pb2.TakeGradientResponse = yield Unary(_SERVICE, "TakeGradient", request, wait=timeout)
+            return (yield from self._receive_average(reply.average))
+
+    def push_pull(
+        self,
+        gradient: Tree,
+        num_required: int,
+        how: Contribution,
+        timeout: float,
+        request_id: int | None,
+        *,
+        one_per_worker: bool,
+    ) -> Operation[PushPullResult]:
+        """Applies a gradient and waits for the average of its round."""
+        number = self._number(request_id)
+        values = self.components.gradient(gradient)
+        fields = self._gradient_fields(messages_pb2.PushPullRequest, values, number, how)
+        fields |= plain_fields(
+            messages_pb2.PushPullRequest, {"num_required": num_required, "one_per_worker": one_per_worker}
+        )
+        contents = Contents()
+        with contextlib.ExitStack() as under_way:
+            if one_per_worker and how.worker_id is None and self._has_default_workers:
+                under_way.enter_context(self._ids.open_calls.alone(self._key, self._ids.worker_id()))
+            tensors, parts = yield from _send(values, contents)
+            request = messages_pb2.PushPullRequest(
+                **fields, gradient=parts, placement=placement_of(keep=False), timeout=encode_timeout(timeout)
+            )
+            under_way.enter_context(_identified(number, waits=True))
+            under_way.enter_context(self._ids.open_calls.opened(self._key, number))
+            call = Unary(_SERVICE, "PushPull", WithContents(request, contents), wait=timeout)
+            reply: messages_pb2.PushPullResponse = yield from call_with_uploads(
+                call, tensors, released=request.release_handles
+            )
+            average = Average({}, None, reply.global_step, 0, 0.0, ())
+            if reply.HasField("average"):
+                average = yield from self._receive_average(reply.average)
+        return PushPullResult(
+            **vars(average),
+            outcome=_OUTCOMES[reply.outcome],
+            duplicate=reply.duplicate,
+            global_step=reply.global_step,
+        )
+
+    def read_average(self, step: int | None, timeout: float) -> Operation[Average]:
+        """Waits for the average of a step."""
+        fields = {} if step is None else plain_fields(messages_pb2.ReadAverageRequest, {"step": step})
+        request = messages_pb2.ReadAverageRequest(
+            accumulator=self.ref, **fields, placement=placement_of(keep=False), timeout=encode_timeout(timeout)
+        )
+        reply: messages_pb2.ReadAverageResponse = yield Unary(_SERVICE, "ReadAverage", request, wait=timeout)
+        return (yield from self._receive_average(reply.average))
+
+    def num_accumulated(self) -> Operation[int]:
+        """Returns the number of gradients in the round."""
+        request = messages_pb2.GetNumAccumulatedRequest(accumulator=self.ref)
+        reply: messages_pb2.GetNumAccumulatedResponse = yield Unary(_SERVICE, "GetNumAccumulated", request)
+        return reply.num_accumulated
+
+    def set_global_step(self, global_step: int) -> Operation[None]:
+        """Sets the step."""
+        step = as_integer(global_step, Argument("new_global_step"))
+        request = messages_pb2.SetGlobalStepRequest(accumulator=self.ref, global_step=step)
+        yield Unary(_SERVICE, "SetGlobalStep", request)
+
+    def info(self) -> Operation[AccumulatorInfo]:
+        """Describes the accumulator."""
+        request = messages_pb2.GetAccumulatorRequest(accumulator=self.ref)
+        reply: messages_pb2.GetAccumulatorResponse = yield Unary(_SERVICE, "GetAccumulator", request)
+        return _info(reply.info)
+
+    def delete(self) -> Operation[bool]:
+        """Deletes the accumulator."""
+        deleted = yield from delete(self.ref)
+        self._deleted(self.ref.name)
+        return deleted
+
+    @property
+    def _key(self) -> AccumulatorKey:
+        return self.ref.container, self.ref.name
+
+    def _worker_id(self, how: Contribution) -> str:
+        if how.worker_id is not None:
+            return how.worker_id
+        return self._ids.worker_id() if self._has_default_workers else ""
+
+    def _receive_average(self, message: accumulator_pb2.Average) -> Operation[Average]:
+        components, gradients = self.components.average((yield from _receive_values(message)))
+        return Average(
+            components=components,
+            gradients=gradients,
+            step=message.step,
+            num_gradients=message.num_gradients,
+            total_weight=message.total_weight,
+            worker_ids=tuple(message.worker_ids),
+        )
+
+    def _number(self, request_id: int | None) -> int:
+        return self._ids.next() if request_id is None else as_integer(request_id, Argument("request_id"), UINT64)
+
+    def _gradient_fields(
+        self, request: type[Message], values: Mapping[str, Value | TensorHandle], number: int, how: Contribution
+    ) -> dict[str, Any]:
+        """Returns what applying and push_pull have in common, but for the gradient."""
+        plain = {"local_step": how.local_step, "weight": how.weight, "worker_id": self._worker_id(how)}
+        return {
+            **plain_fields(request, plain),
+            "accumulator": self.ref,
+            "request_id": self._ids.message(number, self.ref),
+            # What the caller keeps on the server stays there; what was uploaded for this call need not.
+            "release_handles": not any(isinstance(value, TensorHandle) for value in values.values()),
+        }
+
+
+def _send(
+    values: Mapping[str, Value | TensorHandle], contents: Contents
+) -> Operation[tuple[list[tensor_pb2.Tensor], list[accumulator_pb2.ComponentGradient]]]:
+    arrays: list[Array] = []
+    for value in values.values():
+        if isinstance(value, IndexedSlices):
+            arrays += [value.indices, value.values]
+        elif not isinstance(value, TensorHandle):
+            arrays.append(value)
+    tensors = yield from send_inputs(tuple(arrays), contents)
+    supply = iter(tensors)
+    parts = []
+    for name, value in values.items():
+        if isinstance(value, IndexedSlices):
+            sparse = accumulator_pb2.SparseGradient(indices=next(supply), values=next(supply))
+            if value.dense_shape is not None:
+                sparse.dense_shape.dims.extend(value.dense_shape)
+                sparse.dense_shape.SetInParent()
+            parts.append(accumulator_pb2.ComponentGradient(name=name, sparse=sparse))
+        elif isinstance(value, TensorHandle):
+            parts.append(accumulator_pb2.ComponentGradient(name=name, dense={"handle": value.handle}))
+        else:
+            parts.append(accumulator_pb2.ComponentGradient(name=name, dense=next(supply)))
+    return tensors, parts
+
+
+def create(
+    name: str,
+    components: Components,
+    options: AccumulatorOptions,
+    lifetime: lease_pb2.Lifetime,
+    ids: RequestIds,
+    deleted: Callable[[str], object],
+) -> Operation[AccumulatorWire]:
+    """Creates an accumulator, or finds the one of this name, spec and lifetime; `deleted` as for `AccumulatorWire`."""
+    container = as_text(options.container, Argument("container"))
+    spec = accumulator_pb2.AccumulatorSpec(
+        components=map(_component_message, components),
+        reduction=_REDUCTIONS[as_choice(options.reduction_type, tuple(_REDUCTIONS), Argument("reduction_type"))],
+        **plain_fields(
+            accumulator_pb2.AccumulatorSpec,
+            {name: getattr(options, name) for name in _PLAIN_OPTIONS},
+        ),
+    )
+    if options.accumulate_dtype is not None:
+        spec.accumulate_dtype = to_data_type(as_dtype(options.accumulate_dtype, Argument("accumulate_dtype")))
+    if spec.keep_averages < 1:
+        raise InvalidArgumentError(
+            f"expected keep_averages of at least 1, got {spec.keep_averages}", field="keep_averages"
+        )
+    request = messages_pb2.CreateAccumulatorRequest(
+        accumulator=accumulator_pb2.AccumulatorRef(container=container, name=name), spec=spec, lifetime=lifetime
+    )
+    reply: messages_pb2.CreateAccumulatorResponse = yield Unary(_SERVICE, "CreateAccumulator", request)
+    return AccumulatorWire(
+        reply.info.accumulator, components, ids, has_default_workers=not options.deterministic, deleted=deleted
+    )
+
+
+def delete(ref: accumulator_pb2.AccumulatorRef) -> Operation[bool]:
+    """Deletes an accumulator; tells whether there was one."""
+    request = messages_pb2.DeleteAccumulatorRequest(accumulator=ref)
+    reply: messages_pb2.DeleteAccumulatorResponse = yield Unary(_SERVICE, "DeleteAccumulator", request)
+    return reply.deleted
+
+
+def list_accumulators(container: str) -> Operation[list[AccumulatorInfo]]:
+    """Lists the accumulators of a container."""
+    found: list[AccumulatorInfo] = []
+    container = as_text(container, Argument("container"))
+    request = messages_pb2.ListAccumulatorsRequest(container=container)
+    while True:
+        reply: messages_pb2.ListAccumulatorsResponse = yield Unary(_SERVICE, "ListAccumulators", request)
+        found += [_info(info) for info in reply.accumulators]
+        if not reply.next_page_token:
+            return found
+        request = messages_pb2.ListAccumulatorsRequest(container=container, page_token=reply.next_page_token)
+
+
+@contextmanager
+def _identified(number: int, *, waits: bool = False) -> Iterator[None]:
+    """Puts the request id on errors, for whoever wants to send the call again, or to wait on."""
+    try:
+        yield
+    except GradserveError as error:
+        error.request_id = number
+        if waits and isinstance(error, DeadlineExceededError):
+            error.message += f"; to wait on, make the same call again with request_id={number}"
+        raise
+
+
+def _receive_values(message: accumulator_pb2.Average) -> Operation[dict[str, Value]]:
+    tensors: list[tensor_pb2.Tensor] = []
+    for part in message.components:
+        sparse = part.WhichOneof("value") == "sparse"
+        tensors += [part.sparse.indices, part.sparse.values] if sparse else [part.dense]
+    arrays = iter((yield from receive_results(tensors)))
+    components: dict[str, Value] = {}
+    for part in message.components:
+        if part.WhichOneof("value") == "sparse":
+            indices = next(arrays)
+            components[part.name] = IndexedSlices(next(arrays), indices, tuple(part.sparse.dense_shape.dims))
+        else:
+            components[part.name] = next(arrays)
+    return components
+
+
+def _info(info: accumulator_pb2.AccumulatorInfo) -> AccumulatorInfo:
+    return AccumulatorInfo(
+        container=info.accumulator.container,
+        name=info.accumulator.name,
+        global_step=info.global_step,
+        num_accumulated=info.num_accumulated,
+        num_waiting=info.num_waiting,
+        num_bytes=info.num_bytes,
+        worker_ids=tuple(info.worker_ids),
+        kept_steps=tuple(info.kept_steps),
+        is_private=info.is_private,
+        idle_lease=decode_duration(info, "idle_lease"),
+    )
+
+
+def _component_message(component: Component) -> accumulator_pb2.ComponentSpec:
+    return accumulator_pb2.ComponentSpec(
+        name=component.name,
+        dtype=to_data_type(component.dtype),
+        shape=accumulator_pb2.PartialShape(unknown_rank=component.shape is None, dims=component.shape),
+        layout=accumulator_pb2.LAYOUT_SPARSE if component.is_sparse else accumulator_pb2.LAYOUT_DENSE,
+    )

@@ -1,0 +1,88 @@
+"""Creates or finds batch normalization layers."""
+
+from dataclasses import dataclass
+
+from gradserve.calls.argument_names import arguments_named
+from gradserve.calls.batch_norm.config import BatchNormArguments
+from gradserve.calls.batch_norm.layer import BatchNormLayerCalls
+from gradserve.calls.batch_norm.made import MadeLayers
+from gradserve.calls.batch_norm.wire import BatchNormLayerWire, Creation, create_layer, ignored_arguments
+from gradserve.calls.exchange import Operation
+from gradserve.calls.identity import RequestIds
+from gradserve.calls.ignored_arguments import IgnoredArguments
+from gradserve.calls.naming import private_name
+from gradserve.calls.private_resources import PrivateResources
+from gradserve.conversion.argument import Argument, described
+from gradserve.conversion.dtypes import DTypeLike, as_dtype
+from gradserve.conversion.plain import as_shape, is_text
+from gradserve.errors import InvalidArgumentError
+from gradserve.results import Shape
+from gradserve.v1 import layer_pb2, tensor_pb2
+from gradserve.wire.dtypes import to_data_type
+
+_PRIVATE_SCOPE = "BatchNorm"
+
+
+@dataclass(frozen=True)
+class LayerPlace:
+    """Where a layer is or comes to be, and for which inputs; see `Client.batch_norm`."""
+
+    container: str
+    scope: str | None
+    reuse: bool | None
+    idle_lease: float | None
+    input_shape: Shape | None
+    dtype: DTypeLike | None
+
+
+def make_layer(
+    arguments: BatchNormArguments,
+    place: LayerPlace,
+    ids: RequestIds,
+    made: MadeLayers,
+    private: PrivateResources,
+) -> Operation[BatchNormLayerCalls]:
+    """Creates a layer, or finds the one of this scope and equal arguments.
+
+    Args:
+        arguments: What it is.
+        place: Where it is.
+        ids: Give it a name, when it has no scope.
+        made: Takes the object.
+        private: Sees to a layer without a scope.
+    """
+    for argument, value in {"container": place.container, "scope": "" if place.scope is None else place.scope}.items():
+        if not is_text(value):
+            raise InvalidArgumentError(f"expected a name as {argument}, got {described(value)}", field=argument)
+    is_private = place.scope is None
+    lifetime = private.lifetime(place.idle_lease, is_private=is_private)
+    creation = Creation(_reuse(place), ids.name(), *_inputs(place.dtype, place.input_shape), lifetime)
+    name = private_name(_PRIVATE_SCOPE, ids) if place.scope is None else place.scope
+    creating = create_layer(place.container, name, arguments, creation)
+    with arguments_named({"input_dtype": "dtype"}):
+        info = yield from private.create(name, creating) if is_private else creating
+    wire = BatchNormLayerWire(info)
+    ignored = IgnoredArguments(wire.ref.name)
+    ignored.warn(ignored_arguments(info.warnings))
+    layer = BatchNormLayerCalls(wire, ids, ignored, is_private=is_private, deleted=private.deleted)
+    made.add(layer)
+    return layer
+
+
+def _reuse(place: LayerPlace) -> layer_pb2.LayerReuse:
+    if place.reuse is None:
+        return layer_pb2.LAYER_REUSE_UNSPECIFIED
+    if not isinstance(place.reuse, bool):
+        raise InvalidArgumentError(f"expected reuse None, True or False, got {described(place.reuse)}", field="reuse")
+    if place.reuse and place.scope is None:
+        raise InvalidArgumentError("reuse=True cannot be used without a name_or_scope", field="reuse")
+    return layer_pb2.LAYER_REUSE_REQUIRED if place.reuse else layer_pb2.LAYER_REUSE_FORBIDDEN
+
+
+def _inputs(dtype: DTypeLike | None, shape: Shape | None) -> tuple[tensor_pb2.DataType, tuple[int, ...]]:
+    if (dtype is None) != (shape is None):
+        missing = "dtype" if dtype is None else "input_shape"
+        raise InvalidArgumentError("expected dtype and input_shape together, or none of them", field=missing)
+    if dtype is None or shape is None:
+        return tensor_pb2.DATA_TYPE_UNSPECIFIED, ()
+    return to_data_type(as_dtype(dtype, Argument("dtype"))), as_shape(shape, Argument("input_shape"))

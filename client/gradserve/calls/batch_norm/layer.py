@@ -1,0 +1,460 @@
+"""The calls of a batch normalization layer, as its users see them.
+
+The signatures and docstrings here are those of the blocking and of the asyncio class.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve.batch_norm_results import BatchNormForward, BatchNormGradients, BatchNormLayerInfo
+from gradserve.calls.argument_names import arguments_named
+from gradserve.calls.batch_norm.forwards import Forwards, UnusedForward, in_requests
+from gradserve.calls.batch_norm.wire import (
+    BatchNormLayerWire,
+    ForwardOptions,
+    receive_forward,
+    receive_gradients,
+)
+from gradserve.calls.exchange import Operation
+from gradserve.calls.identity import RequestIds
+from gradserve.calls.ignored_arguments import IgnoredArguments
+from gradserve.calls.op_wire import as_op_input
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.casting import as_array_of
+from gradserve.conversion.plain import as_flag, as_list, as_mapping, as_text
+from gradserve.errors import (
+    AbortedError,
+    CallCancelledError,
+    DeadlineExceededError,
+    GradserveError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
+from gradserve.results import Tensor, TensorHandle, TensorLike
+from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
+from gradserve.wire.dtypes import DType, to_dtype
+from gradserve.wire.payload import Array
+
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+_UNKNOWN_OUTCOMES = (UnavailableError, DeadlineExceededError, InternalError, CallCancelledError)
+"""After these the server may have carried out the call. Other errors are its refusals: nothing has changed."""
+
+
+class BatchNormLayerCalls:
+    """Calls of `BatchNormLayer`."""
+
+    def __init__(
+        self,
+        wire: BatchNormLayerWire,
+        ids: RequestIds,
+        ignored: IgnoredArguments,
+        *,
+        is_private: bool,
+        deleted: Callable[[str], object],
+    ) -> None:
+        """Takes what is to be told the name when the layer was deleted."""
+        self._wire = wire
+        self._ids = ids
+        self._ignored = ignored
+        self._is_private = is_private
+        self._deleted = deleted
+        self._forwards = Forwards()
+
+    @property
+    def name(self) -> str:
+        """Its name on the server: the scope."""
+        return self._wire.ref.name
+
+    @property
+    def container(self) -> str:
+        """The namespace of its name."""
+        return self._wire.ref.container
+
+    @property
+    def description(self) -> str:
+        """Its container and name."""
+        return f"{self.container}/{self.name}"
+
+    def __call__(
+        self,
+        inputs: TensorLike,
+        is_training: bool = True,
+        batch_weights: TensorLike | None = None,
+        adjustment: tuple[TensorLike, TensorLike] | None = None,
+        keep: bool = False,
+    ) -> Operation[Tensor]:
+        """Normalises inputs: `forward`, for those who only want the outputs.
+
+        In training, what the gradients need is kept on the server for `backward`, until the next such call of this
+        object, which takes this one's place. To have several at once, or to call the layer from several threads, use
+        `forward`.
+
+        Args:
+            inputs: As in `forward`.
+            is_training: As in `forward`.
+            batch_weights: As in `forward`.
+            adjustment: As in `forward`.
+            keep: Leave the outputs on the server and return their handle.
+
+        Returns:
+            The outputs, of the dtype and shape of the inputs.
+
+        Raises:
+            GradserveError: As `forward`.
+        """
+        tensors = _tensors(inputs, batch_weights, adjustment)
+        is_trained = as_flag(is_training, Argument("is_training"))
+        options = ForwardOptions(
+            forward_id=self._ids.name(),
+            is_training=is_trained,
+            keep_for_backward=None,
+            lease=None,
+            released=tuple(self._forwards.useless(replacing=is_trained)),
+        )
+        forward = yield from self._forward(tensors, options, keep=keep, is_call=True, is_named=False)
+        return forward.outputs
+
+    def forward(
+        self,
+        inputs: TensorLike,
+        is_training: bool = True,
+        batch_weights: TensorLike | None = None,
+        adjustment: tuple[TensorLike, TensorLike] | None = None,
+        keep: bool = False,
+        *,
+        keep_for_backward: bool | None = None,
+        lease: float | None = None,
+        forward_id: str | None = None,
+    ) -> Operation[BatchNormForward[Tensor]]:
+        """Normalises inputs over all axes but the channels. The first forward creates the layer's variables.
+
+        N is the first size of the inputs, C the number of channels. An input is an array of any library, numbers, or
+        the handle of a tensor on the server.
+
+        A forward in training updates the moving averages: at once with updates_collections=None, else when
+        `run_updates` is called. Either happens once, also when the network makes the client send the call again.
+
+        Args:
+            inputs: What to normalise: float16, bfloat16, float32 or float64, of rank 2 to 5. Numbers become float32.
+            is_training: Whether to normalise by the moments of the inputs, or else by the moving averages.
+            batch_weights: The weight of each item in the moments: shape [N], a floating dtype, integers or bool.
+                Numbers become float32, or float64 when the inputs are.
+            adjustment: (scale, bias). In training, what is normalised is multiplied by the scale and added to the bias,
+                before gamma and beta. Each is of a floating dtype (numbers as in batch_weights) and of a shape that
+                broadcasts to that of the inputs, as in NumPy: one of shape [C] is along the channels with "NHWC" only.
+            keep: Leave the outputs on the server: in the result they are a handle.
+            keep_for_backward: Keep on the server what `backward` needs. None: when training.
+            lease: How many seconds the forward, and outputs left on the server, live there without use. None: the
+                server's default.
+            forward_id: A unique name for this forward, such as a random UUID. A call that ended with an
+                UnavailableError or DeadlineExceededError can be made again under the same name: it then counts once,
+                whatever became of the first. None: the client makes a name.
+
+        Returns:
+            The outputs, and the forward for `backward` and `run_updates`.
+
+        Raises:
+            InvalidArgumentError: An input does not fit; `field` says which. Nothing has changed.
+            NotFoundError: The layer was deleted, or a handle's tensor does not exist (any more).
+            ResourceExhaustedError: The results, or what is kept, do not fit into the server's memory. Nothing has
+                changed.
+        """
+        name = "" if forward_id is None else as_text(forward_id, Argument("forward_id"))
+        is_kept = None if keep_for_backward is None else as_flag(keep_for_backward, Argument("keep_for_backward"))
+        return self._forward(
+            _tensors(inputs, batch_weights, adjustment),
+            ForwardOptions(
+                forward_id=name or self._ids.name(),
+                is_training=as_flag(is_training, Argument("is_training")),
+                keep_for_backward=is_kept,
+                lease=lease,
+                released=tuple(self._forwards.useless(replacing=False)),
+            ),
+            keep=keep,
+            is_call=False,
+            is_named=bool(name),
+        )
+
+    def backward(
+        self,
+        dy: TensorLike,
+        forward: BatchNormForward[Any] | None = None,
+        *,
+        retain: bool = False,
+        keep: bool = False,
+        lease: float | None = None,
+    ) -> Operation[BatchNormGradients[Tensor]]:
+        """Computes the gradients of a forward with respect to everything that it was computed from.
+
+        They are computed with the values that the forward used, whatever has changed since.
+
+        Args:
+            dy: The gradient with respect to the outputs, of their dtype and shape. Numbers become that dtype.
+            forward: The forward, also one of another object of the same layer. None: the newest forward of this object
+                whose gradients can be computed and have not been yet; with several threads, say which.
+            retain: Keep what is needed for another such call. Otherwise this is the last one.
+            keep: Leave the gradients on the server: in the result they are handles.
+            lease: How many seconds gradients left on the server live there without use. None: the server's default.
+
+        Returns:
+            The gradients.
+
+        Raises:
+            InvalidArgumentError: There is no such forward, or `dy` has another dtype or shape; the forward is kept.
+            NotFoundError: The forward is unknown or its lease has ended ("forward_id" is the error's `field`), `dy` is
+                the handle of a tensor that does not exist (any more) ("outputs_gradient.handle"; the forward is kept),
+                or the layer was deleted ("layer.name").
+            AbortedError: The forward's gradients were computed already, or it was released. Without `retain` also when
+                the reply of this call was lost and it was sent again: the results are lost, the layer is unharmed.
+            ResourceExhaustedError: The gradients do not fit into the server's memory.
+        """
+        forward_id, dtype = self._differentiable(forward)
+        gradient = as_op_input(dy, dtype, "dy", field="outputs_gradient")
+        is_retained = as_flag(retain, Argument("retain"))
+        try:
+            with arguments_named({"outputs_gradient": "dy"}):
+                reply = yield from self._wire.backward(forward_id, gradient, retain=is_retained, keep=keep, lease=lease)
+        except (AbortedError, NotFoundError) as error:
+            if error.field == "forward_id":  # else the handle of dy, or the layer, does not exist
+                self._forwards.let_go([forward_id])
+            raise
+        if not is_retained:
+            self._forwards.let_go([forward_id])
+        return (yield from receive_gradients(reply, keep=keep))
+
+    def run_updates(self, forwards: Sequence[BatchNormForward[Any] | str] | None = None) -> Operation[int]:
+        """Updates the moving averages by forwards in training, as TensorFlow's update ops do.
+
+        Each forward counts once, so it is safe to repeat. `Client.run_updates` does it for all layers of a collection.
+
+        Args:
+            forwards: The forwards, in the order in which they update; also those of other clients, by the forward_id
+                that they chose. None: all forwards of this object whose updates wait, in their order; of more than
+                65,536 the newest.
+
+        Returns:
+            Of how many forwards the updates were run now. Nothing is sent when there is none.
+
+        Raises:
+            NotFoundError: The layer was deleted.
+        """
+        if forwards is None:
+            forward_ids = self._forwards.pending()
+        else:
+            given = as_list(forwards, "a list of forwards", Argument("forwards"))
+            forward_ids = [forward_id for each in given if (forward_id := _updatable(each))]
+        num_run = 0
+        for part in in_requests(forward_ids):
+            num_run += yield from self._wire.run_updates(part)
+            self._forwards.updated(part)
+        return num_run
+
+    def release(self, *forwards: BatchNormForward[Any]) -> Operation[int]:
+        """Lets go of what the server keeps for forwards: their gradients, and their updates that were not run.
+
+        Args:
+            *forwards: The forwards. Those that are gone already do not matter.
+
+        Returns:
+            How many of them there were.
+
+        Raises:
+            NotFoundError: The layer was deleted.
+        """
+        forward_ids = [forward_id for each in forwards if (forward_id := _forward_of(each, "forwards").forward_id)]
+        num_released = 0
+        for part in in_requests(forward_ids):
+            num_released += yield from self._wire.release(part, keep_updates=False)
+            self._forwards.forget(part)
+        return num_released
+
+    def get_variables(self, *names: str) -> Operation[dict[str, NDArray[Any]]]:
+        """Reads variables, all of one moment.
+
+        Args:
+            *names: Which: "beta", "gamma", "moving_mean", "moving_variance", and as far as the layer has them
+                "moving_mean/biased", "moving_mean/local_step", "moving_stddev", "renorm_mean", "renorm_stddev",
+                "renorm_mean_weight" and "renorm_stddev_weight". None given: all.
+
+        Returns:
+            The values by name, each of shape [C], but local_step and the weights, which are scalars. Empty when all are
+            asked for and the variables have not been created yet.
+
+        Raises:
+            NotFoundError: The layer has no variable of a name, or not yet; or it was deleted.
+        """
+        return self._wire.get_variables([as_text(name, Argument("names")) for name in names])
+
+    def set_variables(self, values: Mapping[str, TensorLike]) -> Operation[None]:
+        """Sets variables, all at once or none.
+
+        Args:
+            values: The new values by name, each of the shape of its variable: an array of any library or numbers, which
+                are converted to the variable's dtype, or the handle of a tensor on the server that has it.
+
+        Raises:
+            InvalidArgumentError: A value has another shape, or is no numbers; or there is nothing to set.
+            NotFoundError: The layer has no variable of a name, or not yet; or it was deleted.
+        """
+        given = as_mapping(values, Argument("values"))
+        dtypes = yield from self._wire.dtypes(list(given))
+        variables = {name: _variable(name, value, dtypes.get(name)) for name, value in given.items()}
+        with arguments_named({f"variables[{index}]": name for index, name in enumerate(variables)}):
+            yield from self._wire.set_variables(variables)
+
+    def describe(self, collection: str = "") -> Operation[BatchNormLayerInfo]:
+        """Describes the layer as it is now: its arguments, its variables, and what waits.
+
+        Args:
+            collection: Describe only the variables that have it among their variables_collections. Empty: all.
+
+        Returns:
+            The description. It does not change with the layer.
+
+        Raises:
+            NotFoundError: The layer was deleted.
+        """
+        return self._wire.describe(as_text(collection, Argument("collection")))
+
+    def delete(self) -> Operation[bool]:
+        """Deletes the layer with its variables and forwards, for all clients.
+
+        Returns:
+            Whether it was still there.
+        """
+        deleted = yield from self._wire.delete()
+        self._deleted(self.name)
+        self._forwards.forget_all()
+        return deleted
+
+    def leave(self) -> Operation[None]:
+        """Ends the use of this object, as far as the server can be reached.
+
+        Deletes a layer without a scope. Of one with a scope, lets go of what the gradients of this object's forwards
+        need; updates that wait can still be run.
+        """
+        with contextlib.suppress(GradserveError):
+            if self._is_private:
+                yield from self.delete()
+                return
+            for part in in_requests(self._forwards.outstanding()):
+                yield from self._wire.release(part, keep_updates=True)
+                self._forwards.let_go(part)
+
+    def pending(self, container: str, collection: str) -> list[str]:
+        """Returns the forwards whose updates wait, if a collection of a container has those of this layer."""
+        is_one_of_them = container == self.container and collection in self._wire.updates_collections
+        return self._forwards.pending() if is_one_of_them else []
+
+    def updated(self, forward_ids: Sequence[str]) -> None:
+        """Takes note that the updates of forwards were run."""
+        self._forwards.updated(forward_ids)
+
+    def _forward(
+        self,
+        inputs: Mapping[str, Array | TensorHandle],
+        options: ForwardOptions,
+        *,
+        keep: bool,
+        is_call: bool,
+        is_named: bool,
+    ) -> Operation[BatchNormForward[Tensor]]:
+        """Computes a forward.
+
+        Args:
+            inputs: By name.
+            options: How.
+            keep: Leave the outputs on the server.
+            is_call: The next call of the object takes its place.
+            is_named: Its id is known to the caller, who may repeat it when it fails. Otherwise nobody can use it then.
+        """
+        try:
+            with arguments_named():
+                reply = yield from self._wire.forward(inputs, options, keep=keep)
+        except BaseException as error:  # cancelled ones too
+            if not is_named and (not isinstance(error, GradserveError) or isinstance(error, _UNKNOWN_OUTCOMES)):
+                self._forwards.add_lost(options.forward_id)
+            raise
+        self._forwards.let_go(options.released)
+        self._remember(reply, options, replaceable=is_call)
+        try:
+            forward = yield from receive_forward(reply, keep=keep)
+            self._ignored.warn(forward.warnings)
+        except BaseException:
+            if not is_named:
+                self._forwards.add_lost(options.forward_id)
+            raise
+        return forward
+
+    def _remember(
+        self, reply: messages_pb2.BatchNormForwardResponse, options: ForwardOptions, *, replaceable: bool
+    ) -> None:
+        kept = options.is_training if options.keep_for_backward is None else options.keep_for_backward
+        if kept and reply.forward_id:
+            dtype = to_dtype(reply.outputs.dtype)
+            self._forwards.add_unused(UnusedForward(reply.forward_id, dtype, replaceable))
+        if reply.has_pending_updates:
+            self._forwards.add_pending(reply.forward_id)
+
+    def _differentiable(self, forward: BatchNormForward[Any] | None) -> tuple[str, DType]:
+        if forward is not None:
+            forward_id = _forward_of(forward, "forward").forward_id
+            if forward_id is None:
+                raise InvalidArgumentError(
+                    f"nothing was kept of this forward of layer {self.name!r} to compute gradients from; it was "
+                    "computed with is_training=False or keep_for_backward=False",
+                    field="forward_id",
+                )
+            return forward_id, forward.outputs.dtype
+        newest = self._forwards.newest_unused()
+        if newest is None:
+            raise InvalidArgumentError(
+                f"expected a forward of layer {self.name!r} before its gradients; there was none since the last "
+                "backward, or it was computed with is_training=False",
+                field="forward_id",
+            )
+        return newest.forward_id, newest.dtype
+
+
+def _forward_of(value: object, name: str) -> BatchNormForward[Any]:
+    if not isinstance(value, BatchNormForward):
+        raise Argument(name).error("a BatchNormForward", value)
+    return value
+
+
+def _updatable(forward: BatchNormForward[Any] | str) -> str | None:
+    """Returns the id of a forward whose updates may wait."""
+    if isinstance(forward, str):
+        return as_text(forward, Argument("forwards"))
+    forward = _forward_of(forward, "forwards")
+    return forward.forward_id if forward.has_pending_updates else None
+
+
+def _tensors(
+    inputs: TensorLike, batch_weights: TensorLike | None, adjustment: tuple[TensorLike, TensorLike] | None
+) -> dict[str, Array | TensorHandle]:
+    tensors = {"inputs": as_op_input(inputs, _FLOAT32, "inputs")}
+    dtype = _FLOAT64 if tensors["inputs"].dtype == _FLOAT64 else _FLOAT32
+    if batch_weights is not None:
+        tensors["batch_weights"] = as_op_input(batch_weights, dtype, "batch_weights")
+    if adjustment is not None:
+        if not isinstance(adjustment, tuple | list) or len(adjustment) != 2:
+            raise InvalidArgumentError("expected a pair of tensors, (scale, bias), as adjustment", field="adjustment")
+        scale, bias = adjustment
+        tensors["adjustment_scale"] = as_op_input(scale, dtype, "adjustment_scale")
+        tensors["adjustment_bias"] = as_op_input(bias, dtype, "adjustment_bias")
+    return tensors
+
+
+def _variable(name: str, value: TensorLike, dtype: DType | None) -> Array | TensorHandle:
+    if isinstance(value, TensorHandle) or dtype is None:  # the server says that there is no such variable
+        return as_op_input(value, _FLOAT32, f"variable {name!r}", field="variables")
+    return as_array_of(dtype, value, Argument(f"variable {name!r}", "variables"))

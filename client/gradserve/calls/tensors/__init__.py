@@ -1,0 +1,1 @@
+"""Tensors as arguments and results of calls."""

@@ -1,0 +1,52 @@
+"""Which examples belong to which step and worker.
+
+Everything follows from a seed, so workers need not talk to each other to share out the data.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradserve_demo.arrays import IntArray
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Cuts a shuffled data set into joint batches, and those into one share for each worker."""
+
+    num_examples: int
+    """Size of the data set."""
+
+    num_workers: int
+    """Shares in a joint batch."""
+
+    batch_size: int
+    """Examples in the share of one worker."""
+
+    seed: int
+    """Decides the order of the examples in every epoch."""
+
+    def __post_init__(self) -> None:
+        if min(self.num_workers, self.batch_size) < 1:
+            raise ValueError("num_workers and batch_size must be at least 1")
+        if self.steps_per_epoch < 1:
+            raise ValueError(
+                f"a joint batch takes {self.num_workers} * {self.batch_size} examples, "
+                f"but there are only {self.num_examples}"
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Joint batches in one epoch; the rest that fills no whole batch is left out."""
+        return self.num_examples // (self.num_workers * self.batch_size)
+
+    def joint(self, step: int) -> IntArray:
+        """Returns the examples of all workers at a step."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        order = np.random.default_rng((self.seed, epoch)).permutation(self.num_examples)
+        size = self.num_workers * self.batch_size
+        return order[position * size : (position + 1) * size]
+
+    def share(self, step: int, worker: int) -> IntArray:
+        """Returns the examples of one worker at a step."""
+        return self.joint(step)[worker * self.batch_size : (worker + 1) * self.batch_size]

@@ -1,0 +1,119 @@
+"""The `demo` command."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from gradserve_demo.errors import DemoError
+from gradserve_demo.options import DemoOptions
+from gradserve_server.extras import install_command
+from gradserve_server.process import silence_grpc
+from gradserve_server.settings import SettingsError
+
+_DEFAULTS = DemoOptions()
+_EXTRA_MODULES = ("matplotlib", "rich", "sklearn")
+
+
+@click.command()
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=_DEFAULTS.workers,
+    show_default=True,
+    help="Gradients that every round needs, each from a worker process of its own.",
+)
+@click.option(
+    "--backup",
+    type=click.IntRange(min=0),
+    default=_DEFAULTS.backup,
+    show_default=True,
+    help="Worker processes beyond those; the last one is artificially slow.",
+)
+@click.option(
+    "--batch-norm",
+    is_flag=True,
+    help="Let the server compute the hidden layer: batch normalization and relu instead of tanh.",
+)
+@click.option(
+    "--epochs",
+    type=click.IntRange(min=1),
+    default=_DEFAULTS.epochs,
+    show_default=True,
+    help="Passes over the training data.",
+)
+@click.option(
+    "--address",
+    metavar="HOST:PORT",
+    help="Use the server at this address. Without it, one is started for the demo.",
+)
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=_DEFAULTS.output,
+    show_default=True,
+    help="Folder for the plot.",
+)
+def demo(workers: int, backup: int, batch_norm: bool, epochs: int, address: str | None, output: Path) -> None:
+    """Train a network on handwritten digits with several processes.
+
+    The workers average their gradients through an accumulator. The same training in one process
+    follows, and both are compared. Without backup workers the weights must be equal within 1e-5;
+    with them, the accuracy must be. The exit code is 1 when they are not.
+
+    With --batch-norm all workers share a layer on the server; the one process normalises in NumPy. Beta, gamma and the
+    moving averages must be equal too.
+    """
+    if batch_norm and backup:
+        raise click.UsageError("--batch-norm needs every worker in every step: it cannot be used with --backup")
+    silence_grpc()
+    import gradserve
+    from gradserve.address import Address
+
+    try:
+        if address is not None:
+            Address.to_connect(address)
+    except gradserve.InvalidArgumentError as error:
+        raise SettingsError(f"--address: {error}") from None
+    try:
+        from rich.console import Console
+
+        from gradserve_demo.coordinator import run_demo
+        from gradserve_demo.report import render
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in _EXTRA_MODULES:
+            raise click.ClickException(
+                f"the demo needs {error.name}; install it with: {install_command('demo')}"
+            ) from None
+        raise
+    console = Console()
+    options = DemoOptions(
+        workers=workers, backup=backup, batch_norm=batch_norm, epochs=epochs, address=address, output=output
+    )
+    try:
+        with _sigterm_as_exit():
+            report = run_demo(options, console=console)
+    except (DemoError, gradserve.GradserveError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    console.print(render(report))
+    if report.problem is not None:
+        sys.exit(1)
+
+
+@contextmanager
+def _sigterm_as_exit() -> Iterator[None]:
+    """Lets SIGTERM end the demo as Ctrl-C does, with its server and workers ended first."""
+
+    def leave(number: int, _frame: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,257 @@
+"""The demo from start to end: data, server, workers, the one-process run, report and plot."""
+
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+import gradserve
+from gradserve_demo.arrays import Weights
+from gradserve_demo.batch_norm import BatchNormLayer
+from gradserve_demo.batches import Batches
+from gradserve_demo.digits import Digits, load_digits
+from gradserve_demo.errors import DemoError
+from gradserve_demo.hidden_layer import HiddenLayer
+from gradserve_demo.messages import Finished, Message, Ready, Stepped, WorkerTask
+from gradserve_demo.network import TANH, accuracy, initial_weights, max_difference, mean_loss
+from gradserve_demo.options import DemoOptions
+from gradserve_demo.plot import save_plot
+from gradserve_demo.pool import WorkerPool
+from gradserve_demo.replica import create_accumulators
+from gradserve_demo.report import AccuracyPoint, DemoReport, TrainingResult, WorkerResult
+from gradserve_demo.served_batch_norm import create_layer
+from gradserve_demo.server_process import ServerProcess
+from gradserve_demo.single import train_in_one_process
+
+_CLASSES = 10
+PLOT_NAME = "training.png"
+
+
+def run_demo(options: DemoOptions, *, console: Console | None = None) -> DemoReport:
+    """Trains with several workers and in one process, compares, and saves a plot.
+
+    Blocks until everything is done. All processes that it started are gone when it returns or
+    raises.
+
+    Args:
+        options: What to do.
+        console: Where the progress bars go; standard output by default.
+
+    Returns:
+        The report; its `problem` says whether the two runs agree.
+
+    Raises:
+        DemoError: A worker or the server failed or hung.
+        gradserve.GradserveError: The server cannot be reached, or refuses.
+        OSError: The output folder cannot be written.
+    """
+    console = console or Console()
+    # Before the work: a folder that cannot be made should not cost the reader a training run.
+    options.output.mkdir(parents=True, exist_ok=True)
+    digits = load_digits(options.seed)
+    plan = _plan(options, digits)
+    with _progress(console) as progress:
+        with ExitStack() as stack:
+            if options.address is None:
+                address = stack.enter_context(ServerProcess(options.timeout)).address
+            else:
+                address = options.address
+            distributed, workers = _train_with_workers(options, plan, digits, address, progress)
+        bar = progress.add_task("in one process", total=plan.num_steps, loss=np.nan)
+        single = train_in_one_process(
+            digits,
+            plan.batches,
+            plan.weights,
+            plan.local_layer(),
+            num_steps=plan.num_steps,
+            learning_rate=options.learning_rate,
+            on_step=lambda step, loss: progress.update(bar, completed=step, loss=loss),
+        )
+    plot = options.output / PLOT_NAME
+    save_plot(plot, distributed, single, num_workers=options.num_processes, num_required=options.workers)
+    return DemoReport(
+        num_required=options.workers,
+        num_steps=plan.num_steps,
+        distributed=distributed,
+        single=single,
+        workers=workers,
+        plot=plot,
+        max_weight_difference=max_difference(distributed.weights, single.weights),
+    )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What both training runs have in common."""
+
+    batches: Batches
+    num_steps: int
+    weights: Weights
+    batch_norm: bool
+
+    def local_layer(self) -> HiddenLayer:
+        """Returns the hidden layer in NumPy, in its initial state; in training it takes joint batches."""
+        return BatchNormLayer(len(self.weights["gamma"]), self.batches.num_workers) if self.batch_norm else TANH
+
+
+def _plan(options: DemoOptions, digits: Digits) -> _Plan:
+    try:
+        batches = Batches(len(digits.train_labels), options.num_processes, options.batch_size, options.seed)
+    except ValueError as error:
+        raise DemoError(str(error)) from None
+    num_inputs = digits.train_images.shape[1]
+    weights = initial_weights(num_inputs, options.hidden, _CLASSES, options.seed, batch_norm=options.batch_norm)
+    return _Plan(batches, options.epochs * batches.steps_per_epoch, weights, options.batch_norm)
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("steps, loss {task.fields[loss]:.4f}"),
+        TimeElapsedColumn(),
+        console=console,
+    )
+
+
+def _train_with_workers(
+    options: DemoOptions, plan: _Plan, digits: Digits, address: str, progress: Progress
+) -> tuple[TrainingResult, tuple[WorkerResult, ...]]:
+    """Runs the workers against a server and gathers what they report."""
+    name = f"{options.num_processes} workers" + (f" ({options.workers} needed)" if options.backup else "")
+    bar = progress.add_task(f"with {name}", total=plan.num_steps, loss=np.nan)
+    run_name = f"demo-{uuid.uuid4().hex}"
+    tasks = _tasks(options, plan, digits, address, run_name)
+    course = _Course(options, plan, digits, progress, bar)
+    with _resources(options, plan, address, run_name), WorkerPool(tasks, options.timeout) as pool:
+        num_ready = 0
+        for index, message in pool.messages():
+            if isinstance(message, Ready):
+                num_ready += 1
+                if num_ready == len(tasks):
+                    course.begin()
+                    pool.start()
+            else:
+                course.add(index, message)
+    return course.result(), course.worker_results(tasks)
+
+
+def _tasks(options: DemoOptions, plan: _Plan, digits: Digits, address: str, run_name: str) -> list[WorkerTask]:
+    return [
+        WorkerTask(
+            index=index,
+            worker_id=f"worker-{index}",
+            address=address,
+            run_name=run_name,
+            num_required=options.workers,
+            batch_norm=plan.batch_norm,
+            num_steps=plan.num_steps,
+            learning_rate=options.learning_rate,
+            keep_averages=options.keep_averages,
+            timeout=options.timeout,
+            pause=options.slow_seconds if options.backup and index == options.num_processes - 1 else 0.0,
+            weights=plan.weights,
+            digits=digits,
+            batches=plan.batches,
+        )
+        for index in range(options.num_processes)
+    ]
+
+
+@contextmanager
+def _resources(options: DemoOptions, plan: _Plan, address: str, run_name: str) -> Iterator[None]:
+    """Creates what the workers share on the server, and deletes it at the end."""
+    with gradserve.connect(address, timeout=options.timeout) as client:
+        resources: list[gradserve.GradientAccumulator | gradserve.BatchNormLayer] = [
+            *create_accumulators(client, run_name, plan.weights, options.keep_averages)
+        ]
+        if plan.batch_norm:
+            resources.append(create_layer(client, run_name, len(plan.weights["gamma"])))
+        try:
+            yield
+        except BaseException:
+            # The server may be what failed; that error must not hide the first one.
+            with suppress(gradserve.GradserveError):
+                for resource in resources:
+                    resource.delete()
+            raise
+        for resource in resources:
+            resource.delete()
+
+
+class _Course:
+    """Puts the course of a training run together from what the workers report."""
+
+    def __init__(self, options: DemoOptions, plan: _Plan, digits: Digits, progress: Progress, bar: TaskID) -> None:
+        self._options = options
+        self._plan = plan
+        self._digits = digits
+        self._layer = plan.local_layer()
+        self._progress = progress
+        self._bar = bar
+        self._begin = self._end = 0.0
+        # By step, for the workers whose gradients are in the round.
+        self._losses: defaultdict[int, list[float]] = defaultdict(list)
+        self._accuracies = [AccuracyPoint(0, self._accuracy(plan.weights | self._layer.state()))]
+        self._finished: dict[int, Finished] = {}
+
+    def begin(self) -> None:
+        self._begin = time.perf_counter()
+
+    def add(self, index: int, message: Message) -> None:
+        if isinstance(message, Finished):
+            self._finished[index] = message
+            self._end = time.perf_counter()
+        elif isinstance(message, Stepped):
+            if message.accepted:
+                self._add_loss(message.step - 1, message.loss)
+            if message.accuracy is not None:
+                self._accuracies.append(AccuracyPoint(message.step, message.accuracy))
+
+    def result(self) -> TrainingResult:
+        weights = self._common_weights()
+        return TrainingResult(
+            losses=tuple(float(np.mean(self._losses[step])) for step in range(self._plan.num_steps)),
+            accuracies=tuple(self._accuracies),
+            weights=weights,
+            final_loss=mean_loss(weights, self._digits.train_images, self._digits.train_labels, self._layer),
+            final_accuracy=self._accuracy(weights),
+            seconds=self._end - self._begin,
+        )
+
+    def worker_results(self, tasks: list[WorkerTask]) -> tuple[WorkerResult, ...]:
+        return tuple(
+            WorkerResult(
+                worker_id=task.worker_id,
+                slow=task.pause > 0,
+                contributed=self._finished[task.index].contributed,
+                stale=self._finished[task.index].stale,
+                snapshots_loaded=self._finished[task.index].snapshots_loaded,
+            )
+            for task in tasks
+        )
+
+    def _add_loss(self, step: int, loss: float) -> None:
+        losses = self._losses[step]
+        losses.append(loss)
+        # Averages are applied in order, so the last gradient of one round is reported before that of the next
+        if len(losses) == self._options.workers:
+            self._progress.update(self._bar, completed=step + 1, loss=np.mean(losses))
+
+    def _accuracy(self, weights: Weights) -> float:
+        return accuracy(weights, self._digits.test_images, self._digits.test_labels, self._layer)
+
+    def _common_weights(self) -> Weights:
+        """Returns the final weights, which must be the same for all workers, to the last bit."""
+        first = self._finished[0].weights
+        for index, finished in self._finished.items():
+            if not all(np.array_equal(first[name], finished.weights[name]) for name in first):
+                raise DemoError(f"worker-{index} ended with other weights than worker-0")
+        return first

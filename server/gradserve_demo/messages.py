@@ -1,0 +1,108 @@
+"""What a worker process is given, and what it reports while it trains."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from gradserve_demo.arrays import Weights
+from gradserve_demo.batches import Batches
+from gradserve_demo.digits import Digits
+
+
+@dataclass(frozen=True)
+class WorkerTask:
+    """Everything a worker process needs; sent to it when it is spawned."""
+
+    index: int
+    """Which share of every joint batch is its own."""
+
+    worker_id: str
+    """Its name on the server."""
+
+    address: str
+    """Where the server listens."""
+
+    run_name: str
+    """Common prefix of the names of what this run has on the server."""
+
+    num_required: int
+    """Gradients that complete a round."""
+
+    batch_norm: bool
+    """Whether the hidden layer is batch normalization, on the server."""
+
+    num_steps: int
+    """Steps until the training is over."""
+
+    learning_rate: float
+    """Step size of plain gradient descent."""
+
+    keep_averages: int
+    """Averages of past rounds that the server keeps."""
+
+    timeout: float
+    """Seconds that any single wait may take."""
+
+    pause: float
+    """Seconds of artificial slowness before every push; 0 for none."""
+
+    weights: Weights
+    """The initial weights."""
+
+    digits: Digits
+    """The data of all workers."""
+
+    batches: Batches
+    """Says which examples are the worker's at every step."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The worker is connected and waits for the word to start."""
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """The worker pushed a gradient and has applied every average up to `step` since."""
+
+    step: int
+    """Averages its weights have seen now."""
+
+    loss: float
+    """Loss of its share of the batch, before the push."""
+
+    accepted: bool
+    """Whether the gradient was part of the round; False: it was stale."""
+
+    accuracy: float | None
+    """On the test images, when the worker is the first and an epoch has ended."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The worker has applied the average of every round."""
+
+    weights: Weights
+    """Its final weights, and the state of its hidden layer."""
+
+    contributed: int
+    """Pushes that were accepted."""
+
+    stale: int
+    """Pushes that came too late."""
+
+    snapshots_loaded: int
+    """How often it was so far behind that it had to load a snapshot of the weights."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The worker gave up."""
+
+    error: str
+    """The exception in one line."""
+
+    traceback: str
+    """Where it came from."""
+
+
+Message: TypeAlias = Ready | Stepped | Finished | Failed

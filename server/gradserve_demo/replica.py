@@ -1,0 +1,157 @@
+"""One worker's copy of the weights, kept in step with all others through the server.
+
+The rule that keeps the copies equal, bit for bit: every copy starts from the same weights and applies
+the average of every round exactly once, in order. No copy ever applies its own gradient alone.
+
+A worker whose gradient comes too late (a stale push) has missed one or more rounds. It reads their
+averages, which the server keeps for a while, and applies them one by one. If it slept so long that
+some are gone, it loads a snapshot of the weights and goes on from there. Snapshots live in a second
+accumulator: at every `snapshot_interval` steps each worker offers its weights to a round that needs
+one gradient; the first offer is the snapshot and the others are stale.
+"""
+
+from collections.abc import Mapping
+from typing import cast
+
+import gradserve
+from gradserve_demo.arrays import FloatArray, Weights
+from gradserve_demo.errors import DemoError
+from gradserve_demo.network import descend
+
+
+class Replica:
+    """The weights of one worker.
+
+    Attributes:
+        weights: The current weights.
+        step: How many averages they have seen.
+        contributed: Pushes that became part of a round.
+        stale: Pushes that came too late.
+        snapshots_loaded: How often the weights came from a snapshot.
+    """
+
+    def __init__(
+        self,
+        client: gradserve.Client,
+        run_name: str,
+        weights: Mapping[str, FloatArray],
+        *,
+        worker_id: str,
+        num_required: int,
+        learning_rate: float,
+        keep_averages: int,
+        timeout: float,
+    ) -> None:
+        """Finds or creates the accumulators of the run.
+
+        Args:
+            client: Connection to the server.
+            run_name: Prefix of the accumulators' names, the same for all workers of a run.
+            weights: The initial weights, the same for all workers.
+            worker_id: Name of this worker, different for all workers.
+            num_required: Gradients that complete a round.
+            learning_rate: Step size of plain gradient descent.
+            keep_averages: Averages of past rounds that the server keeps.
+            timeout: Seconds that any single wait may take.
+        """
+        self.weights: Weights = dict(weights)
+        self.step = 0
+        self.contributed = 0
+        self.stale = 0
+        self.snapshots_loaded = 0
+        self._worker_id = worker_id
+        self._num_required = num_required
+        self._learning_rate = learning_rate
+        self._timeout = timeout
+        # The first average after a snapshot must still be kept when a straggler has loaded it, so
+        # snapshots come several times as often as averages are dropped.
+        self._snapshot_interval = max(1, keep_averages // 4)
+        self._gradients, self._snapshots = create_accumulators(client, run_name, weights, keep_averages)
+
+    def push(self, gradients: Mapping[str, FloatArray]) -> bool:
+        """Contributes a gradient at the current weights, and brings the weights up to date.
+
+        Blocks until the round is complete when the gradient is part of it.
+
+        Returns:
+            Whether it was part of the round. If not, the weights have nevertheless advanced, by
+            what the others contributed.
+        """
+        result = self._gradients.push_pull(
+            gradients,
+            num_required=self._num_required,
+            local_step=self.step,
+            worker_id=self._worker_id,
+            on_stale="return",
+            timeout=self._timeout,
+        )
+        if result.outcome is gradserve.ACCEPTED:
+            self.contributed += 1
+            self._apply(result)
+            return True
+        self.stale += 1
+        if result and result.step == self.step + 1:
+            # Only one round was missed, and the reply brought its average along.
+            self._apply(result)
+        self._catch_up(result.global_step)
+        return False
+
+    def _apply(self, average: gradserve.Average) -> None:
+        """Applies the average of the next round."""
+        step = average.step
+        if step != self.step + 1:
+            raise DemoError(f"{self._worker_id} is at step {self.step} and got the average of step {step}")
+        self.weights = descend(self.weights, _arrays(average), self._learning_rate)
+        self.step = step
+        # Before the next push, so that no round ends after a snapshot is due and before it exists.
+        if step % self._snapshot_interval == 0:
+            self._snapshots.push_pull(
+                self.weights,
+                num_required=1,
+                local_step=step // self._snapshot_interval - 1,
+                worker_id=self._worker_id,
+                on_stale="return",  # another worker was first, with the same weights
+                timeout=self._timeout,
+            )
+
+    def _catch_up(self, target: int) -> None:
+        """Applies every average up to the one that led to the `target` step."""
+        while self.step < target:
+            try:
+                average = self._gradients.read_average(self.step + 1, timeout=self._timeout)
+            except gradserve.OutOfRangeError:
+                self._load_snapshot()
+            else:
+                self._apply(average)
+
+    def _load_snapshot(self) -> None:
+        """Replaces the weights by the newest snapshot."""
+        snapshot = self._snapshots.read_average(timeout=self._timeout)
+        step = snapshot.step * self._snapshot_interval
+        if step <= self.step:
+            raise DemoError(
+                f"{self._worker_id} is at step {self.step}; the average of the next step is no longer kept, "
+                f"and the newest snapshot is of step {step}"
+            )
+        self.weights = _arrays(snapshot)
+        self.step = step
+        self.snapshots_loaded += 1
+
+
+def create_accumulators(
+    client: gradserve.Client, run_name: str, weights: Mapping[str, FloatArray], keep_averages: int
+) -> tuple[gradserve.GradientAccumulator, gradserve.GradientAccumulator]:
+    """Finds or creates the accumulators of a run: of its gradients, and of snapshots of its weights."""
+    gradients = client.gradient_accumulator(
+        weights,
+        shared_name=f"{run_name}/gradients",
+        # The same gradients give the same average, whoever came first.
+        deterministic=True,
+        keep_averages=keep_averages,
+    )
+    return gradients, client.gradient_accumulator(weights, shared_name=f"{run_name}/snapshots")
+
+
+def _arrays(average: gradserve.Average) -> Weights:
+    """Returns the components of an average, all of which are dense here."""
+    return cast(Weights, dict(average))

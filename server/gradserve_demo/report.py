@@ -1,0 +1,185 @@
+"""What came out of the demo, and how it is put to the reader."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gradserve_demo.arrays import Weights
+
+WEIGHT_TOLERANCE = 1e-5
+"""How far the weights of the two runs may lie apart: float rounding, nothing more."""
+
+ACCURACY_TOLERANCE = 0.03
+"""How much lower the accuracy may be when late gradients were left out.
+
+About twice the worst seen after 20 epochs, whichever gradients were left out. After one or two epochs the
+accuracy still climbs steeply, and more may be missing.
+"""
+
+
+@dataclass(frozen=True)
+class AccuracyPoint:
+    """The accuracy on the test images at one moment of a training run."""
+
+    step: int
+    """Averages applied until then."""
+
+    accuracy: float
+    """Share of test images that were recognised."""
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """The course and the end of one training run."""
+
+    losses: tuple[float, ...]
+    """Mean loss of the batch, for each step."""
+
+    accuracies: tuple[AccuracyPoint, ...]
+    """Test accuracy at the start and after each epoch."""
+
+    weights: Weights
+    """At the end; the moving averages of batch normalization are among them."""
+
+    final_loss: float
+    """Mean loss over all training images at the end."""
+
+    final_accuracy: float
+    """Share of test images recognised at the end."""
+
+    seconds: float
+    """Time from the first step to the last."""
+
+
+@dataclass(frozen=True)
+class WorkerResult:
+    """What one worker did."""
+
+    worker_id: str
+    """Its name on the server."""
+
+    slow: bool
+    """Whether it was artificially slow."""
+
+    contributed: int
+    """Gradients that were part of a round."""
+
+    stale: int
+    """Gradients that came too late for theirs."""
+
+    snapshots_loaded: int
+    """How often it had to load a snapshot of the weights to catch up."""
+
+
+@dataclass(frozen=True)
+class DemoReport:
+    """Everything the demo found out."""
+
+    num_required: int
+    """Gradients that completed a round."""
+
+    num_steps: int
+    """Rounds in the training run."""
+
+    distributed: TrainingResult
+    """Training in several processes that average through an accumulator."""
+
+    single: TrainingResult
+    """The same training in one process, with the joint batches."""
+
+    workers: tuple[WorkerResult, ...]
+    """One entry per worker process."""
+
+    plot: Path
+    """Where the plot was saved."""
+
+    max_weight_difference: float
+    """Largest absolute difference between the final weights of the two runs."""
+
+    @property
+    def has_backup(self) -> bool:
+        """Whether there were more workers than a round needed."""
+        return len(self.workers) > self.num_required
+
+    @property
+    def problem(self) -> str | None:
+        """Why the two runs do not agree as they should; None when they do.
+
+        Without backup workers the runs do the same arithmetic, so their weights must agree. With
+        them every round leaves some examples out, so only the accuracy can be compared.
+        """
+        if self.has_backup:
+            missing = self.single.final_accuracy - self.distributed.final_accuracy
+            # Written so that NaN is a problem too.
+            if not missing <= ACCURACY_TOLERANCE:
+                return f"the accuracy is {missing:.1%} below that of one process (the more epochs, the closer)"
+            return None
+        if not self.max_weight_difference <= WEIGHT_TOLERANCE:
+            difference = f"{self.max_weight_difference:.1e}"
+            return f"the weights differ by up to {difference}, more than {WEIGHT_TOLERANCE:.0e}"
+        return None
+
+
+def render(report: DemoReport) -> RenderableType:
+    """Returns the report in a form for a rich console."""
+    parts: list[RenderableType] = [_comparison(report)]
+    if report.distributed.seconds > report.single.seconds:
+        parts.append(_why_slower(report))
+    if report.has_backup:
+        parts.append(_workers(report))
+    parts.append(_verdict(report))
+    parts.append(Text(f"Plot: {report.plot}"))
+    return Group(*parts)
+
+
+def _comparison(report: DemoReport) -> Table:
+    table = Table(title=f"After {report.num_steps} steps")
+    table.add_column("")
+    table.add_column(f"{len(report.workers)} workers", justify="right")
+    table.add_column("one process", justify="right")
+    runs = (report.distributed, report.single)
+    table.add_row("test accuracy", *(f"{run.final_accuracy:.2%}" for run in runs))
+    table.add_row("training loss", *(f"{run.final_loss:.6f}" for run in runs))
+    table.add_row("seconds", *(f"{run.seconds:.1f}" for run in runs))
+    return table
+
+
+def _why_slower(report: DemoReport) -> Text:
+    shared, alone = (1000 * run.seconds / report.num_steps for run in (report.distributed, report.single))
+    return Text(
+        f"{len(report.workers)} workers are slower here because the network is tiny: one process computes a step in "
+        f"{alone:.1f} ms, while averaging through the server takes most of their {shared:.1f} ms. What counts here is "
+        "that both end alike; workers save time once a gradient takes longer to compute than to average."
+    )
+
+
+def _workers(report: DemoReport) -> Table:
+    table = Table(title=f"Pushes (a round needs {report.num_required} gradients)")
+    table.add_column("worker")
+    for name in ("in a round", "stale", "snapshots loaded"):
+        table.add_column(name, justify="right")
+    for worker in report.workers:
+        name = f"{worker.worker_id} (slow)" if worker.slow else worker.worker_id
+        table.add_row(name, str(worker.contributed), str(worker.stale), str(worker.snapshots_loaded))
+    return table
+
+
+def _verdict(report: DemoReport) -> Text:
+    if report.problem is not None:
+        return Text(f"NOT AS EXPECTED: {report.problem}", style="bold red")
+    if report.has_backup:
+        stale = sum(worker.stale for worker in report.workers)
+        return Text(
+            f"{stale} gradients came too late and were left out; "
+            f"the accuracy is that of one process within {ACCURACY_TOLERANCE:.0%}.",
+            style="green",
+        )
+    compared = "weights and moving averages" if "moving_mean" in report.single.weights else "weights"
+    return Text(
+        f"Same result: the {compared} of the two runs differ by at most {report.max_weight_difference:.1e} "
+        f"(allowed: {WEIGHT_TOLERANCE:.0e}).",
+        style="green",
+    )

@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: memory, streams, programs and cuDNN."""

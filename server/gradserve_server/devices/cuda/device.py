@@ -1,0 +1,195 @@
+"""GPUs, by CuPy."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve_server.devices.cuda.program import COMPILE_OPTIONS, CompiledProgram, Launch, Limits, Program
+from gradserve_server.devices.device import Array
+
+
+class CudaDevice:
+    """One GPU. CuPy is imported when the first is made.
+
+    Every thread has a stream of its own. Arrays may go from thread to thread: they are finished when the `computing`
+    block that filled them is left, and their memory is not handed out again before those who read it have left
+    theirs, if they keep the arrays until then.
+
+    bfloat16 is ml_dtypes', which CuPy 14 knows with NumPy 2.1.2 or newer.
+    """
+
+    inline_bytes = 0
+    """Kernels may wait for others, so they never run on the event loop."""
+
+    def __init__(self, index: int) -> None:
+        """Takes the GPU that CUDA counts as `index`.
+
+        Raises:
+            ImportError: CuPy is not installed.
+            cupy.cuda.runtime.CUDARuntimeError: There is no driver, or no such GPU.
+        """
+        import cupy
+
+        self._cupy = cupy
+        self.name = f"cuda:{index}"
+        self._device = cupy.cuda.Device(index)
+        attributes = self._device.attributes
+        self.limits = Limits(attributes["MultiProcessorCount"], attributes["MaxSharedMemoryPerBlockOptin"])
+        self._threads = threading.local()
+        self._programs: dict[Program, _CudaProgram] = {}
+
+    def holds(self, array: Array) -> bool:
+        """Tells whether an array is in this GPU's memory."""
+        return isinstance(array, self._cupy.ndarray) and array.device == self._device
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Returns an uninitialised array out of CuPy's memory pool.
+
+        Raises:
+            MemoryError: There is not that much memory, even after the pool gave back what it holds for later.
+        """
+        if self._thread().depth:
+            return self._cupy.empty(shape, dtype)
+        with self._current():
+            return self._cupy.empty(shape, dtype)
+
+    def from_host(self, array: NDArray[Any]) -> Array:
+        """Returns a copy in this GPU's memory.
+
+        Raises:
+            MemoryError: There is not that much memory.
+        """
+        copy = self.empty(array.shape, array.dtype)
+        if array.nbytes:
+            with self.computing():
+                copy.set(array)
+        return copy
+
+    def to_host(self, array: Array) -> NDArray[Any]:
+        """Returns a copy in host memory."""
+        with self.computing():
+            host: NDArray[Any] = array.get()
+        return host
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Makes this GPU and this thread's stream CuPy's current ones; waits for the stream at the end."""
+        with self._current():
+            try:
+                yield
+            finally:
+                self._thread().stream.synchronize()
+
+    @property
+    def compute_capability(self) -> str:
+        """The kind of GPU, such as "90"."""
+        capability: str = self._device.compute_capability
+        return capability
+
+    def stream(self) -> int:
+        """Returns this thread's stream, as a cudaStream_t. It is the same in all its `computing` blocks."""
+        stream: int = self._thread().stream.ptr
+        return stream
+
+    def address(self, array: Array) -> int:
+        """Returns where the elements of an array of this device are."""
+        address: int = array.data.ptr
+        return address
+
+    def scratch(self, num_bytes: int) -> int:
+        """Returns the address of memory of this thread's own, which its next kernels may overwrite.
+
+        Raises:
+            MemoryError: There is not that much memory.
+        """
+        thread = self._thread()
+        if thread.scratch is None or thread.scratch.nbytes < num_bytes:
+            thread.scratch = None
+            thread.scratch = self.empty((_room(num_bytes),), np.dtype(np.uint8))
+        return self.address(thread.scratch)
+
+    def tickets(self, count: int) -> int:
+        """Returns the address of uint32 counters of this thread's own. They are 0; kernels leave them so.
+
+        Raises:
+            MemoryError: There is not that much memory.
+        """
+        thread = self._thread()
+        if thread.tickets is None or thread.tickets.size < count:
+            thread.tickets = None
+            with self._current():
+                tickets = self._cupy.empty(_room(count), np.uint32)
+                tickets.data.memset_async(0, tickets.nbytes)
+            thread.tickets = tickets
+        return self.address(thread.tickets)
+
+    def compiled(self, program: Program) -> CompiledProgram:
+        """Returns a program compiled, once, for this device; CuPy keeps the result on disk for the next process.
+
+        Raises:
+            cupy.cuda.compiler.CompileException: It does not compile.
+        """
+        compiled = self._programs.setdefault(program, _CudaProgram(self._cupy, program, self.limits))
+        with self._current():
+            compiled.compile()
+        return compiled
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        thread = self._thread()
+        with self._device, thread.stream:
+            thread.depth += 1
+            try:
+                yield
+            finally:
+                thread.depth -= 1
+
+    def _thread(self) -> "_Thread":
+        try:
+            thread: _Thread = self._threads.state
+        except AttributeError:
+            with self._device:
+                thread = self._threads.state = _Thread(self._cupy.cuda.Stream(non_blocking=True))
+        return thread
+
+
+class _Thread:
+    """What a thread has on a device; `depth` counts the blocks it is in that make the device current."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self.depth = 0
+        self.scratch: Array | None = None
+        self.tickets: Array | None = None
+
+
+class _CudaProgram:
+    def __init__(self, cupy: Any, program: Program, limits: Limits) -> None:
+        self._cupy = cupy
+        self._program = program
+        self._limits = limits
+        self._compiling = threading.Lock()
+        self._kernels: dict[str, Any] = {}
+
+    def compile(self) -> None:
+        with self._compiling:
+            if self._kernels:
+                return
+            module = self._cupy.RawModule(code=self._program.source, options=COMPILE_OPTIONS, backend="nvrtc")
+            kernels = {name: module.get_function(name) for name in self._program.kernels}
+            for kernel in kernels.values():
+                kernel.max_dynamic_shared_size_bytes = self._limits.shared_bytes
+            self._kernels = kernels
+
+    def launch(self, launch: Launch, arguments: NDArray[Any]) -> None:
+        """Starts a kernel on CuPy's current stream. CuPy passes an array of one element by value."""
+        self._kernels[launch.kernel](launch.grid, (launch.threads,), (arguments,), shared_mem=launch.shared_bytes)
+
+
+def _room(wanted: int) -> int:
+    """Doubles, so that growing tensors seldom need new scratch memory."""
+    return max(1 << wanted.bit_length(), 1 << 10)

@@ -1,0 +1,1 @@
+"""The host: buffers, threads, and compiled kernels for its processor."""

@@ -1,0 +1,129 @@
+"""Compiles loops with Numba. Importing this imports Numba, which takes half a second: leave it to those who compile."""
+
+import ast
+import hashlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+import numba
+from numba.core import compiler, compiler_machinery, errors, typed_passes
+from numba.core.caching import FunctionCache
+from numba.core.codegen import JITCodeLibrary
+
+from gradserve_server.devices.host.kernels import KernelError
+from gradserve_server.devices.host.object_file import undefined_symbols
+
+
+def compile_kernel(function: Callable[..., None], argument_types: tuple[Any, ...]) -> Callable[..., None]:
+    """Compiles a function for one signature; takes it from Numba's cache on disk where it is there.
+
+    The result releases the GIL, divides by zero without an exception and takes no other types.
+
+    Args:
+        function: In the part of Python that Numba compiles. What it calls must be in files of the same folder or of
+            this one: changes of those that it imports make the cache forget it.
+        argument_types: Numba's. Declare arrays that are only read as read-only: it takes both kinds then.
+
+    Raises:
+        KernelError: It does not compile for the processor of this machine, or needs what the process does not have.
+    """
+    signature = numba.void(*argument_types)
+    kernel = _dispatcher(function)
+    try:
+        try:
+            kernel._cache = _Cache(function)  # type: ignore[no-untyped-call]
+            kernel.compile(signature)
+        except (RuntimeError, OSError):
+            # There is no folder to write the cache to, as in a read-only container, or no space.
+            kernel = _dispatcher(function)
+            kernel.compile(signature)
+    except (errors.NumbaError, RuntimeError) as error:
+        raise KernelError(f"{function.__name__} does not compile: {error}") from error
+    kernel.disable_compile()
+    compiled: Callable[..., None] = kernel
+    return compiled
+
+
+def _dispatcher(function: Callable[..., None]) -> Any:
+    return numba.njit(nogil=True, error_model="numpy", fastmath={"contract"}, pipeline_class=_Compiler)(function)
+
+
+class _Library(JITCodeLibrary):
+    """Makes sure of all symbols before LLVM links the code: LLVM ends the process when it does not find one."""
+
+    def _finalize_final_module(self) -> None:
+        content = self._codegen._tm.emit_object(self._final_module)
+        missing = sorted(name for name in undefined_symbols(content) if not self._is_known(name))
+        if missing:
+            raise KernelError(f"{self.name} needs {', '.join(missing)}, which the process does not have")
+        # LLVM takes this and does not make it again; Numba's cache gets it, too.
+        self._set_compiled_object(content)  # type: ignore[no-untyped-call]
+        super()._finalize_final_module()  # type: ignore[no-untyped-call]
+        self._compiled_object = content
+
+    def _is_known(self, name: str) -> bool:
+        engine: Any = self._codegen._engine
+        return llvm.address_of_symbol(name) is not None or bool(engine.is_symbol_defined(name))
+
+
+@compiler_machinery.register_pass(mutates_CFG=False, analysis_only=True)  # type: ignore[no-untyped-call]
+class _MakeLibrary(compiler_machinery.AnalysisPass):
+    _name = "gradserve_make_library"
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def run_pass(self, state: Any) -> bool:
+        library: Any = _Library
+        state.library = library(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.library.enable_object_caching()
+        return False
+
+
+class _Compiler(compiler.CompilerBase):
+    """Numba's, with a library of our own."""
+
+    def define_pipelines(self) -> list[Any]:
+        manager = compiler.DefaultPassBuilder.define_nopython_pipeline(self.state)  # type: ignore[no-untyped-call]
+        manager.add_pass_after(_MakeLibrary, typed_passes.IRLegalization)
+        manager.finalize()
+        return [manager]
+
+
+_PACKAGE = Path(__file__).parents[2]
+
+
+class _Cache(FunctionCache):
+    """Numba's, which only sees changes of the file that the function itself is in."""
+
+    def _index_key(self, signature: Any, codegen: Any) -> tuple[Any, ...]:
+        digest = hashlib.sha256()
+        for file in sorted(_source_files(self._py_func)):
+            digest.update(file.read_bytes())
+        key: tuple[Any, ...] = super()._index_key(signature, codegen)  # type: ignore[no-untyped-call]
+        return (*key, digest.hexdigest())
+
+
+def _source_files(function: Callable[..., None]) -> set[Path]:
+    """Returns this file, that of a function, and what it imports from the server's own packages."""
+    first = Path(function.__code__.co_filename)
+    found, waiting = {Path(__file__)}, [first]
+    while waiting:
+        file = waiting.pop()
+        if file.exists() and file not in found:
+            found.add(file)
+            imported = (sys.modules.get(name) for name in _imports(file))
+            files = [Path(str(module.__file__)) for module in imported if module is not None]
+            waiting += [each for each in files if _PACKAGE in each.parents]
+    return found
+
+
+def _imports(file: Path) -> Iterator[str]:
+    """Yields the names of what may be modules."""
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)

@@ -1,0 +1,87 @@
+"""Activation functions on the host."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve_server.devices.device import aligned
+from gradserve_server.devices.host.kernels import prepare_each
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.ops.activation.cpu.kernels import (
+    BFLOAT16_ELEMENTS,
+    FLOAT16_ELEMENTS,
+    FLOAT32_ELEMENTS,
+    Kernel,
+    Kernels,
+)
+from gradserve_server.ops.activation.reference import activation, activation_grad
+from gradserve_server.ops.activation.spec import NAMES
+from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, widened
+
+_ARITHMETIC: tuple[np.dtype[Any], ...] = (FLOAT32, FLOAT64)
+"""In the order in which their kernels are prepared."""
+
+_KINDS: dict[np.dtype[Any], int] = {
+    FLOAT32: FLOAT32_ELEMENTS,
+    FLOAT16: FLOAT16_ELEMENTS,
+    BFLOAT16: BFLOAT16_ELEMENTS,
+}
+
+_CHUNK_ELEMENTS = 1 << 15
+"""Work of ten microseconds or more: for less, no thread is woken up."""
+
+_NUM_COUNTERS = 2
+
+
+class CpuActivation:
+    """Kernels that all threads share the elements of. Safe to use from several threads.
+
+    Until the kernels for a dtype are prepared, and where they cannot be made, its calls are computed by NumPy.
+    """
+
+    def __init__(self, parallel: ForkJoin) -> None:
+        """Computes with all threads of `parallel`."""
+        self._parallel = parallel
+        self._kernels: dict[np.dtype[Any], Kernels] = {}
+
+    def prepare(self, stop: Callable[[], bool]) -> None:
+        """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
+        from gradserve_server.ops.activation.cpu.compile import compile_kernels
+
+        for dtype, kernels in prepare_each("activation functions", _ARITHMETIC, compile_kernels, stop):
+            self._kernels[dtype] = kernels
+
+    def forward(self, name: str, x: NDArray[Any], out: NDArray[Any]) -> None:
+        """Computes an activation function; `out` may be `x`."""
+        kernels = self._kernels.get(widened(x.dtype))
+        if kernels is not None and out.flags.aligned:
+            self._run(kernels, kernels.forward, name, (x,), out)
+            return
+        with np.errstate(all="ignore"):
+            out[...] = activation(np, name, x)
+
+    def gradient(self, name: str, dy: NDArray[Any], saved: NDArray[Any], out: NDArray[Any]) -> None:
+        """Computes the gradient with respect to the input; `out` may be `dy` or `saved`."""
+        kernels = self._kernels.get(widened(dy.dtype))
+        if kernels is not None and out.flags.aligned:
+            self._run(kernels, kernels.gradient, name, (dy, saved), out)
+            return
+        with np.errstate(all="ignore"):
+            out[...] = activation_grad(np, name, dy, saved)
+
+    def _run(
+        self, kernels: Kernels, kernel: Kernel, name: str, inputs: tuple[NDArray[Any], ...], out: NDArray[Any]
+    ) -> None:
+        flat_inputs = [aligned(array).reshape(-1) for array in inputs]
+        flat_out = out.reshape(-1)
+        arguments: tuple[Any, ...] = (*flat_inputs, _CHUNK_ELEMENTS, flat_out)
+        kind = _KINDS.get(out.dtype)
+        if kind is not None:
+            all_bytes = [array.view(np.uint8) for array in flat_inputs]
+            arguments = (kind, *all_bytes, out.size, _CHUNK_ELEMENTS, flat_out.view(np.uint8))
+        index, counters = NAMES.index(name), np.zeros(_NUM_COUNTERS, np.int64)
+        num_chunks = -(-out.size // _CHUNK_ELEMENTS)
+        self._parallel.run(lambda: kernel(index, *arguments, counters), num_chunks)
+        kernels.wait_until_done(counters, num_chunks)

@@ -1,0 +1,52 @@
+"""Activation functions on a GPU."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gradserve_server.devices.cuda.program import CompiledProgram, KernelDevice
+from gradserve_server.devices.device import Array
+from gradserve_server.ops.activation.cuda import kernels as cuda_kernels
+from gradserve_server.ops.dtypes import FLOATING
+
+
+class CudaActivation:
+    """A kernel for every function, its gradient and dtype. Safe to use from several threads."""
+
+    def __init__(self, device: KernelDevice) -> None:
+        """Computes on `device`."""
+        self._device = device
+        self._compiled: dict[np.dtype[Any], CompiledProgram] = {}
+
+    def prepare(self, stop: Callable[[], bool]) -> None:
+        """Compiles all kernels, a dtype at a time; ends early between two of them, once `stop()`."""
+        for dtype in FLOATING:
+            if stop():
+                return
+            self._program(dtype)
+
+    def forward(self, name: str, x: Array, out: Array) -> None:
+        """Computes an activation function; `out` may be `x`."""
+        self._launch("forward", name, (x,), out)
+
+    def gradient(self, name: str, dy: Array, saved: Array, out: Array) -> None:
+        """Computes the gradient with respect to the input; `out` may be `dy` or `saved`."""
+        self._launch("gradient", name, (dy, saved), out)
+
+    def _launch(self, kernel: str, name: str, inputs: tuple[Array, ...], out: Array) -> None:
+        if out.size == 0:
+            return
+        addresses = [self._device.address(array) for array in (*inputs, out)]
+        arguments = np.zeros((), cuda_kernels.arguments_dtype(kernel))
+        for field, address in zip(cuda_kernels.ARRAYS[kernel], addresses, strict=True):
+            arguments[field] = address
+        arguments["count"] = out.size
+        width = cuda_kernels.vector_width(out.dtype, addresses)
+        launch = cuda_kernels.launch(kernel, name, out.dtype, width, out.size, self._device.limits)
+        self._program(out.dtype).launch(launch, arguments)
+
+    def _program(self, dtype: np.dtype[Any]) -> CompiledProgram:
+        if dtype not in self._compiled:
+            self._compiled[dtype] = self._device.compiled(cuda_kernels.program(dtype))
+        return self._compiled[dtype]

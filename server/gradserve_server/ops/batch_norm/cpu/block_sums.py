@@ -1,0 +1,144 @@
+"""Sums over a block of rows, in U. See `kernels`.
+
+At most BLOCK_ROWS rows make a block, and every four of them are added up before they are added to the sum of their
+column: so an element goes through no more than BLOCK_ROWS / 4 + 2 additions, in an order that the width of the
+processor's vectors does not change. That bounds the error; sums of blocks are added up in float64.
+"""
+
+from typing import Any
+
+from numba.extending import register_jitable
+
+from gradserve_server.devices.host.intrinsics import load, store
+from gradserve_server.ops.batch_norm.cpu.formulas import normalized, relu_gradient
+
+BLOCK_ROWS = 64
+
+
+@register_jitable(fastmath={"contract"})
+def sum_values(x: Any, first: Any, columns: Any, rows: Any, stride: Any, sums: Any) -> None:
+    """Adds up x for each column.
+
+    Args:
+        x: T, flat.
+        first: The first element of the first row.
+        columns: The elements of a row to go through.
+        rows: At most BLOCK_ROWS.
+        stride: From one row to the next.
+        sums: U [columns]: the results are added to it.
+    """
+    num_quads = rows // 4
+    for quad in range(num_quads):
+        row = first + 4 * quad * stride
+        for column in range(columns):
+            a, b = load(x, row + column), load(x, row + stride + column)
+            c, d = load(x, row + 2 * stride + column), load(x, row + 3 * stride + column)
+            store(sums, column, sums[column] + ((a + b) + (c + d)))
+    for index in range(4 * num_quads, rows):
+        row = first + index * stride
+        for column in range(columns):
+            store(sums, column, sums[column] + load(x, row + column))
+
+
+@register_jitable(fastmath={"contract"})
+def sum_differences(
+    x: Any, first: Any, columns: Any, rows: Any, stride: Any, centers: Any, sums: Any, squares: Any
+) -> None:
+    """Adds up differences of x from a center, and their squares, for each column.
+
+    Args:
+        x: As for `sum_values`.
+        first: As for `sum_values`.
+        columns: As for `sum_values`.
+        rows: As for `sum_values`.
+        stride: As for `sum_values`.
+        centers: U [columns].
+        sums: U [columns]: the differences are added to it.
+        squares: U [columns]: the squares are added to it.
+    """
+    num_quads = rows // 4
+    for quad in range(num_quads):
+        row = first + 4 * quad * stride
+        for column in range(columns):
+            center = load(centers, column)
+            a, b = load(x, row + column) - center, load(x, row + stride + column) - center
+            c, d = load(x, row + 2 * stride + column) - center, load(x, row + 3 * stride + column) - center
+            store(sums, column, sums[column] + ((a + b) + (c + d)))
+            store(squares, column, squares[column] + ((a * a + b * b) + (c * c + d * d)))
+    for index in range(4 * num_quads, rows):
+        row = first + index * stride
+        for column in range(columns):
+            a = load(x, row + column) - load(centers, column)
+            store(sums, column, sums[column] + a)
+            store(squares, column, squares[column] + a * a)
+
+
+@register_jitable(fastmath={"contract"})
+def sum_products(
+    dy: Any,
+    x: Any,
+    first: Any,
+    columns: Any,
+    rows: Any,
+    stride: Any,
+    mean: Any,
+    has_relu: Any,
+    multiplier: Any,
+    offset: Any,
+    totals: Any,
+    dots: Any,
+) -> None:
+    """Adds up dy and dy (x - mean) for each column.
+
+    Args:
+        dy: T, flat.
+        x: As for `sum_values`.
+        first: As for `sum_values`.
+        columns: As for `sum_values`.
+        rows: As for `sum_values`.
+        stride: As for `sum_values`.
+        mean: U [columns].
+        has_relu: Whether y went through a relu, that dy is first to be led through.
+        multiplier: U [columns]; read if `has_relu`.
+        offset: As `multiplier`.
+        totals: U [columns]: dy is added to it.
+        dots: U [columns]: the products are added to it.
+    """
+    num_quads = rows // 4
+    for quad in range(num_quads):
+        row = first + 4 * quad * stride
+        for column in range(columns):
+            m = load(mean, column)
+            a, p = load(dy, row + column), load(x, row + column) - m
+            b, q = load(dy, row + stride + column), load(x, row + stride + column) - m
+            c, r = load(dy, row + 2 * stride + column), load(x, row + 2 * stride + column) - m
+            d, s = load(dy, row + 3 * stride + column), load(x, row + 3 * stride + column) - m
+            if has_relu:
+                f, o = load(multiplier, column), load(offset, column)
+                a = relu_gradient(a, normalized(p, f, o))
+                b = relu_gradient(b, normalized(q, f, o))
+                c = relu_gradient(c, normalized(r, f, o))
+                d = relu_gradient(d, normalized(s, f, o))
+            store(totals, column, totals[column] + ((a + b) + (c + d)))
+            store(dots, column, dots[column] + ((a * p + b * q) + (c * r + d * s)))
+    for index in range(4 * num_quads, rows):
+        row = first + index * stride
+        for column in range(columns):
+            g, difference = load(dy, row + column), load(x, row + column) - load(mean, column)
+            if has_relu:
+                g = relu_gradient(g, normalized(difference, load(multiplier, column), load(offset, column)))
+            store(totals, column, totals[column] + g)
+            store(dots, column, dots[column] + g * difference)
+
+
+@register_jitable(fastmath={"contract"})
+def add_to(sums: Any, block: Any, columns: Any) -> None:
+    """Adds the sums of a block to those of several.
+
+    Args:
+        sums: float64 [columns]: gets the result.
+        block: U [columns].
+        columns: How many there are.
+    """
+    for column in range(columns):
+        store(sums, column, sums[column] + load(block, column))

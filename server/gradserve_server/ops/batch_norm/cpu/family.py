@@ -1,0 +1,245 @@
+"""FusedBatchNorm and FusedBatchNormGrad on the host."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve_server.devices.device import CpuDevice, aligned
+from gradserve_server.devices.host.kernels import prepare_each
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.ops.batch_norm.cpu.kernels import Kernel, Kernels
+from gradserve_server.ops.batch_norm.reference import fused_batch_norm, fused_batch_norm_grad
+from gradserve_server.ops.batch_norm.spec import (
+    ForwardAttributes,
+    ForwardInputs,
+    ForwardOutputs,
+    Geometry,
+    GradAttributes,
+    GradInputs,
+    GradOutputs,
+)
+from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+
+_DTYPES = (FLOAT32, BFLOAT16, FLOAT16, FLOAT64)
+"""In the order in which their kernels are prepared."""
+
+_MIN_PLANE = 16
+"""Loops along smaller planes are too short: such x is seen as rows."""
+
+_MIN_COLUMNS = 128
+"""Shorter rows are put together."""
+
+_CHUNK_ELEMENTS = 1 << 16
+_MIN_CHUNK_ROWS = 128
+"""Every chunk has sums of its own for each column: this keeps them below a tenth of x."""
+
+_PLANES_CHUNK_BYTES = 1 << 20
+"""Second-level caches are about as large or larger: the second pass over a chunk finds it there."""
+
+_NUM_COUNTERS = 5
+
+
+class CpuBatchNorm:
+    """The kernels, and when to use which.
+
+    Until those for a dtype are prepared, and where they cannot be made, its calls are computed by NumPy.
+    """
+
+    def __init__(self, device: CpuDevice, parallel: ForkJoin) -> None:
+        """Allocates outputs on `device` and computes big ones with all threads of `parallel`."""
+        self._device = device
+        self._parallel = parallel
+        self._kernels: dict[np.dtype[Any], Kernels] = {}
+
+    def prepare(self, stop: Callable[[], bool]) -> None:
+        """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
+        from gradserve_server.ops.batch_norm.cpu.compile import compile_kernels
+
+        for dtype, kernels in prepare_each("FusedBatchNorm", _DTYPES, compile_kernels, stop):
+            self._kernels[dtype] = kernels
+
+    def forward(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
+        """Computes FusedBatchNorm."""
+        return self._forward(inputs, attributes, geometry, has_relu=False)
+
+    def forward_relu(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
+        """Computes FusedBatchNorm and the relu of its y."""
+        return self._forward(inputs, attributes, geometry, has_relu=True)
+
+    def gradient(self, inputs: GradInputs, attributes: GradAttributes, geometry: Geometry) -> GradOutputs:
+        """Computes FusedBatchNormGrad."""
+        return self._gradient(inputs, attributes, geometry, None)
+
+    def gradient_relu(
+        self, inputs: GradInputs, offset: NDArray[Any], attributes: GradAttributes, geometry: Geometry
+    ) -> GradOutputs:
+        """Computes the gradients of FusedBatchNorm and a relu behind it."""
+        return self._gradient(inputs, attributes, geometry, offset)
+
+    def _forward(
+        self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry, *, has_relu: bool
+    ) -> ForwardOutputs:
+        kernels = self._kernels.get(inputs.x.dtype)
+        with np.errstate(all="ignore"):
+            if kernels is None or inputs.x.size == 0:
+                return fused_batch_norm(np, inputs, attributes, geometry, has_relu=has_relu)
+            return self._run_forward(kernels, inputs, attributes, geometry, has_relu)
+
+    def _gradient(
+        self, inputs: GradInputs, attributes: GradAttributes, geometry: Geometry, relu_offset: NDArray[Any] | None
+    ) -> GradOutputs:
+        kernels = self._kernels.get(inputs.x.dtype)
+        with np.errstate(all="ignore"):
+            if kernels is None or inputs.x.size == 0:
+                return fused_batch_norm_grad(np, inputs, attributes, geometry, relu_offset)
+            return self._run_gradient(kernels, inputs, attributes, geometry, relu_offset)
+
+    def _run_forward(
+        self,
+        kernels: Kernels,
+        inputs: ForwardInputs,
+        attributes: ForwardAttributes,
+        geometry: Geometry,
+        has_relu: bool,
+    ) -> ForwardOutputs:
+        y = self._device.empty(inputs.x.shape, inputs.x.dtype)
+        if attributes.is_training:
+            mean, variance = np.empty(geometry.channels), np.empty(geometry.channels)
+        else:
+            mean, variance = inputs.mean.astype(np.float64), inputs.variance.astype(np.float64)
+        x, scale, offset = kernels.flat(inputs.x), aligned(inputs.scale), aligned(inputs.offset)
+        arguments = (x, scale, offset, attributes.epsilon, attributes.is_training, has_relu)
+        outputs = (mean, variance, kernels.flat(y))
+        rows = _Rows.of(geometry)
+        if rows:
+            self._run(kernels, kernels.rows_forward, arguments + rows.arguments(scale.dtype) + outputs, rows.num_chunks)
+        else:
+            planes = _Planes.of(geometry, x.nbytes)
+            self._run(kernels, kernels.planes_forward, arguments + planes.arguments() + outputs, planes.num_chunks)
+        return _forward_outputs(inputs, attributes, geometry, y, mean, variance)
+
+    def _run_gradient(
+        self,
+        kernels: Kernels,
+        inputs: GradInputs,
+        attributes: GradAttributes,
+        geometry: Geometry,
+        relu_offset: NDArray[Any] | None,
+    ) -> GradOutputs:
+        x_backprop = self._device.empty(inputs.x.shape, inputs.x.dtype)
+        x, dy, scale = kernels.flat(inputs.x), kernels.flat(inputs.y_backprop), aligned(inputs.scale)
+        mean, variance = aligned(inputs.reserve_space_1), aligned(inputs.reserve_space_2)
+        options = (variance, attributes.epsilon, attributes.is_training)
+        totals, dots = np.empty((2, geometry.channels))
+        scale_backprop, offset_backprop = np.empty((2, geometry.channels), scale.dtype)
+        outputs = (totals, dots, scale_backprop, offset_backprop, kernels.flat(x_backprop))
+        rows = _Rows.of(geometry)
+        if rows:
+            affine = (np.empty(0, scale.dtype),) * 2
+            if relu_offset is not None:
+                # As the kernel of the forward computes it, to the last bit.
+                multiplier = scale / np.sqrt(variance.astype(np.float64) + attributes.epsilon)
+                affine = (rows.expand(multiplier.astype(scale.dtype)), rows.expand(relu_offset))
+            arguments = (dy, x, scale, rows.expand(mean), *affine, *options, *rows.arguments(scale.dtype))
+            self._run(kernels, kernels.rows_gradient, arguments + outputs, rows.num_chunks)
+        else:
+            planes = _Planes.of(geometry, x.nbytes + dy.nbytes)
+            offset = np.empty(0, scale.dtype) if relu_offset is None else aligned(relu_offset)
+            arguments = (dy, x, scale, mean, offset, *options, *planes.arguments())
+            self._run(kernels, kernels.planes_gradient, arguments + outputs, planes.num_chunks)
+        nothing = np.empty(0, scale.dtype)
+        return GradOutputs(x_backprop, scale_backprop, offset_backprop, nothing, nothing.copy())
+
+    def _run(self, kernels: Kernels, kernel: Kernel, arguments: tuple[Any, ...], num_chunks: int) -> None:
+        counters = np.zeros(_NUM_COUNTERS, np.int64)
+        self._parallel.run(lambda: kernel(*arguments, counters), num_chunks)
+        kernels.wait_until_done(counters, num_chunks)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """x as rows of `repeats` times [channels, inner] elements."""
+
+    repeats: int
+    channels: int
+    inner: int
+    chunk_rows: int
+    num_chunks: int
+
+    @classmethod
+    def of(cls, geometry: Geometry) -> "_Rows | None":
+        """Returns nothing where the planes are large enough for loops."""
+        outer, channels, inner = geometry.shape
+        if channels == 1:
+            outer, inner = geometry.count, 1
+        if inner >= _MIN_PLANE:
+            return None
+        # A power of two, so that vectors divide a row.
+        repeats = 1
+        while repeats * channels * inner < _MIN_COLUMNS and 2 * repeats <= outer:
+            repeats *= 2
+        chunk_rows = max(_CHUNK_ELEMENTS // (repeats * channels * inner), _MIN_CHUNK_ROWS)
+        return cls(repeats, channels, inner, chunk_rows, math.ceil(outer // repeats / chunk_rows))
+
+    def expand(self, per_channel: NDArray[Any]) -> NDArray[Any]:
+        """Returns the value for each column."""
+        return np.broadcast_to(per_channel[:, None], (self.repeats, self.channels, self.inner)).flatten()
+
+    def arguments(self, dtype: np.dtype[Any]) -> tuple[Any, ...]:
+        """Returns what the kernels take, U being `dtype`."""
+        columns = self.repeats * self.channels * self.inner
+        shape = (self.num_chunks, 2, columns)
+        memory = (np.empty(shape), np.empty(3 * columns, dtype))
+        return (self.repeats, self.inner, self.chunk_rows, *memory)
+
+
+@dataclass(frozen=True)
+class _Planes:
+    """x as planes, those of `chunk_channels` channels in a chunk."""
+
+    inner: int
+    chunk_channels: int
+    num_chunks: int
+
+    @classmethod
+    def of(cls, geometry: Geometry, num_bytes: int) -> "_Planes":
+        """Reads `num_bytes` in all."""
+        chunk_channels = max(_PLANES_CHUNK_BYTES * geometry.channels // num_bytes, 1)
+        return cls(geometry.inner, chunk_channels, math.ceil(geometry.channels / chunk_channels))
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Returns what the kernels take."""
+        return (self.inner, self.chunk_channels)
+
+
+def _forward_outputs(
+    inputs: ForwardInputs,
+    attributes: ForwardAttributes,
+    geometry: Geometry,
+    y: NDArray[Any],
+    mean: NDArray[Any],
+    variance: NDArray[Any],
+) -> ForwardOutputs:
+    dtype = inputs.scale.dtype
+    saved_mean, saved_variance = mean.astype(dtype), variance.astype(dtype)
+    batch_mean, batch_variance = mean, variance
+    if attributes.is_training:
+        factor = attributes.exponential_avg_factor
+        batch_variance = variance * (geometry.count / max(geometry.count - 1, 1))
+        if factor != 1:
+            batch_mean = (1 - factor) * inputs.mean + factor * mean
+            batch_variance = (1 - factor) * inputs.variance + factor * batch_variance
+    else:
+        saved_mean, saved_variance = np.zeros_like(saved_mean), np.zeros_like(saved_variance)
+    return ForwardOutputs(
+        y=y,
+        batch_mean=batch_mean.astype(dtype),
+        batch_variance=batch_variance.astype(dtype),
+        reserve_space_1=saved_mean,
+        reserve_space_2=saved_variance,
+        reserve_space_3=np.zeros((), dtype),
+    )

@@ -1,0 +1,292 @@
+"""FusedBatchNorm over planes: loops run along a plane, within a channel. See `kernels`."""
+
+from typing import Any
+
+from numba.extending import register_jitable
+
+from gradserve_server.devices.host.activations import INLINED
+from gradserve_server.devices.host.intrinsics import DONE, count_up, load, store, widen
+from gradserve_server.devices.host.lanes import (
+    in_all_lanes,
+    last_lanes,
+    load_lanes,
+    num_lanes,
+    sum_of_lanes,
+    where_positive,
+)
+from gradserve_server.ops.batch_norm.cpu.formulas import (
+    forward_multiplier,
+    gradient_factors,
+    is_far,
+    normalized,
+    relu,
+    relu_gradient,
+    scale_gradient,
+    squares_around_mean,
+)
+
+_BLOCK_ELEMENTS = 1024
+_TAKEN = 1
+"""The counter of the chunks that were taken."""
+
+
+def planes_forward(
+    x: Any,
+    scale: Any,
+    offset: Any,
+    epsilon: Any,
+    is_training: Any,
+    has_relu: Any,
+    inner: Any,
+    chunk_channels: Any,
+    mean: Any,
+    variance: Any,
+    y: Any,
+    counters: Any,
+) -> None:
+    """Computes y, and in training the moments of x.
+
+    Args:
+        x: T, flat.
+        scale: U [channels].
+        offset: U [channels].
+        epsilon: float64.
+        is_training: Whether the moments are those of x.
+        has_relu: Whether a relu follows.
+        inner: The size of a plane.
+        chunk_channels: The channels of a chunk.
+        mean: float64 [channels]: a result in training, else an input.
+        variance: As `mean`.
+        y: T, flat: the result.
+        counters: int64 [2], zeros.
+    """
+    channels = len(scale)
+    outer = x.size // (channels * inner)
+    num_chunks = -(-channels // chunk_channels)
+    chunk = count_up(counters, _TAKEN)
+    while chunk < num_chunks:
+        channel_first, channel_end = chunk * chunk_channels, min((chunk + 1) * chunk_channels, channels)
+        if is_training:
+            mean[channel_first:channel_end], variance[channel_first:channel_end] = 0, 0
+            for image in range(outer):
+                for channel in range(channel_first, channel_end):
+                    plane = (image * channels + channel) * inner
+                    for first in range(0, inner, _BLOCK_ELEMENTS):
+                        size = min(_BLOCK_ELEMENTS, inner - first)
+                        center = _estimated_mean(x, plane + first, size)
+                        total, squares = _differences_of_block(x, plane + first, size, center)
+                        if is_far(total, squares, size):
+                            center = widen(x, center + total / size)
+                            total, squares = _differences_again(x, plane + first, size, center)
+                        before = image * inner + first
+                        weight = size / (before + size)
+                        delta = center + total / size - mean[channel]
+                        mean[channel] += weight * delta
+                        block_squares = squares_around_mean(total, squares, size)
+                        variance[channel] += block_squares + weight * before * delta * delta
+            for channel in range(channel_first, channel_end):
+                variance[channel] /= outer * inner
+        for image in range(outer - 1, -1, -1):
+            for channel in range(channel_first, channel_end):
+                m = widen(x, mean[channel])
+                # Of the variance that the gradient gets.
+                rounded = widen(x, variance[channel])
+                multiplier = widen(x, forward_multiplier(rounded, scale[channel], epsilon))
+                summand = offset[channel]
+                plane = (image * channels + channel) * inner
+                for index in range(plane, plane + inner):
+                    value = normalized(load(x, index) - m, multiplier, summand)
+                    store(y, index, relu(value) if has_relu else value)
+        count_up(counters, DONE)
+        chunk = count_up(counters, _TAKEN)
+
+
+@register_jitable(**INLINED)
+def _estimated_mean(x: Any, first: Any, size: Any) -> Any:
+    """Returns the mean of eight elements from all over the block, in the dtype of arithmetic."""
+    step = (size - 1) // 7
+    a, b = load(x, first) + load(x, first + step), load(x, first + 2 * step) + load(x, first + 3 * step)
+    first += 4 * step
+    c, d = load(x, first) + load(x, first + step), load(x, first + 2 * step) + load(x, first + 3 * step)
+    return ((a + b) + (c + d)) * widen(x, 1 / 8)
+
+
+@register_jitable(**INLINED)
+def _differences_of_block(x: Any, first: Any, size: Any, center: Any) -> Any:
+    """Returns the sums of differences from the center, and of their squares."""
+    lanes = num_lanes(x)
+    num_rows = size // lanes
+    num_quads = num_rows // 4
+    centers = in_all_lanes(center)
+    sums = in_all_lanes(widen(x, 0))
+    squares = in_all_lanes(widen(x, 0))
+    for quad in range(num_quads):
+        at = first + 4 * quad * lanes
+        a, b = load_lanes(x, at) - centers, load_lanes(x, at + lanes) - centers
+        c, d = load_lanes(x, at + 2 * lanes) - centers, load_lanes(x, at + 3 * lanes) - centers
+        sums += (a + b) + (c + d)
+        squares += (a * a + b * b) + (c * c + d * d)
+    for row in range(4 * num_quads, num_rows):
+        a = load_lanes(x, first + row * lanes) - centers
+        sums += a
+        squares += a * a
+    rest = size - num_rows * lanes
+    if rest > 0 and num_rows > 0:
+        a = last_lanes(load_lanes(x, first + size - lanes) - centers, rest)
+        sums += a
+        squares += a * a
+    total = sum_of_lanes(sums)
+    total_squares = sum_of_lanes(squares)
+    if num_rows == 0:
+        for index in range(first, first + size):
+            difference = load(x, index) - center
+            total += difference
+            total_squares += difference * difference
+    return total, total_squares
+
+
+@register_jitable(fastmath={"contract"})
+def _differences_again(x: Any, first: Any, size: Any, center: Any) -> Any:
+    """Does the same, as a function of its own: this is rarely needed."""
+    return _differences_of_block(x, first, size, center)
+
+
+def planes_gradient(
+    dy: Any,
+    x: Any,
+    scale: Any,
+    mean: Any,
+    offset: Any,
+    variance: Any,
+    epsilon: Any,
+    is_training: Any,
+    inner: Any,
+    chunk_channels: Any,
+    totals: Any,
+    dots: Any,
+    dscale: Any,
+    doffset: Any,
+    dx: Any,
+    counters: Any,
+) -> None:
+    """Computes the gradients with respect to x, scale and offset.
+
+    Args:
+        dy: T, flat.
+        x: T, flat.
+        scale: U [channels].
+        mean: U [channels].
+        offset: U [channels], that of the forward, if a relu followed. Else empty.
+        variance: U [channels].
+        epsilon: float64.
+        is_training: Whether mean and variance depend on x.
+        inner: The size of a plane.
+        chunk_channels: The channels of a chunk.
+        totals: float64 [channels].
+        dots: float64 [channels].
+        dscale: U [channels]: the result.
+        doffset: U [channels]: the result.
+        dx: T, flat: the result.
+        counters: int64 [2], zeros.
+    """
+    channels, has_relu = len(scale), len(offset) > 0
+    outer = x.size // (channels * inner)
+    num_chunks = -(-channels // chunk_channels)
+    chunk = count_up(counters, _TAKEN)
+    while chunk < num_chunks:
+        channel_first, channel_end = chunk * chunk_channels, min((chunk + 1) * chunk_channels, channels)
+        totals[channel_first:channel_end], dots[channel_first:channel_end] = 0, 0
+        for image in range(outer):
+            for channel in range(channel_first, channel_end):
+                plane = (image * channels + channel) * inner
+                b = widen(x, forward_multiplier(variance[channel], scale[channel], epsilon))
+                c = offset[channel] if has_relu else widen(x, 0)
+                for first in range(0, inner, _BLOCK_ELEMENTS):
+                    size = min(_BLOCK_ELEMENTS, inner - first)
+                    if has_relu:
+                        total, dot = _relu_products(dy, x, mean[channel], b, c, plane + first, size)
+                    else:
+                        total, dot = _plain_products(dy, x, mean[channel], b, c, plane + first, size)
+                    totals[channel] += total
+                    dots[channel] += dot
+        for channel in range(channel_first, channel_end):
+            dscale[channel], doffset[channel] = (
+                scale_gradient(dots[channel], variance[channel], epsilon),
+                totals[channel],
+            )
+        for image in range(outer - 1, -1, -1):
+            for channel in range(channel_first, channel_end):
+                factor, slope = gradient_factors(
+                    dots[channel], variance[channel], scale[channel], epsilon, outer * inner
+                )
+                f, s = widen(x, factor), widen(x, slope)
+                m, mean_dy = mean[channel], widen(x, totals[channel] / (outer * inner))
+                b = widen(x, forward_multiplier(variance[channel], scale[channel], epsilon))
+                c = offset[channel] if has_relu else widen(x, 0)
+                plane = (image * channels + channel) * inner
+                if is_training:
+                    for index in range(plane, plane + inner):
+                        g, difference = load(dy, index), load(x, index) - m
+                        if has_relu:
+                            g = relu_gradient(g, normalized(difference, b, c))
+                        store(dx, index, (g - mean_dy) * f - difference * s)
+                else:
+                    for index in range(plane, plane + inner):
+                        g = load(dy, index)
+                        if has_relu:
+                            g = relu_gradient(g, normalized(load(x, index) - m, b, c))
+                        store(dx, index, g * f)
+        count_up(counters, DONE)
+        chunk = count_up(counters, _TAKEN)
+
+
+def _products_of_block(has_relu: bool) -> Any:
+    """Returns the sums of dy and of dy (x - mean) over `size` elements, dy being led through the relu first."""
+
+    @register_jitable(**INLINED)
+    def products(dy: Any, x: Any, mean: Any, b: Any, c: Any, first: Any, size: Any) -> Any:
+        lanes = num_lanes(x)
+        num_rows = size // lanes
+        num_pairs = num_rows // 2
+        means, factors, summands = in_all_lanes(mean), in_all_lanes(b), in_all_lanes(c)
+        totals = in_all_lanes(widen(x, 0))
+        dots = in_all_lanes(widen(x, 0))
+        for pair in range(num_pairs):
+            at = first + 2 * pair * lanes
+            g, p = load_lanes(dy, at), load_lanes(x, at) - means
+            h, q = load_lanes(dy, at + lanes), load_lanes(x, at + lanes) - means
+            if has_relu:
+                g = where_positive(g, normalized(p, factors, summands))
+                h = where_positive(h, normalized(q, factors, summands))
+            totals += g + h
+            dots += g * p + h * q
+        for row in range(2 * num_pairs, num_rows):
+            at = first + row * lanes
+            g, p = load_lanes(dy, at), load_lanes(x, at) - means
+            if has_relu:
+                g = where_positive(g, normalized(p, factors, summands))
+            totals += g
+            dots += g * p
+        rest = size - num_rows * lanes
+        if rest > 0 and num_rows > 0:
+            at = first + size - lanes
+            g, p = load_lanes(dy, at), load_lanes(x, at) - means
+            if has_relu:
+                g = where_positive(g, normalized(p, factors, summands))
+            totals += last_lanes(g, rest)
+            dots += last_lanes(g * p, rest)
+        total = sum_of_lanes(totals)
+        dot = sum_of_lanes(dots)
+        if num_rows == 0:
+            for index in range(first, first + size):
+                value, difference = load(dy, index), load(x, index) - mean
+                if has_relu:
+                    value = relu_gradient(value, normalized(difference, b, c))
+                total += value
+                dot += value * difference
+        return total, dot
+
+    return products
+
+
+_plain_products, _relu_products = _products_of_block(False), _products_of_block(True)

@@ -1,0 +1,225 @@
+"""FusedBatchNorm over rows: loops run along a row, across its channels. See `kernels`."""
+
+from typing import Any
+
+import numpy as np
+from numba.extending import register_jitable
+
+from gradserve_server.devices.host.intrinsics import DONE, count_up, load, store, wait_for, widen
+from gradserve_server.ops.batch_norm.cpu.formulas import (
+    forward_multiplier,
+    gradient_factors,
+    normalized,
+    relu,
+    relu_gradient,
+    scale_gradient,
+)
+from gradserve_server.ops.batch_norm.cpu.row_sums import (
+    TILE_COLUMNS,
+    combine_moments,
+    combine_products,
+    moments_of_chunk,
+    products_of_chunk,
+)
+
+_FIRST_TAKEN, _FIRST_DONE, _READY, _SECOND_TAKEN = range(1, 5)
+"""Other counters: chunks of the first pass; whether there are coefficients; chunks of the second pass."""
+
+
+def rows_forward(
+    x: Any,
+    scale: Any,
+    offset: Any,
+    epsilon: Any,
+    is_training: Any,
+    has_relu: Any,
+    repeats: Any,
+    inner: Any,
+    chunk_rows: Any,
+    partial: Any,
+    coefficients: Any,
+    mean: Any,
+    variance: Any,
+    y: Any,
+    counters: Any,
+) -> None:
+    """Computes y, and in training the moments of x.
+
+    Args:
+        x: T, flat.
+        scale: U [channels].
+        offset: U [channels].
+        epsilon: float64.
+        is_training: Whether the moments are those of x.
+        has_relu: Whether a relu follows.
+        repeats: A row is `repeats` times [channels, inner] elements.
+        inner: See `repeats`.
+        chunk_rows: The rows of a chunk.
+        partial: float64 [chunks, 2, columns].
+        coefficients: U, flat [3 columns].
+        mean: float64 [channels]: a result in training, else an input.
+        variance: As `mean`.
+        y: T, flat: the result.
+        counters: int64 [5], zeros.
+    """
+    channels = len(scale)
+    columns = repeats * channels * inner
+    rows = x.size // columns
+    scratch = np.empty((3, TILE_COLUMNS), scale.dtype)
+    num_first_chunks = len(partial) if is_training else 1
+    chunk = count_up(counters, _FIRST_TAKEN)
+    while chunk < num_first_chunks:
+        if is_training:
+            end = min((chunk + 1) * chunk_rows, rows)
+            moments_of_chunk(x, columns, chunk * chunk_rows, end, scratch, partial[chunk])
+        if count_up(counters, _FIRST_DONE) == num_first_chunks - 1:
+            if is_training:
+                combine_moments(x, repeats, inner, chunk_rows, partial, mean, variance)
+            for column in range(columns):
+                channel = column // inner % channels
+                coefficients[column] = mean[channel]
+                # Of the variance that the gradient gets.
+                rounded = widen(x, variance[channel])
+                coefficients[columns + column] = forward_multiplier(rounded, scale[channel], epsilon)
+                coefficients[2 * columns + column] = offset[channel]
+            count_up(counters, _READY)
+        chunk = count_up(counters, _FIRST_TAKEN)
+    wait_for(counters, _READY, 1)
+    _write_affine(x, coefficients, columns, chunk_rows, len(partial), counters, has_relu, y)
+
+
+def rows_gradient(
+    dy: Any,
+    x: Any,
+    scale: Any,
+    mean: Any,
+    multiplier: Any,
+    offset: Any,
+    variance: Any,
+    epsilon: Any,
+    is_training: Any,
+    repeats: Any,
+    inner: Any,
+    chunk_rows: Any,
+    partial: Any,
+    coefficients: Any,
+    totals: Any,
+    dots: Any,
+    dscale: Any,
+    doffset: Any,
+    dx: Any,
+    counters: Any,
+) -> None:
+    """Computes the gradients with respect to x, scale and offset.
+
+    Args:
+        dy: T, flat.
+        x: T, flat.
+        scale: U [channels].
+        mean: U [columns], repeated as in a row.
+        multiplier: As `mean`, if a relu followed: the factor of x - mean in y. Else empty.
+        offset: As `multiplier`, of the forward.
+        variance: U [channels].
+        epsilon: float64.
+        is_training: Whether mean and variance depend on x.
+        repeats: As for `rows_forward`.
+        inner: As for `rows_forward`.
+        chunk_rows: The rows of a chunk.
+        partial: float64 [chunks, 2, columns].
+        coefficients: U, flat [3 columns].
+        totals: float64 [channels].
+        dots: float64 [channels].
+        dscale: U [channels]: the result.
+        doffset: U [channels]: the result.
+        dx: T, flat: the result.
+        counters: int64 [5], zeros.
+    """
+    channels = len(scale)
+    columns = repeats * channels * inner
+    rows = x.size // columns
+    num_chunks = len(partial)
+    scratch = np.empty((3, TILE_COLUMNS), scale.dtype)
+    chunk = count_up(counters, _FIRST_TAKEN)
+    while chunk < num_chunks:
+        end = min((chunk + 1) * chunk_rows, rows)
+        products_of_chunk(dy, x, mean, multiplier, offset, chunk * chunk_rows, end, scratch, partial[chunk])
+        if count_up(counters, _FIRST_DONE) == num_chunks - 1:
+            combine_products(dy, x, mean, multiplier, offset, repeats, inner, partial, totals, dots)
+            count = x.size // channels
+            for channel in range(channels):
+                dscale[channel], doffset[channel] = (
+                    scale_gradient(dots[channel], variance[channel], epsilon),
+                    totals[channel],
+                )
+            for column in range(columns):
+                channel = column // inner % channels
+                factor, slope = gradient_factors(dots[channel], variance[channel], scale[channel], epsilon, count)
+                coefficients[column] = totals[channel] / count if is_training else 0
+                coefficients[columns + column] = factor
+                coefficients[2 * columns + column] = slope if is_training else 0
+            count_up(counters, _READY)
+        chunk = count_up(counters, _FIRST_TAKEN)
+    wait_for(counters, _READY, 1)
+    if is_training or len(offset) > 0:
+        _write_gradient(
+            dy, x, mean, multiplier, offset, is_training, coefficients, columns, chunk_rows, num_chunks, counters, dx
+        )
+    else:
+        _write_affine(dy, coefficients, columns, chunk_rows, num_chunks, counters, False, dx)
+
+
+@register_jitable(fastmath={"contract"})
+def _write_affine(
+    x: Any, coefficients: Any, columns: Any, chunk_rows: Any, num_chunks: Any, counters: Any, has_relu: Any, y: Any
+) -> None:
+    """Writes y = (x - a) b + c, with a, b and c the coefficients, or the relu of that."""
+    rows = -(-x.size // columns)
+    # Backwards: what was read last is still in the cache.
+    chunk = num_chunks - 1 - count_up(counters, _SECOND_TAKEN)
+    while chunk >= 0:
+        end = (chunk + 1) * chunk_rows if chunk < num_chunks - 1 else rows
+        for index in range(chunk * chunk_rows, end):
+            # The last row may begin before the end of that before it.
+            row = min(index * columns, x.size - columns)
+            for column in range(columns):
+                difference = load(x, row + column) - load(coefficients, column)
+                factor, summand = load(coefficients, columns + column), load(coefficients, 2 * columns + column)
+                value = normalized(difference, factor, summand)
+                store(y, row + column, relu(value) if has_relu else value)
+        count_up(counters, DONE)
+        chunk = num_chunks - 1 - count_up(counters, _SECOND_TAKEN)
+
+
+@register_jitable(fastmath={"contract"})
+def _write_gradient(
+    dy: Any,
+    x: Any,
+    mean: Any,
+    multiplier: Any,
+    offset: Any,
+    is_training: Any,
+    coefficients: Any,
+    columns: Any,
+    chunk_rows: Any,
+    num_chunks: Any,
+    counters: Any,
+    dx: Any,
+) -> None:
+    """Writes dx = (dy - a) b - (x - mean) c, with a, b and c the coefficients; dy b unless in training."""
+    has_relu = len(offset) > 0
+    rows = -(-x.size // columns)
+    chunk = num_chunks - 1 - count_up(counters, _SECOND_TAKEN)
+    while chunk >= 0:
+        end = (chunk + 1) * chunk_rows if chunk < num_chunks - 1 else rows
+        for index in range(chunk * chunk_rows, end):
+            row = min(index * columns, x.size - columns)
+            for column in range(columns):
+                g, difference = load(dy, row + column), load(x, row + column) - load(mean, column)
+                if has_relu:
+                    g = relu_gradient(g, normalized(difference, load(multiplier, column), load(offset, column)))
+                value = (g - load(coefficients, column)) * load(coefficients, columns + column)
+                if is_training:
+                    value -= difference * load(coefficients, 2 * columns + column)
+                store(dx, row + column, value)
+        count_up(counters, DONE)
+        chunk = num_chunks - 1 - count_up(counters, _SECOND_TAKEN)

@@ -1,0 +1,1 @@
+"""FusedBatchNorm on a GPU."""

@@ -1,0 +1,1 @@
+"""CudnnRNN on the host."""

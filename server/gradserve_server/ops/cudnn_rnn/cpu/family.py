@@ -1,0 +1,294 @@
+"""CudnnRNN and CudnnRNNBackprop on the host."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.host.kernels import prepare_each
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.ops.cudnn_rnn import reserve
+from gradserve_server.ops.cudnn_rnn.cpu.kernel_cells import KernelCells
+from gradserve_server.ops.cudnn_rnn.cpu.numpy_cells import NumpyCells
+from gradserve_server.ops.cudnn_rnn.cpu.pseudo_layer import PseudoLayer, States
+from gradserve_server.ops.cudnn_rnn.cpu.saved import (
+    SavedLayer,
+    all_layers_bytes,
+    all_saved_layers,
+    layer_bytes,
+    saved_layer,
+)
+from gradserve_server.ops.cudnn_rnn.cpu.scan import Cells, Geometry
+from gradserve_server.ops.cudnn_rnn.dropout import dropout_masks
+from gradserve_server.ops.cudnn_rnn.network import Mode, PseudoLayerParams, split_params
+from gradserve_server.ops.cudnn_rnn.spec import (
+    HEADER_BYTES,
+    BackpropInputs,
+    BackpropOutputs,
+    ForwardInputs,
+    ForwardOutputs,
+    Problem,
+)
+from gradserve_server.ops.dtypes import FLOAT32, FLOAT64
+
+
+class CpuCudnnRnn:
+    """Products by BLAS, the rest of a step by kernels; until they are there, or where they cannot be made, by NumPy."""
+
+    def __init__(self, device: CpuDevice, parallel: ForkJoin, new_id: Callable[[], bytes]) -> None:
+        """Allocates on `device` and computes with the threads of `parallel`.
+
+        Args:
+            device: The host.
+            parallel: BLAS should have one thread beside these; see `Products`.
+            new_id: Returns 16 random bytes.
+        """
+        self._device = device
+        self._parallel = parallel
+        self._new_id = new_id
+        self._cells: dict[np.dtype[Any], Cells] = {FLOAT32: NumpyCells(), FLOAT64: NumpyCells()}
+
+    def prepare(self, stop: Callable[[], bool]) -> None:
+        """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
+        from gradserve_server.ops.cudnn_rnn.cpu.compile import compile_kernels
+
+        for dtype, kernels in prepare_each("CudnnRNN", (FLOAT32, FLOAT64), compile_kernels, stop):
+            self._cells[dtype] = KernelCells(kernels)
+
+    def forward(self, inputs: ForwardInputs, problem: Problem) -> ForwardOutputs:
+        """Computes CudnnRNN.
+
+        Raises:
+            InvalidArgumentError: A sequence length lies outside 1..T.
+        """
+        lengths = _lengths(inputs.sequence_lengths, problem)
+        with np.errstate(all="ignore"):
+            return self._call(problem, lengths).forward(inputs, self._new_id)
+
+    def backprop(self, inputs: BackpropInputs, problem: Problem) -> BackpropOutputs:
+        """Computes CudnnRNNBackprop.
+
+        Raises:
+            InvalidArgumentError: reserve_space or host_reserved come from something else than a forward call for this
+                problem on this device, or not from the same one; or a sequence length lies outside 1..T.
+        """
+        memory = _check_reserve(self._device.name, inputs, problem)
+        lengths = _lengths(inputs.sequence_lengths, problem)
+        with np.errstate(all="ignore"):
+            return self._call(problem, lengths).backprop(inputs, memory)
+
+    def _call(self, problem: Problem, lengths: NDArray[np.int64]) -> "_Call":
+        return _Call(self._device, self._parallel, self._cells[problem.compute_dtype], problem, lengths)
+
+
+class _Call:
+    """A call of one of the ops. Inside, time comes first and floats are of the dtype that is computed in."""
+
+    def __init__(
+        self, device: CpuDevice, parallel: ForkJoin, cells: Cells, problem: Problem, lengths: NDArray[np.int64]
+    ) -> None:
+        self._device = device
+        self._parallel = parallel
+        self._cells = cells
+        self._problem = problem
+        self._network = problem.network
+        self._lengths = lengths
+        self._is_valid = (np.arange(problem.max_seq_length)[:, None] < lengths)[:, :, None]
+        self._has_ends = bool((lengths < problem.max_seq_length).any())
+
+    def forward(self, inputs: ForwardInputs, new_id: Callable[[], bytes]) -> ForwardOutputs:
+        problem, network = self._problem, self._network
+        params = split_params(network, self._compute_form(inputs.params))
+        initial = self._states(inputs.input_h, inputs.input_c)
+        masks = dropout_masks(problem)
+        reserve_space, host_reserved = np.zeros((), problem.dtype), np.zeros((), np.int8)
+        layers: list[SavedLayer] | None = None
+        if problem.is_training:
+            reserve_space, host_reserved, layers = self._new_reserve(new_id)
+        x = self._input(inputs.input)
+        last = []
+        for layer in range(network.num_layers):
+            saved = layers[layer] if layers else self._scratch_layer(layer)
+            self._clear(saved)
+            for index in range(network.num_directions):
+                number, direction = layer * network.num_directions + index, saved.directions[index]
+                dropped = x
+                if direction.kept is not None:
+                    mask = masks[number - network.num_directions]
+                    np.not_equal(mask, 0, out=direction.kept)
+                    dropped = np.multiply(x, mask, out=self._device.empty(x.shape, x.dtype))
+                pseudo_layer = self._pseudo_layer(index, params[number])
+                last.append(pseudo_layer.forward(dropped, initial[number], direction, saved.outputs, self._is_valid))
+            x = saved.outputs[1:-1]
+        output = self._device.empty(problem.sequence_shape(x.shape[2]), problem.dtype)
+        self._time_first(output)[...] = x
+        self._clear_ends(output)
+        output_h, output_c = self._stack(last)
+        return ForwardOutputs(output, output_h, output_c, reserve_space, host_reserved)
+
+    def backprop(self, inputs: BackpropInputs, memory: NDArray[np.uint8]) -> BackpropOutputs:
+        problem, network = self._problem, self._network
+        params = split_params(network, self._compute_form(inputs.params))
+        params_backprop = self._device.empty((network.num_params,), problem.compute_dtype)
+        d_params = split_params(network, params_backprop)
+        d_last = self._states(inputs.output_h_backprop, inputs.output_c_backprop)
+        d_outputs = self._compute_form(self._time_first(inputs.output_backprop))
+        layers = all_saved_layers(problem, memory)
+        d_initial: list[States] = []
+        for layer in reversed(range(network.num_layers)):
+            saved = layers[layer]
+            x = layers[layer - 1].outputs[1:-1] if layer else self._input(inputs.input)
+            d_x: NDArray[Any] | None = None
+            for index in reversed(range(network.num_directions)):
+                number, direction = layer * network.num_directions + index, saved.directions[index]
+                d_direction, d_states = self._pseudo_layer(index, params[number]).backward(
+                    self._drop(x, direction.kept), direction, saved.outputs, d_outputs, d_last[number], d_params[number]
+                )
+                if direction.kept is not None:
+                    self._drop(d_direction, direction.kept, out=d_direction)
+                d_x = d_direction if d_x is None else np.add(d_x, d_direction, out=d_x)
+                d_initial.insert(0, d_states)
+            assert d_x is not None
+            d_outputs = d_x
+        input_h_backprop, input_c_backprop = self._stack(d_initial)
+        return BackpropOutputs(
+            input_backprop=self._input_backprop(d_outputs),
+            input_h_backprop=input_h_backprop,
+            input_c_backprop=input_c_backprop,
+            params_backprop=self._given_dtype(params_backprop),
+        )
+
+    def _pseudo_layer(self, direction: int, params: PseudoLayerParams) -> PseudoLayer:
+        geometry = Geometry(
+            mode=self._network.mode,
+            units=self._network.num_units,
+            steps=self._problem.max_seq_length,
+            lengths=self._lengths,
+            reverse=direction == 1,
+            offset=direction * self._network.hidden_size,
+        )
+        return PseudoLayer(self._device, self._parallel, self._cells, geometry, params)
+
+    def _new_reserve(self, new_id: Callable[[], bytes]) -> tuple[NDArray[Any], NDArray[np.int8], list[SavedLayer]]:
+        """Returns reserve_space, host_reserved, and the layers in the memory of reserve_space."""
+        problem = self._problem
+        num_bytes = all_layers_bytes(problem)
+        reserve_space = self._device.empty((reserve.reserve_length(problem, num_bytes),), problem.dtype)
+        header = reserve.make_header(self._device.name, problem, new_id())
+        memory = reserve_space.view(np.uint8)
+        memory[:HEADER_BYTES] = header.view(np.uint8)
+        memory[HEADER_BYTES + num_bytes :] = 0
+        return reserve_space, header, all_saved_layers(problem, memory[HEADER_BYTES:])
+
+    def _scratch_layer(self, layer: int) -> SavedLayer:
+        memory = self._device.empty((layer_bytes(self._problem, layer),), np.dtype(np.uint8))
+        return saved_layer(self._problem, layer, memory)
+
+    def _clear(self, saved: SavedLayer) -> None:
+        """Clears what is not written: memory may have been that of another call, and clients see reserve_space."""
+        saved.outputs[0], saved.outputs[-1] = 0, 0
+        if self._has_ends:
+            saved.outputs[...] = 0
+            for direction in saved.directions:
+                for array in (direction.cells, direction.candidates, direction.unprojected):
+                    if array is not None:
+                        array[...] = 0
+
+    def _input(self, given: NDArray[Any]) -> NDArray[Any]:
+        """Returns the input of the first layer. What is beyond the end of a sequence must not count, not even NaN."""
+        x = self._compute_form(self._time_first(given))
+        return np.where(self._is_valid, x, 0) if self._has_ends else x
+
+    def _input_backprop(self, d_x: NDArray[Any]) -> NDArray[Any]:
+        if self._problem.time_major:
+            result = self._given_dtype(d_x)
+        else:
+            result = self._device.empty(self._problem.sequence_shape(d_x.shape[2]), self._problem.dtype)
+            self._time_first(result)[...] = d_x
+        self._clear_ends(result)
+        return result
+
+    def _clear_ends(self, sequences: NDArray[Any]) -> None:
+        if self._has_ends:
+            np.copyto(self._time_first(sequences), 0, where=~self._is_valid)
+
+    def _drop(self, x: NDArray[Any], kept: NDArray[np.bool_] | None, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        if kept is None:
+            return x
+        if out is None:
+            out = self._device.empty(x.shape, x.dtype)
+        np.multiply(x, kept, out=out)
+        out *= x.dtype.type(1 / (1 - self._problem.dropout))
+        return out
+
+    def _states(self, h: NDArray[Any], c: NDArray[Any] | None) -> list[States]:
+        all_h = self._compute_form(self._time_first(h))
+        if c is None or self._network.mode is not Mode.LSTM:
+            return [States(each, None) for each in all_h]
+        return [States(*both) for both in zip(all_h, self._compute_form(self._time_first(c)), strict=True)]
+
+    def _stack(self, states: list[States]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Returns h and c as the op does."""
+        axis = 0 if self._problem.time_major else 1
+        all_h = np.stack([each.h for each in states], axis).astype(self._problem.dtype)
+        all_c = [each.c for each in states if each.c is not None]
+        if not all_c:
+            return all_h, np.zeros((), self._problem.dtype)
+        return all_h, np.stack(all_c, axis).astype(self._problem.dtype)
+
+    def _time_first(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Time, or the pseudo-layer, first."""
+        return array if self._problem.time_major else array.swapaxes(0, 1)
+
+    def _compute_form(self, array: NDArray[Any]) -> NDArray[Any]:
+        """As what is computed with: the array itself where possible, else a copy."""
+        dtype = self._problem.compute_dtype
+        if array.dtype == dtype and array.flags.c_contiguous and array.flags.aligned:
+            return array
+        copy = self._device.empty(array.shape, dtype)
+        copy[...] = array
+        return copy
+
+    def _given_dtype(self, array: NDArray[Any]) -> NDArray[Any]:
+        if array.dtype == self._problem.dtype:
+            return array
+        copy = self._device.empty(array.shape, self._problem.dtype)
+        copy[...] = array
+        return copy
+
+
+def _lengths(given: NDArray[np.int32] | None, problem: Problem) -> NDArray[np.int64]:
+    """Returns the length of each sequence.
+
+    Raises:
+        InvalidArgumentError: One lies outside 1..T.
+    """
+    steps = problem.max_seq_length
+    if given is None:
+        return np.full(problem.batch, steps, np.int64)
+    lengths = given.astype(np.int64)
+    wrong = np.flatnonzero((lengths < 1) | (lengths > steps))
+    if wrong.size:
+        index = int(wrong[0])
+        raise InvalidArgumentError(
+            f"sequence_lengths must be from 1 to max_seq_length, which is {steps}, "
+            f"got {lengths[index]} at index {index}",
+            field="sequence_lengths",
+        )
+    return lengths
+
+
+def _check_reserve(device: str, inputs: BackpropInputs, problem: Problem) -> NDArray[np.uint8]:
+    """Returns what follows the header of reserve_space, aligned.
+
+    Raises:
+        InvalidArgumentError: It, or host_reserved, is not what a forward call left.
+    """
+    given: NDArray[Any] = inputs.reserve_space
+    header = given.reshape(-1).view(np.uint8)[:HEADER_BYTES]
+    reserve.check(device, problem, all_layers_bytes(problem), given, header, inputs.host_reserved)
+    memory = given.view(np.uint8)[HEADER_BYTES:]
+    return memory.copy() if memory.ctypes.data % problem.compute_dtype.itemsize else memory

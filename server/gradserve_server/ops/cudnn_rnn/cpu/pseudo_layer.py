@@ -1,0 +1,286 @@
+"""One pseudo-layer of CudnnRNN on the host: its way through time, and products of all steps at once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.products import Product, Products
+from gradserve_server.devices.host.summation import Summation, sum_of_rows
+from gradserve_server.ops.cudnn_rnn.cpu.saved import SavedDirection
+from gradserve_server.ops.cudnn_rnn.cpu.scan import BackwardScan, Cells, ForwardScan, Geometry
+from gradserve_server.ops.cudnn_rnn.network import Mode, PseudoLayerParams
+
+_MIN_ROWS = 8
+"""Fewer sequences are not worth a thread: reading the weights takes as long as the products."""
+
+_WIDE_TERMS, _WIDE_MULTIPLICATIONS = 1024, 1 << 25
+"""The most that are added up in float64: it takes a millisecond longer."""
+
+
+@dataclass(frozen=True)
+class States:
+    """Of one pseudo-layer, or their gradients: h, [B, H'], and for lstm c, [B, H]."""
+
+    h: NDArray[Any]
+    c: NDArray[Any] | None
+
+
+class PseudoLayer:
+    """A pseudo-layer, its parameters and its sequences."""
+
+    def __init__(
+        self, device: CpuDevice, parallel: ForkJoin, cells: Cells, geometry: Geometry, params: PseudoLayerParams
+    ) -> None:
+        """Takes memory from `device` and threads from `parallel`; `cells` does the steps."""
+        self._device = device
+        self._parallel = parallel
+        self._products = Products(parallel)
+        self._cells = cells
+        self._geometry = geometry
+        self._params = params
+        self._hidden_size = params.recurrent_weights.shape[1]
+        self._columns = slice(geometry.offset, geometry.offset + self._hidden_size)
+        self._rows = np.arange(geometry.batch)
+
+    def forward(
+        self,
+        x: NDArray[Any],
+        initial: States,
+        saved: SavedDirection,
+        outputs: NDArray[Any],
+        is_valid: NDArray[np.bool_],
+    ) -> States:
+        """Goes through time.
+
+        Args:
+            x: [T, B, columns].
+            initial: The states to begin with.
+            saved: Gets what the way back needs. What is beyond the end of a sequence is not written.
+            outputs: [T + 2, B, D * H'], of the layer: gets the outputs, and the initial state before them.
+            is_valid: [T, B, 1]: whether a sequence has a step.
+
+        Returns:
+            The last state of each sequence.
+        """
+        geometry, params = self._geometry, self._params
+        first, last = geometry.first_times(), geometry.last_times()
+        outputs[geometry.output_before(first), self._rows, self._columns] = initial.h
+        if saved.cells is not None:
+            saved.cells[geometry.cell_before(first), self._rows] = initial.c
+        is_projected = saved.unprojected is not None
+        scan = ForwardScan(
+            geometry=geometry,
+            weights=params.recurrent_weights,
+            recurrent=np.empty((geometry.batch, len(params.recurrent_weights)), x.dtype),
+            bias=self._bias(),
+            gates=self._input_products(x, saved.gates),
+            saved=saved,
+            outputs=outputs if saved.unprojected is None else saved.unprojected,
+            first_output=0 if is_projected else 1,
+            output_offset=0 if is_projected else geometry.offset,
+        )
+        if not self._cells.scan_forward(scan):
+            self._step_forward(scan, outputs, is_valid)
+        c = None if saved.cells is None else saved.cells[geometry.cell(last), self._rows]
+        return States(outputs[last + 1, self._rows, self._columns], c)
+
+    def backward(
+        self,
+        x: NDArray[Any],
+        saved: SavedDirection,
+        outputs: NDArray[Any],
+        d_outputs: NDArray[Any],
+        d_last: States,
+        d_params: PseudoLayerParams,
+    ) -> tuple[NDArray[Any], States]:
+        """Goes back through time.
+
+        Args:
+            x: As in `forward`.
+            saved: As `forward` left it.
+            outputs: As `forward` left them.
+            d_outputs: [T, B, D * H'], gradients of the outputs of the layer. Not read beyond the end of a sequence.
+            d_last: Gradients of the last states.
+            d_params: Gets the gradients of the parameters.
+
+        Returns:
+            The gradients of x and of the initial states.
+        """
+        geometry = self._geometry
+        batch, units = geometry.batch, geometry.units
+        num_columns = (4 if geometry.mode is Mode.GRU else geometry.mode.num_gates, units)
+        scan = BackwardScan(
+            geometry=geometry,
+            weights=self._params.recurrent_weights,
+            saved=saved,
+            outputs=outputs,
+            d_outputs=d_outputs,
+            d_output_offset=geometry.offset,
+            incoming=np.zeros((2, batch, units), x.dtype),
+            carry=np.zeros((batch, units), x.dtype) if d_last.c is None else d_last.c.copy(),
+            d_gates=self._device.empty((geometry.steps, batch, *num_columns), x.dtype),
+        )
+        if self._params.projection is not None:
+            self._step_back_projected(scan, d_last, d_params)
+        else:
+            scan.incoming[1] = d_last.h
+            if not self._cells.scan_backward(scan):
+                self._step_back(scan)
+        d_recurrent = scan.d_recurrent.reshape(geometry.steps, batch, -1)
+        d_h = d_recurrent[geometry.first_times(), self._rows] @ self._params.recurrent_weights
+        if geometry.mode is Mode.GRU:
+            d_h += scan.carry
+        self._params_gradients(scan, x, d_params)
+        return self._input_gradient(scan, x), States(d_h, None if d_last.c is None else scan.carry)
+
+    def _bias(self) -> NDArray[Any]:
+        input_bias = self._params.input_bias.reshape(-1, self._geometry.units)
+        recurrent_bias = self._params.recurrent_bias.reshape(-1, self._geometry.units)
+        if self._geometry.mode is not Mode.GRU:
+            bias: NDArray[Any] = input_bias + recurrent_bias
+            return bias
+        return np.concatenate((input_bias[:2] + recurrent_bias[:2], input_bias[2:], recurrent_bias[2:]))
+
+    def _input_products(self, x: NDArray[Any], gates: NDArray[Any] | None) -> NDArray[Any]:
+        """Multiplies the input of all steps with W."""
+        geometry, weights = self._geometry, self._params.input_weights
+        shape = (geometry.steps, geometry.batch, geometry.mode.num_gates, geometry.units)
+        products: NDArray[Any] = self._device.empty(shape, x.dtype) if gates is None else gates
+        if weights.shape[1]:
+            self._products.compute(Product(_by_step(x), weights.T, _by_step(products)))
+        else:
+            products[...] = x[:, :, None]
+        return products
+
+    def _step_forward(self, scan: ForwardScan, outputs: NDArray[Any], is_valid: NDArray[np.bool_]) -> None:
+        geometry = self._geometry
+        hidden = [each[:, self._columns] for each in outputs]
+        # This way round BLAS is a fifth faster than with a transposed view.
+        weights = np.ascontiguousarray(self._params.recurrent_weights.T)
+        projection = None if self._params.projection is None else self._params.projection.T
+
+        def steps(rows: slice) -> None:
+            do_step = self._cells.forward_step(scan, rows)
+            for step in range(geometry.steps):
+                time = geometry.time(step)
+                np.matmul(hidden[geometry.output_before(time)][rows], weights, out=scan.recurrent[rows])
+                do_step(step)
+                if projection is not None:
+                    projected = scan.outputs[time, rows] @ projection
+                    np.copyto(hidden[time + 1][rows], projected, where=is_valid[time, rows])
+
+        self._for_all_rows(steps)
+
+    def _step_back(self, scan: BackwardScan) -> None:
+        geometry = self._geometry
+        d_recurrent = list(scan.d_recurrent.reshape(geometry.steps, geometry.batch, -1))
+        incoming = scan.incoming[0]
+
+        def steps(rows: slice) -> None:
+            do_step = self._cells.backward_step(scan, rows)
+            for step in range(geometry.steps):
+                if step:
+                    np.matmul(d_recurrent[geometry.time_back(step - 1)][rows], scan.weights, out=incoming[rows])
+                do_step(step)
+
+        self._for_all_rows(steps)
+
+    def _step_back_projected(self, scan: BackwardScan, d_last: States, d_params: PseudoLayerParams) -> None:
+        """The steps see gradients of what comes before the projection, and nothing incoming."""
+        geometry = self._geometry
+        projection, d_projection = self._params.projection, d_params.projection
+        assert projection is not None
+        assert d_projection is not None
+        assert scan.saved.unprojected is not None
+        d_recurrent = list(scan.d_recurrent.reshape(geometry.steps, geometry.batch, -1))
+        d_hidden = self._device.empty((geometry.steps, *d_last.h.shape), d_last.h.dtype)
+        d_unprojected = self._device.empty(scan.saved.unprojected.shape, d_last.h.dtype)
+        incoming = np.zeros_like(d_last.h)
+        last_times = geometry.last_times()
+        seen = replace(scan, d_outputs=d_unprojected, d_output_offset=0)
+
+        def steps(rows: slice) -> None:
+            do_step = self._cells.backward_step(seen, rows)
+            for step in range(geometry.steps):
+                time = geometry.time_back(step)
+                if step:
+                    np.matmul(d_recurrent[geometry.time_back(step - 1)][rows], scan.weights, out=incoming[rows])
+                d = np.where(np.equal(last_times[rows], time)[:, None], d_last.h[rows], incoming[rows])
+                d += scan.d_outputs[time, rows, self._columns]
+                d_hidden[time, rows] = np.where((time < geometry.lengths[rows])[:, None], d, 0)
+                np.matmul(d_hidden[time, rows], projection, out=d_unprojected[time, rows])
+                do_step(step)
+
+        self._for_all_rows(steps)
+        summation = self._batch_summation(d_projection.size)
+        self._products.compute(Product(_by_step(d_hidden).T, _by_step(scan.saved.unprojected), d_projection, summation))
+
+    def _for_all_rows(self, steps: Callable[[slice], None]) -> None:
+        """Sequences do not depend on each other: each thread goes through time with some of them."""
+        batch = self._geometry.batch
+        num_parts = min(self._parallel.num_threads, batch // _MIN_ROWS) if self._cells.can_split else 1
+        size = -(-batch // max(num_parts, 1))
+        self._parallel.run_all(
+            [partial(steps, slice(first, min(first + size, batch))) for first in range(0, batch, size)]
+        )
+
+    def _params_gradients(self, scan: BackwardScan, x: NDArray[Any], d_params: PseudoLayerParams) -> None:
+        """One product for each matrix, over all steps."""
+        geometry = self._geometry
+        d_gates = _by_step(scan.d_gates)
+        summation = self._batch_summation(d_gates.shape[1] * max(x.shape[2], self._hidden_size))
+        if summation is Summation.WIDE:
+            d_gates = d_gates.astype(np.float64)
+        first_recurrent = d_gates.shape[1] - len(d_params.recurrent_bias)
+        first = 2 if geometry.reverse else 0
+        hidden = _by_step(scan.outputs[first : first + geometry.steps, :, self._columns])
+        units = geometry.units
+        # Where in the gradients the gates of the parameters are.
+        parts = [(slice(None), slice(None))]
+        if geometry.mode is Mode.GRU:
+            parts = [(slice(2 * units), slice(units, 3 * units)), (slice(2 * units, None), slice(units))]
+        factors = [(d_gates[:, first_recurrent:].T, hidden, d_params.recurrent_weights)]
+        if d_params.input_weights.shape[1]:
+            factors += [
+                (d_gates[:, of_gradients].T, _by_step(x), d_params.input_weights[of_params])
+                for of_params, of_gradients in parts
+            ]
+        self._products.compute(*(Product(left, right, out, summation) for left, right, out in factors))
+        sums = sum_of_rows(d_gates)
+        d_params.recurrent_bias[...] = sums[first_recurrent:]
+        for of_params, of_gradients in parts:
+            d_params.input_bias[of_params] = sums[of_gradients]
+
+    def _batch_summation(self, num_elements: int) -> Summation:
+        """How to add up a matrix of so many elements over all steps of all sequences.
+
+        To add up each step, and then the steps, is more exact than blocks while there are few of both. But it takes
+        longer than float64, which a short sum can do with.
+        """
+        batch, steps = self._geometry.batch, self._geometry.steps
+        terms = batch * steps
+        is_wide = 2 * (batch + steps) <= terms <= _WIDE_TERMS and terms * num_elements <= _WIDE_MULTIPLICATIONS
+        return Summation.WIDE if is_wide else Summation.BLOCKS
+
+    def _input_gradient(self, scan: BackwardScan, x: NDArray[Any]) -> NDArray[Any]:
+        geometry, weights = self._geometry, self._params.input_weights
+        num_gates, units = geometry.mode.num_gates, geometry.units
+        d_x: NDArray[Any] = self._device.empty(x.shape, x.dtype)
+        if not weights.shape[1]:
+            return np.sum(scan.d_gates[:, :, :num_gates], axis=2, out=d_x)
+        if geometry.mode is Mode.GRU:
+            weights = np.roll(weights, units, axis=0)
+        self._products.compute(Product(_by_step(scan.d_gates)[:, : num_gates * units], weights, _by_step(d_x)))
+        return d_x
+
+
+def _by_step(array: NDArray[Any]) -> NDArray[Any]:
+    """A view with one row for each step of each sequence."""
+    steps, batch = array.shape[:2]
+    return array.reshape(steps * batch, -1)

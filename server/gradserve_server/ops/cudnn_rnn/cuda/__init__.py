@@ -1,0 +1,1 @@
+"""CudnnRNN on a GPU."""

@@ -1,0 +1,233 @@
+"""One call of CudnnRNN or CudnnRNNBackprop: its arrays as cuDNN takes them, and back."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gradserve_server.devices.cuda.cudnn import WgradMode
+from gradserve_server.devices.device import Array
+from gradserve_server.ops.cudnn_rnn import reserve
+from gradserve_server.ops.cudnn_rnn.cuda.network import CudnnNetwork, data_dtype
+from gradserve_server.ops.cudnn_rnn.cuda.thread import CudnnDevice, CudnnThread
+from gradserve_server.ops.cudnn_rnn.spec import (
+    HEADER_BYTES,
+    BackpropInputs,
+    BackpropOutputs,
+    ForwardInputs,
+    ForwardOutputs,
+    Problem,
+)
+
+_ALIGNMENT = 256
+"""cuDNN's part of reserve_space begins at so many bytes: memory from CUDA is aligned to as much, or more."""
+_UINT8 = np.dtype(np.uint8)
+
+
+class CudnnCall:
+    """One call of an op, inside the device's `computing`."""
+
+    def __init__(
+        self, device: CudnnDevice, thread: CudnnThread, network: CudnnNetwork, problem: Problem, has_padding: bool
+    ) -> None:
+        """Calls cuDNN from a thread.
+
+        Args:
+            device: The GPU.
+            thread: What this thread has of cuDNN.
+            network: The descriptors of the problem, with the lengths of this call.
+            problem: The problem.
+            has_padding: Whether some sequence is shorter than T.
+        """
+        self._device = device
+        self._thread = thread
+        self._network = network
+        self._problem = problem
+        self._has_padding = has_padding
+        self._dtype = data_dtype(problem.dtype)
+        # The layout of the reserve space is cuDNN's secret: it may depend on all of this.
+        order = "t" if problem.time_major else "b"
+        self._reserve_name = f"cudnn{thread.cudnn.version}-{device.compute_capability}{order}"
+        self._reserve_bytes = _ALIGNMENT - HEADER_BYTES + network.reserve_bytes
+
+    def forward(self, inputs: ForwardInputs, new_id: Callable[[], bytes]) -> ForwardOutputs:
+        """Computes CudnnRNN; `new_id` returns 16 random bytes.
+
+        Raises:
+            InvalidArgumentError: cuDNN does not support the problem.
+            InternalError: cuDNN fails.
+            MemoryError: There is not enough memory.
+        """
+        problem, described = self._problem, self._network
+        network = problem.network
+        reserve_space, host_reserved, reserve_address = self._new_reserve(new_id)
+        input_c = None if described.cell is None else inputs.input_c
+        given = [self._given(inputs.input), self._states_given(inputs.input_h), self._states_given(input_c)]
+        space = self._weight_space(inputs.params)
+        output = self._device.empty(problem.sequence_shape(network.num_directions * network.hidden_size), self._dtype)
+        output_h, output_c = self._new_states()
+        work = self._device.empty((described.work_bytes,), _UINT8)
+        if problem.dropout:
+            described.seed(problem.seed)
+        x, h, c = map(self._address, given)
+        self._thread.cudnn.call(
+            "cudnnRNNForward",
+            *(self._thread.handle, described.rnn, described.forward_mode, None),  # lengths are in the descriptors
+            *(described.input, x, described.output, self._address(output)),
+            *(described.hidden, h, self._address(output_h), described.cell, c, self._address(output_c)),
+            *(described.params.space_bytes, self._address(space), described.work_bytes, self._address(work)),
+            *(described.reserve_bytes, reserve_address),
+        )
+        return ForwardOutputs(
+            self._taken(output),
+            self._states_taken(output_h),
+            self._states_taken(output_c),
+            reserve_space,
+            host_reserved,
+        )
+
+    def backprop(self, inputs: BackpropInputs) -> BackpropOutputs:
+        """Computes CudnnRNNBackprop.
+
+        Raises:
+            InvalidArgumentError: reserve_space or host_reserved are not of this problem, GPU and cuDNN, or not from
+                the same call; or cuDNN does not support the problem.
+            InternalError: cuDNN fails.
+            MemoryError: There is not enough memory.
+        """
+        problem, described, call = self._problem, self._network, self._thread.cudnn.call
+        self._check_reserve(inputs)
+        is_lstm = described.cell is not None
+        sequences = [self._given(array) for array in (inputs.input, inputs.output, inputs.output_backprop)]
+        hidden = [self._states_given(array) for array in (inputs.input_h, inputs.output_h_backprop)]
+        cells = [self._states_given(array if is_lstm else None) for array in (inputs.input_c, inputs.output_c_backprop)]
+        space = self._weight_space(inputs.params)
+        # cuDNN writes into the reserve space, which others may read meanwhile.
+        saved = self._device.empty(inputs.reserve_space.shape, problem.dtype)
+        saved[...] = inputs.reserve_space
+        input_backprop = self._device.empty(problem.sequence_shape(problem.network.input_size), self._dtype)
+        if self._has_padding:
+            input_backprop.fill(0)
+        input_h_backprop, input_c_backprop = self._new_states()
+        space_backprop = self._new_weight_space()
+        work = self._device.empty((described.work_bytes,), _UINT8)
+        x, y, dy = map(self._address, sequences)
+        h, dh = map(self._address, hidden)
+        c, dc = map(self._address, cells)
+        temporary = (
+            *(described.work_bytes, self._address(work)),
+            *(described.reserve_bytes, self._device.address(saved) + _ALIGNMENT),
+        )
+        call(
+            "cudnnRNNBackwardData_v8",
+            *(self._thread.handle, described.rnn, None),
+            *(described.output, y, dy, described.input, self._address(input_backprop)),
+            *(described.hidden, h, dh, self._address(input_h_backprop)),
+            *(described.cell, c, dc, self._address(input_c_backprop)),
+            *(described.params.space_bytes, self._address(space), *temporary),
+        )
+        call(
+            "cudnnRNNBackwardWeights_v8",
+            *(self._thread.handle, described.rnn, WgradMode.CUDNN_WGRAD_MODE_ADD, None),
+            *(described.input, x, described.hidden, h, described.output, y),
+            *(described.params.space_bytes, self._address(space_backprop), *temporary),
+        )
+        return BackpropOutputs(
+            self._taken(input_backprop),
+            self._states_taken(input_h_backprop),
+            self._states_taken(input_c_backprop),
+            self._params_taken(space_backprop),
+        )
+
+    def _address(self, array: Array | None) -> int | None:
+        return None if array is None else self._device.address(array)
+
+    def _given(self, array: Array) -> Array:
+        """In the dtype that cuDNN is given."""
+        return self._converted(array, self._dtype)
+
+    def _taken(self, array: Array) -> Array:
+        """In the problem's dtype."""
+        return self._converted(array, self._problem.dtype)
+
+    def _converted(self, array: Array, dtype: np.dtype[Any]) -> Array:
+        if array.dtype == dtype:
+            return array
+        converted = self._device.empty(array.shape, dtype)
+        converted[...] = array
+        return converted
+
+    def _states_given(self, states: Array | None) -> Array | None:
+        """As `_given`, with the pseudo-layer first; None for None."""
+        if states is None or self._problem.time_major:
+            return None if states is None else self._given(states)
+        return self._transposed(states, self._dtype)
+
+    def _states_taken(self, states: Array | None) -> Array:
+        """As `_taken`, in the order of the problem; a scalar 0 for None."""
+        if states is None:
+            return self._zero(self._problem.dtype)
+        if self._problem.time_major:
+            return self._taken(states)
+        return self._transposed(states, self._problem.dtype)
+
+    def _transposed(self, states: Array, dtype: np.dtype[Any]) -> Array:
+        first, second, size = states.shape
+        transposed = self._device.empty((second, first, size), dtype)
+        transposed[...] = states.swapaxes(0, 1)
+        return transposed
+
+    def _new_states(self) -> tuple[Array, Array | None]:
+        """Hidden states, and cells for lstm, with the pseudo-layer first."""
+        network = self._problem.network
+        shape = (network.num_pseudo_layers, self._problem.batch)
+        hidden = self._device.empty((*shape, network.hidden_size), self._dtype)
+        has_cells = self._network.cell is not None
+        return hidden, self._device.empty((*shape, network.num_units), self._dtype) if has_cells else None
+
+    def _weight_space(self, params: Array) -> Array:
+        vector, layout = self._given(params), self._network.params
+        if layout.is_vector:
+            return vector
+        space = self._new_weight_space()
+        for run in layout.runs:
+            space[run.space_start : run.space_start + run.size] = vector[run.start : run.start + run.size]
+        return space
+
+    def _params_taken(self, space: Array) -> Array:
+        layout = self._network.params
+        if layout.is_vector:
+            return self._taken(space)
+        params = self._device.empty((self._problem.network.num_params,), self._problem.dtype)
+        for run in layout.runs:
+            params[run.start : run.start + run.size] = space[run.space_start : run.space_start + run.size]
+        return params
+
+    def _new_weight_space(self) -> Array:
+        space = self._device.empty((-(-self._network.params.space_bytes // self._dtype.itemsize),), self._dtype)
+        space.fill(0)
+        return space
+
+    def _new_reserve(self, new_id: Callable[[], bytes]) -> tuple[Array, Array, int | None]:
+        """Returns reserve_space, host_reserved, and where cuDNN's part of the former is."""
+        problem = self._problem
+        if not problem.is_training:
+            return self._zero(problem.dtype), self._zero(np.dtype(np.int8)), None
+        space = self._device.empty((reserve.reserve_length(problem, self._reserve_bytes),), problem.dtype)
+        space.fill(0)  # what cuDNN leaves out must not show what was in memory before
+        header = self._device.from_host(reserve.make_header(self._reserve_name, problem, new_id()))
+        words = header.view(problem.dtype)
+        space[: len(words)] = words
+        return space, header, self._device.address(space) + _ALIGNMENT
+
+    def _zero(self, dtype: np.dtype[Any]) -> Array:
+        scalar = self._device.empty((), dtype)
+        scalar.fill(0)
+        return scalar
+
+    def _check_reserve(self, inputs: BackpropInputs) -> None:
+        problem, given = self._problem, inputs.host_reserved
+        words = inputs.reserve_space[: HEADER_BYTES // problem.dtype.itemsize]
+        header = np.ascontiguousarray(self._device.to_host(words)).view(np.int8)
+        host_reserved = None if given is None else self._device.to_host(given)
+        reserve.check(self._reserve_name, problem, self._reserve_bytes, inputs.reserve_space, header, host_reserved)

@@ -1,0 +1,214 @@
+"""A problem as cuDNN's descriptors."""
+
+from ctypes import POINTER, byref, c_int, c_size_t, c_void_p
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve_server.devices.cuda.cudnn import (
+    CUDNN_RNN_PADDED_IO_ENABLED,
+    Cudnn,
+    CudnnObject,
+    DataType,
+    DirectionMode,
+    ForwardMode,
+    MathType,
+    RnnAlgo,
+    RnnBiasMode,
+    RnnDataLayout,
+    RnnInputMode,
+    RnnMode,
+    int32,
+    int_array,
+)
+from gradserve_server.errors import InternalError
+from gradserve_server.ops.cudnn_rnn.cuda.params import Parameter, ParamsLayout, make_layout, parameters
+from gradserve_server.ops.cudnn_rnn.network import Mode
+from gradserve_server.ops.cudnn_rnn.spec import Problem
+
+_MODES = {
+    Mode.RELU: RnnMode.CUDNN_RNN_RELU,
+    Mode.TANH: RnnMode.CUDNN_RNN_TANH,
+    Mode.LSTM: RnnMode.CUDNN_LSTM,
+    Mode.GRU: RnnMode.CUDNN_GRU,
+}
+_DATA_TYPES = {
+    np.dtype(np.float16): DataType.CUDNN_DATA_HALF,
+    np.dtype(np.float32): DataType.CUDNN_DATA_FLOAT,
+    np.dtype(np.float64): DataType.CUDNN_DATA_DOUBLE,
+}
+_MATH_TYPES = {
+    np.dtype(np.float16): MathType.CUDNN_TENSOR_OP_MATH,
+    np.dtype(np.float32): MathType.CUDNN_FMA_MATH,
+    np.dtype(np.float64): MathType.CUDNN_DEFAULT_MATH,
+}
+"""float32 is really computed in float32: by default cuDNN would round the factors to TensorFloat-32."""
+
+_MAX_DIMENSIONS = 4
+
+
+def data_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """What cuDNN is given: float32 for bfloat16, as in TensorFlow."""
+    return np.dtype(np.float32) if dtype == ml_dtypes.bfloat16 else dtype
+
+
+class CudnnNetwork:
+    """Descriptors for all calls of one problem, whatever its seed. For one thread.
+
+    Attributes:
+        rnn: The network: a cudnnRNNDescriptor_t.
+        input: Sequences that the network reads: a cudnnRNNDataDescriptor_t.
+        output: Those that it writes.
+        hidden: Hidden states, [L * D, B, H']: a cudnnTensorDescriptor_t.
+        cell: Cell states, [L * D, B, H]; None but for lstm.
+        params: How parameters lie in the weight space.
+        work_bytes: The size of the work space of a call.
+        reserve_bytes: In training the size of the reserve space, for sequences of any length; else 0.
+    """
+
+    def __init__(self, cudnn: Cudnn, handle: CudnnObject, problem: Problem, dropout_states: tuple[int, int]) -> None:
+        """Describes a problem.
+
+        Args:
+            cudnn: The library.
+            handle: That of this thread.
+            problem: The problem.
+            dropout_states: Address and bytes of the memory for the state of the generator. Used for dropout only.
+
+        Raises:
+            InvalidArgumentError: cuDNN does not support it.
+            InternalError: cuDNN fails, or has other parameters than the network.
+        """
+        self._cudnn = cudnn
+        self._handle = handle
+        self._problem = problem
+        self._dropout_states = dropout_states if problem.dropout else (0, 0)
+        self._dtype = data_dtype(problem.dtype)
+        self._data_type = _DATA_TYPES[self._dtype]
+        network = problem.network
+        self._dropout = CudnnObject(cudnn, "DropoutDescriptor")
+        self.rnn = CudnnObject(cudnn, "RNNDescriptor")
+        self.input = CudnnObject(cudnn, "RNNDataDescriptor")
+        self.output = CudnnObject(cudnn, "RNNDataDescriptor")
+        self._set_dropout("cudnnRestoreDropoutDescriptor" if problem.dropout else "cudnnSetDropoutDescriptor", 0)
+        self._lengths = b""
+        self.set_lengths(np.full(problem.batch, problem.max_seq_length, np.int32))
+        self.hidden = self._states(network.hidden_size)
+        self.cell = self._states(network.num_units) if network.mode is Mode.LSTM else None
+        self.work_bytes, self.reserve_bytes = self._temporary_bytes()
+        self.params = self._params_layout()
+
+    @property
+    def forward_mode(self) -> ForwardMode:
+        """Whether there is a reserve space."""
+        training, inference = ForwardMode.CUDNN_FWD_MODE_TRAINING, ForwardMode.CUDNN_FWD_MODE_INFERENCE
+        return training if self._problem.is_training else inference
+
+    def set_lengths(self, lengths: NDArray[np.int32]) -> None:
+        """Sets the length of every sequence, [B], for the calls that follow."""
+        if lengths.tobytes() == self._lengths:
+            return
+        network, problem = self._problem.network, self._problem
+        layout = RnnDataLayout.CUDNN_RNN_DATA_LAYOUT_BATCH_MAJOR_UNPACKED
+        if problem.time_major:
+            layout = RnnDataLayout.CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_UNPACKED
+        sizes = (network.input_size, network.num_directions * network.hidden_size)
+        for descriptor, size in zip((self.input, self.output), sizes, strict=True):
+            fill = np.zeros((), self._dtype)  # what output holds beyond the end of a sequence
+            self._cudnn.call(
+                "cudnnSetRNNDataDescriptor",
+                *(descriptor, self._data_type, layout),
+                *(int32(problem.max_seq_length), int32(problem.batch), int32(size)),
+                *(lengths.ctypes.data_as(POINTER(c_int)), fill.ctypes.data),
+            )
+        self._lengths = lengths.tobytes()
+
+    def seed(self, seed: int) -> None:
+        """Starts the generator of the dropout anew, behind what the stream has to do."""
+        self._set_dropout("cudnnSetDropoutDescriptor", seed)
+
+    def _set_dropout(self, function: str, seed: int) -> None:
+        address, num_bytes = self._dropout_states
+        self._cudnn.call(function, self._dropout, self._handle, self._problem.dropout, address or None, num_bytes, seed)
+        self._set_network()
+
+    def _set_network(self) -> None:
+        """Follows each change of the dropout, which the descriptor may have copied."""
+        network, dtype = self._problem.network, self._problem.compute_dtype
+        two_directions = network.num_directions == 2
+        self._cudnn.call(
+            "cudnnSetRNNDescriptor_v8",
+            self.rnn,
+            RnnAlgo.CUDNN_RNN_ALGO_STANDARD,
+            _MODES[network.mode],
+            RnnBiasMode.CUDNN_RNN_DOUBLE_BIAS,
+            DirectionMode.CUDNN_BIDIRECTIONAL if two_directions else DirectionMode.CUDNN_UNIDIRECTIONAL,
+            RnnInputMode.CUDNN_SKIP_INPUT if network.skip_input else RnnInputMode.CUDNN_LINEAR_INPUT,
+            self._data_type,
+            _DATA_TYPES[dtype],
+            _MATH_TYPES[self._dtype],
+            int32(network.input_size),
+            int32(network.num_units),
+            int32(network.hidden_size),  # num_units for no projection: cuDNN refuses 0
+            int32(network.num_layers),
+            self._dropout,
+            CUDNN_RNN_PADDED_IO_ENABLED,
+        )
+
+    def _states(self, size: int) -> CudnnObject:
+        batch = self._problem.batch
+        descriptor = CudnnObject(self._cudnn, "TensorDescriptor")
+        dimensions = int_array((self._problem.network.num_pseudo_layers, batch, size))
+        strides = int_array((batch * size, size, 1))
+        self._cudnn.call("cudnnSetTensorNdDescriptor", descriptor, self._data_type, 3, dimensions, strides)
+        return descriptor
+
+    def _temporary_bytes(self) -> tuple[int, int]:
+        """For the longest sequences, which are those that cuDNN was told of so far: they need most."""
+        work, reserve = c_size_t(), c_size_t()
+        self._cudnn.call(
+            "cudnnGetRNNTempSpaceSizes",
+            *(self._handle, self.rnn, self.forward_mode, self.input, byref(work), byref(reserve)),
+        )
+        return work.value, reserve.value if self._problem.is_training else 0
+
+    def _params_layout(self) -> ParamsLayout:
+        space = c_size_t()
+        self._cudnn.call("cudnnGetRNNWeightSpaceSize", self._handle, self.rnn, byref(space))
+        matrix, bias = (CudnnObject(self._cudnn, "TensorDescriptor") for _ in range(2))
+        starts = [
+            self._space_start(parameter, space.value, matrix, bias) for parameter in parameters(self._problem.network)
+        ]
+        return make_layout(self._problem.network, starts, space.value, self._dtype.itemsize)
+
+    def _space_start(self, parameter: Parameter, space_bytes: int, matrix: CudnnObject, bias: CudnnObject) -> int:
+        """Asks where a parameter begins in the weight space, in elements."""
+        # cuDNN adds to the address of the space, and reads nothing there.
+        base = 1 << 32
+        addresses = c_void_p(), c_void_p()
+        self._cudnn.call(
+            "cudnnGetRNNWeightParams",
+            *(self._handle, self.rnn, parameter.pseudo_layer, space_bytes, base, parameter.linear_layer),
+            *(matrix, byref(addresses[0]), bias, byref(addresses[1])),
+        )
+        address = addresses[parameter.is_bias].value
+        shape, strides = self._shape_and_strides(bias if parameter.is_bias else matrix)
+        start, remainder = divmod((address or 0) - base, self._dtype.itemsize)
+        rows, columns = parameter.rows, parameter.columns
+        if address is None or remainder or (shape, strides) != ((1, rows, columns), (rows * columns, columns, 1)):
+            raise InternalError(
+                f"cuDNN {self._cudnn.version} has other parameters than the network: {parameter} has shape {shape} "
+                f"and strides {strides}, at byte {address and address - base}"
+            )
+        return start
+
+    def _shape_and_strides(self, descriptor: CudnnObject) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        data_type, count = c_int(), c_int()
+        shape, strides = (c_int * _MAX_DIMENSIONS)(), (c_int * _MAX_DIMENSIONS)()
+        self._cudnn.call(
+            "cudnnGetTensorNdDescriptor",
+            *(descriptor, _MAX_DIMENSIONS, byref(data_type), byref(count), shape, strides),
+        )
+        return tuple(shape[: count.value]), tuple(strides[: count.value])

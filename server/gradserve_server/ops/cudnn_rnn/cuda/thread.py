@@ -1,0 +1,93 @@
+"""What a thread has of cuDNN, and the GPU as cuDNN needs it."""
+
+import dataclasses
+import functools
+from collections import OrderedDict
+from contextlib import AbstractContextManager
+from ctypes import byref, c_size_t
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve_server.devices.cuda.cudnn import Cudnn, CudnnObject
+from gradserve_server.devices.device import Array
+from gradserve_server.ops.cudnn_rnn.cuda.network import CudnnNetwork
+from gradserve_server.ops.cudnn_rnn.spec import Problem
+
+KEPT_NETWORKS = 64
+"""Of each thread."""
+
+
+class CudnnDevice(Protocol):
+    """A GPU as cuDNN needs it. Safe to use from several threads."""
+
+    @property
+    def compute_capability(self) -> str:
+        """The kind of GPU, such as "90"."""
+        ...
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Returns an uninitialised array, aligned to 256 bytes.
+
+        Raises:
+            MemoryError: There is not that much memory.
+        """
+        ...
+
+    def from_host(self, array: NDArray[Any]) -> Array:
+        """Returns a copy in this GPU's memory."""
+        ...
+
+    def to_host(self, array: Array) -> NDArray[Any]:
+        """Returns a copy in host memory."""
+        ...
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Work started by this thread inside the block is finished when the block is left."""
+        ...
+
+    def address(self, array: Array) -> int:
+        """Returns where the elements of an array of this device are."""
+        ...
+
+    def stream(self) -> int:
+        """Returns this thread's stream, as a cudaStream_t. It is the same in all its `computing` blocks."""
+        ...
+
+
+class CudnnThread:
+    """What a thread has of cuDNN: nothing of it may be used by two at once."""
+
+    def __init__(self, device: CudnnDevice, cudnn: Cudnn) -> None:
+        """Makes a handle for the device, which is the current one, and for this thread's stream.
+
+        Raises:
+            InternalError: cuDNN cannot.
+        """
+        self.cudnn = cudnn
+        self.handle = CudnnObject(cudnn, "")
+        cudnn.call("cudnnSetStream", self.handle, device.stream())
+        self._device = device
+        self._networks: OrderedDict[Problem, CudnnNetwork] = OrderedDict()
+
+    def network(self, problem: Problem) -> CudnnNetwork:
+        """Returns the descriptors of a problem; keeps those that were used last."""
+        key = dataclasses.replace(problem, seed=0)
+        network = self._networks.get(key)
+        if network is None:
+            states = (0, 0)
+            if problem.dropout:
+                states = (self._device.address(self._dropout_states), self._dropout_states.nbytes)
+            network = self._networks[key] = CudnnNetwork(self.cudnn, self.handle, problem, states)
+            if len(self._networks) > KEPT_NETWORKS:
+                self._networks.popitem(last=False)
+        self._networks.move_to_end(key)
+        return network
+
+    @functools.cached_property
+    def _dropout_states(self) -> Array:
+        """Memory for the state of cuDNN's generator."""
+        size = c_size_t()
+        self.cudnn.call("cudnnDropoutGetStatesSize", self.handle, byref(size))
+        return self._device.empty((size.value,), np.dtype(np.uint8))

@@ -1,0 +1,1 @@
+"""GRUBlockCell on the host."""

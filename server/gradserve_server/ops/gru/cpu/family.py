@@ -1,0 +1,189 @@
+"""GRUBlockCell and GRUBlockCellGrad on the host."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.host.kernels import prepare_each
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.products import Product, Products
+from gradserve_server.devices.host.summation import Summation, sum_of_rows
+from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, widened
+from gradserve_server.ops.gru.cpu.kernels import Conversions, Kernel, Kernels
+from gradserve_server.ops.gru.reference import gru_block_cell, gru_block_cell_grad
+from gradserve_server.ops.gru.spec import (
+    CellInputs,
+    CellOutputs,
+    GradAttributes,
+    GradInputs,
+    GradOutputs,
+    Sizes,
+)
+
+_ARITHMETIC: tuple[np.dtype[Any], ...] = (FLOAT32, FLOAT64)
+_CONVERTED: tuple[np.dtype[Any], ...] = (BFLOAT16, FLOAT16)
+"""All in the order in which their kernels are prepared."""
+
+_CHUNK_ELEMENTS = 1 << 14
+"""Work of about ten microseconds: for less, no thread is woken up."""
+
+_NUM_COUNTERS = 2
+
+
+class CpuGRU:
+    """Products of matrices by NumPy's BLAS, and fused kernels for what is between them.
+
+    [x, h] w is computed as x w_x + h w_h, with the rows of w that belong to each: so nothing is copied. 16 bits
+    become float32 before everything else, and are rounded to after it. Until the kernels for a dtype are prepared, and
+    where they cannot be made, its calls are computed by NumPy.
+    """
+
+    def __init__(self, device: CpuDevice, parallel: ForkJoin) -> None:
+        """Allocates on `device` and computes with all threads of `parallel`."""
+        self._device = device
+        self._parallel = parallel
+        self._products = Products(parallel)
+        self._kernels: dict[np.dtype[Any], Kernels] = {}
+        self._conversions: dict[np.dtype[Any], Conversions] = {}
+
+    def prepare(self, stop: Callable[[], bool]) -> None:
+        """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
+        from gradserve_server.ops.gru.cpu.compile import compile_conversions, compile_kernels
+
+        for dtype, kernels in prepare_each("GRUBlockCell", _ARITHMETIC, compile_kernels, stop):
+            self._kernels[dtype] = kernels
+        for dtype, conversions in prepare_each("GRUBlockCell", _CONVERTED, compile_conversions, stop):
+            self._conversions[dtype] = conversions
+
+    def cell(self, inputs: CellInputs, sizes: Sizes) -> CellOutputs:
+        """Computes GRUBlockCell."""
+        dtype = inputs.x.dtype
+        with np.errstate(all="ignore"):
+            if not self._is_prepared(dtype):
+                return gru_block_cell(np, inputs, sizes)
+            wide = CellInputs(*self._widened(inputs))
+            outputs = self._cell(self._kernels[wide.x.dtype], wide, sizes)
+            return CellOutputs(*(self._rounded(output, dtype) for output in outputs))
+
+    def gradient(self, inputs: GradInputs, attributes: GradAttributes, sizes: Sizes) -> GradOutputs:
+        """Computes GRUBlockCellGrad."""
+        dtype = inputs.x.dtype
+        with np.errstate(all="ignore"):
+            if not self._is_prepared(dtype):
+                return gru_block_cell_grad(np, inputs, attributes, sizes)
+            wide = GradInputs(*self._widened(inputs))
+            outputs = self._gradient(self._kernels[wide.x.dtype], wide, sizes)
+            if attributes.weight_gradients:
+                _, _, d_c_bar, d_r_bar_u_bar = outputs
+                outputs += self._weight_gradients(wide, d_c_bar, d_r_bar_u_bar, sizes)
+            return GradOutputs(*(self._rounded(output, dtype) for output in outputs))
+
+    def _cell(self, kernels: Kernels, inputs: CellInputs, sizes: Sizes) -> list[NDArray[Any]]:
+        x, h_prev, dimensions = inputs.x, inputs.h_prev, (sizes.batch, sizes.cells)
+        w_ru_x, w_ru_h = np.split(inputs.w_ru, [sizes.inputs])
+        w_c_x, w_c_h = np.split(inputs.w_c, [sizes.inputs])
+        r, u, c, h, h_prevr = (self._empty(h_prev.shape, x) for _ in range(5))
+        ru_of_x, ru_of_h, c_of_x = self._multiply((x, w_ru_x), (h_prev, w_ru_h), (x, w_c_x))
+        self._run(kernels, kernels.gates, (ru_of_x, ru_of_h, inputs.b_ru, h_prev), dimensions, (r, u, h_prevr))
+        (c_of_h,) = self._multiply((h_prevr, w_c_h))
+        self._run(kernels, kernels.state, (c_of_x, c_of_h, inputs.b_c, h_prev, u), dimensions, (c, h))
+        return [r, u, c, h]
+
+    def _gradient(self, kernels: Kernels, inputs: GradInputs, sizes: Sizes) -> list[NDArray[Any]]:
+        """Returns the first four outputs."""
+        h_prev, r, u, d_h = inputs.h_prev, inputs.r, inputs.u, inputs.d_h
+        state, all_sizes = (sizes.batch, sizes.cells), (sizes.batch, sizes.inputs, sizes.cells)
+        d_x, d_h_prev, d_c_bar = (self._empty(array.shape, array) for array in (inputs.x, h_prev, inputs.c))
+        d_r_bar_u_bar = self._empty((sizes.batch, 2 * sizes.cells), d_h)
+        self._run(kernels, kernels.gradient_of_state, (h_prev, u, inputs.c, d_h), state, (d_c_bar, d_r_bar_u_bar))
+        (d_x_h_prevr,) = self._multiply((d_c_bar, inputs.w_c.T))
+        self._run(kernels, kernels.gradient_of_reset, (d_x_h_prevr, h_prev, r), all_sizes, (d_r_bar_u_bar,))
+        (d_x_h_prev,) = self._multiply((d_r_bar_u_bar, inputs.w_ru.T))
+        self._run(kernels, kernels.gradient_of_inputs, (d_x_h_prev, d_x_h_prevr, r, u, d_h), all_sizes, (d_x, d_h_prev))
+        return [d_x, d_h_prev, d_c_bar, d_r_bar_u_bar]
+
+    def _weight_gradients(
+        self, inputs: GradInputs, d_c_bar: NDArray[Any], d_r_bar_u_bar: NDArray[Any], sizes: Sizes
+    ) -> list[NDArray[Any]]:
+        """Returns the last four outputs."""
+        d_w_ru, d_w_c, d_b_ru, d_b_c = (
+            self._empty(array.shape, array) for array in (inputs.w_ru, inputs.w_c, inputs.b_ru, inputs.b_c)
+        )
+        h_prevr = np.multiply(inputs.h_prev, inputs.r, out=self._empty(inputs.r.shape, inputs.r))
+        first, last = slice(sizes.inputs), slice(sizes.inputs, None)
+        self._products.compute(
+            *(
+                Product(left, right, out, Summation.BLOCKS)
+                for left, right, out in (
+                    (inputs.x.T, d_r_bar_u_bar, d_w_ru[first]),
+                    (inputs.h_prev.T, d_r_bar_u_bar, d_w_ru[last]),
+                    (inputs.x.T, d_c_bar, d_w_c[first]),
+                    (h_prevr.T, d_c_bar, d_w_c[last]),
+                )
+            )
+        )
+        d_b_ru[...] = sum_of_rows(d_r_bar_u_bar)
+        d_b_c[...] = sum_of_rows(d_c_bar)
+        return [d_w_ru, d_w_c, d_b_ru, d_b_c]
+
+    def _multiply(self, *factors: tuple[NDArray[Any], NDArray[Any]]) -> list[NDArray[Any]]:
+        """Returns the products of pairs of matrices."""
+        products = [Product(left, right, self._empty((left.shape[0], right.shape[1]), left)) for left, right in factors]
+        self._products.compute(*products)
+        return [product.out for product in products]
+
+    def _empty(self, shape: tuple[int, ...], like: NDArray[Any]) -> NDArray[Any]:
+        return self._device.empty(shape, like.dtype)
+
+    def _run(
+        self,
+        kernels: Kernels,
+        kernel: Kernel,
+        inputs: tuple[NDArray[Any], ...],
+        dimensions: tuple[int, ...],
+        outputs: tuple[NDArray[Any], ...],
+    ) -> None:
+        """Runs a kernel in chunks of rows; the first dimension is their number, the last their length."""
+        chunk_rows = max(_CHUNK_ELEMENTS // max(dimensions[-1], 1), 1)
+        flat_inputs, flat_outputs = ([array.reshape(-1) for array in group] for group in (inputs, outputs))
+        self._run_chunks(
+            kernels, kernel, (*flat_inputs, *dimensions, chunk_rows, *flat_outputs), -(-dimensions[0] // chunk_rows)
+        )
+
+    def _run_chunks(
+        self, kernels: Kernels | Conversions, kernel: Kernel, arguments: tuple[Any, ...], num_chunks: int
+    ) -> None:
+        counters = np.zeros(_NUM_COUNTERS, np.int64)
+        self._parallel.run(lambda: kernel(*arguments, counters), num_chunks)
+        kernels.wait_until_done(counters, num_chunks)
+
+    def _is_prepared(self, dtype: np.dtype[Any]) -> bool:
+        return widened(dtype) in self._kernels and (dtype.itemsize > 2 or dtype in self._conversions)
+
+    def _widened(self, inputs: CellInputs) -> list[NDArray[Any]]:
+        """Returns all inputs, aligned, in the dtype of arithmetic."""
+        arrays = [getattr(inputs, field.name) for field in fields(inputs)]
+        arrays = [array if array.flags.aligned else array.copy() for array in arrays]
+        conversions = self._conversions.get(inputs.x.dtype)
+        if conversions is None:
+            return arrays
+        wide = [self._device.empty(array.shape, FLOAT32) for array in arrays]
+        for array, target in zip(arrays, wide, strict=True):
+            self._convert(conversions, conversions.to_float32, array.view(conversions.bits), target)
+        return wide
+
+    def _rounded(self, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+        conversions = self._conversions.get(dtype)
+        if conversions is None:
+            return array
+        rounded = self._device.empty(array.shape, dtype)
+        self._convert(conversions, conversions.from_float32, array, rounded.view(conversions.bits))
+        return rounded
+
+    def _convert(self, conversions: Conversions, kernel: Kernel, source: NDArray[Any], target: NDArray[Any]) -> None:
+        arguments = (source.reshape(-1), _CHUNK_ELEMENTS, target.reshape(-1))
+        self._run_chunks(conversions, kernel, arguments, -(-source.size // _CHUNK_ELEMENTS))

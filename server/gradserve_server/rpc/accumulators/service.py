@@ -1,0 +1,160 @@
+"""AccumulatorService: decode, call the domain, encode."""
+
+from contextlib import AbstractContextManager
+from functools import partial
+
+from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve.v1 import accumulator_pb2, tensor_pb2
+from gradserve.wire.contents import Contents, WithContents
+from gradserve_server.accumulators.accumulator import Accumulator
+from gradserve_server.accumulators.gradient import Average
+from gradserve_server.accumulators.registry import AccumulatorRegistry
+from gradserve_server.accumulators.results import Applied, Outcome
+from gradserve_server.resources import DEFAULT_CONTAINER
+from gradserve_server.rpc.accumulators.gradients import (
+    counts_one_per_worker,
+    decode_accumulator_spec,
+    decode_gradient,
+    decode_key,
+    decode_take_id,
+    encode_average,
+    encode_info,
+    gradient_handles,
+)
+from gradserve_server.rpc.boundary.lifetimes import decode_lifetime
+from gradserve_server.rpc.boundary.paging import page_of
+from gradserve_server.rpc.boundary.status import Context
+from gradserve_server.rpc.boundary.timeouts import wait_timeout
+from gradserve_server.rpc.tensors.messages import Placer
+from gradserve_server.tensors.residence import Residence
+from gradserve_server.tensors.store import TensorStore
+
+
+class AccumulatorServicer:
+    """Serves the accumulators of a registry. The protos say what each method does."""
+
+    def __init__(self, registry: AccumulatorRegistry, store: TensorStore, residence: Residence, placer: Placer) -> None:
+        self._registry = registry
+        self._store = store
+        self._residence = residence
+        self._placer = placer
+
+    async def CreateAccumulator(
+        self, request: messages_pb2.CreateAccumulatorRequest, context: Context
+    ) -> messages_pb2.CreateAccumulatorResponse:
+        key = decode_key(request.accumulator)
+        lifetime = decode_lifetime(request.lifetime)
+        accumulator, created = self._registry.create(key, decode_accumulator_spec(request.spec), lifetime)
+        return messages_pb2.CreateAccumulatorResponse(info=encode_info(key, accumulator, lifetime), created=created)
+
+    async def GetAccumulator(
+        self, request: messages_pb2.GetAccumulatorRequest, context: Context
+    ) -> messages_pb2.GetAccumulatorResponse:
+        key = decode_key(request.accumulator)
+        with self._using(request.accumulator) as accumulator:
+            info = encode_info(key, accumulator, self._registry.lifetime(key))
+        return messages_pb2.GetAccumulatorResponse(info=info)
+
+    async def ListAccumulators(
+        self, request: messages_pb2.ListAccumulatorsRequest, context: Context
+    ) -> messages_pb2.ListAccumulatorsResponse:
+        page = page_of(request.page_size, request.page_token, default_size=100)
+        found = self._registry.page(request.container or DEFAULT_CONTAINER, page.after, page.size + 1)
+        return messages_pb2.ListAccumulatorsResponse(
+            accumulators=[
+                encode_info(key, accumulator, self._registry.lifetime(key)) for key, accumulator in found[: page.size]
+            ],
+            next_page_token=page.next_token([key.name for key, _ in found]),
+        )
+
+    async def DeleteAccumulator(
+        self, request: messages_pb2.DeleteAccumulatorRequest, context: Context
+    ) -> messages_pb2.DeleteAccumulatorResponse:
+        deleted = self._registry.delete(decode_key(request.accumulator), request.accumulator.incarnation)
+        return messages_pb2.DeleteAccumulatorResponse(deleted=deleted)
+
+    async def ApplyGradient(
+        self, request: messages_pb2.ApplyGradientRequest, context: Context
+    ) -> messages_pb2.ApplyGradientResponse:
+        with self._using(request.accumulator) as accumulator:
+            gradient = decode_gradient(self._store, accumulator.spec, request)
+            await self._residence.bring_to_host(gradient_handles(request))
+            applied, duplicate = await accumulator.apply(*gradient)
+            return messages_pb2.ApplyGradientResponse(
+                outcome=_outcome(applied),
+                duplicate=duplicate,
+                global_step=applied.global_step,
+                num_accumulated=applied.num_accumulated,
+            )
+
+    async def TakeGradient(self, request: messages_pb2.TakeGradientRequest, context: Context) -> WithContents:
+        with self._using(request.accumulator) as accumulator:
+            self._placer.check(request.placement)
+            average, duplicate = await accumulator.take(
+                decode_take_id(request), request.num_required, wait_timeout(request, context)
+            )
+            contents = Contents()
+            response = messages_pb2.TakeGradientResponse(
+                average=self._encode(average, request.placement, contents), duplicate=duplicate
+            )
+            return WithContents(response, contents)
+
+    async def ReadAverage(self, request: messages_pb2.ReadAverageRequest, context: Context) -> WithContents:
+        with self._using(request.accumulator) as accumulator:
+            self._placer.check(request.placement)
+            step = request.step if request.HasField("step") else None
+            average = await accumulator.read_average(step, wait_timeout(request, context))
+            contents = Contents()
+            response = messages_pb2.ReadAverageResponse(average=self._encode(average, request.placement, contents))
+            return WithContents(response, contents)
+
+    async def PushPull(self, request: messages_pb2.PushPullRequest, context: Context) -> WithContents:
+        with self._using(request.accumulator) as accumulator:
+            self._placer.check(request.placement)
+            gradient = decode_gradient(self._store, accumulator.spec, request)
+            await self._residence.bring_to_host(gradient_handles(request))
+            applied, average, duplicate = await accumulator.push_pull(
+                *gradient,
+                request.num_required,
+                wait_timeout(request, context),
+                one_per_worker=counts_one_per_worker(request),
+            )
+            stale = applied.outcome is Outcome.STALE
+            contents = Contents()
+            response = messages_pb2.PushPullResponse(
+                outcome=_outcome(applied),
+                duplicate=duplicate,
+                average=None if average is None else self._encode(average, request.placement, contents),
+                global_step=accumulator.state.global_step if stale or average is None else average.step,
+            )
+            return WithContents(response, contents)
+
+    async def GetNumAccumulated(
+        self, request: messages_pb2.GetNumAccumulatedRequest, context: Context
+    ) -> messages_pb2.GetNumAccumulatedResponse:
+        with self._using(request.accumulator) as accumulator:
+            return messages_pb2.GetNumAccumulatedResponse(num_accumulated=accumulator.num_accumulated)
+
+    async def SetGlobalStep(
+        self, request: messages_pb2.SetGlobalStepRequest, context: Context
+    ) -> messages_pb2.SetGlobalStepResponse:
+        with self._using(request.accumulator) as accumulator:
+            await accumulator.set_global_step(request.global_step)
+        return messages_pb2.SetGlobalStepResponse()
+
+    def _using(self, ref: accumulator_pb2.AccumulatorRef) -> AbstractContextManager[Accumulator]:
+        return self._registry.use(decode_key(ref), ref.incarnation)
+
+    def _encode(self, average: Average, placement: tensor_pb2.Placement, contents: Contents) -> accumulator_pb2.Average:
+        return encode_average(average, partial(self._placer.place, placement=placement, contents=contents, shared=True))
+
+
+_OUTCOMES = {
+    Outcome.ACCEPTED: accumulator_pb2.APPLY_OUTCOME_ACCEPTED,
+    Outcome.STALE: accumulator_pb2.APPLY_OUTCOME_STALE,
+    Outcome.ALREADY_COUNTED: accumulator_pb2.APPLY_OUTCOME_ALREADY_COUNTED,
+}
+
+
+def _outcome(applied: Applied) -> accumulator_pb2.ApplyOutcome:
+    return _OUTCOMES[applied.outcome]

@@ -1,0 +1,231 @@
+"""Messages about layers and their domain values."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+from gradserve.v1 import layer_pb2, tensor_pb2
+from gradserve.wire.dtypes import to_data_type
+from gradserve_server.devices.device import Array
+from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.layers.batch_norm.config import UPDATE_OPS, BatchNormConfig, IgnoredArgument, RandomAdjustment
+from gradserve_server.layers.batch_norm.implementation import Implementation
+from gradserve_server.layers.batch_norm.layer import BatchNormLayer
+from gradserve_server.layers.batch_norm.variables import unknown_variables
+from gradserve_server.layers.initializers import Initializer, NamedInitializer, TensorInitializer
+from gradserve_server.layers.registry import Reuse
+from gradserve_server.layers.regularizers import Regularizer
+from gradserve_server.leases.lifetime import Lifetime
+from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
+from gradserve_server.rpc.boundary.lifetimes import encode_idle_lease
+from gradserve_server.rpc.tensors.messages import check_count, decode_tensor, encode_spec, request_fields
+from gradserve_server.tensors.residence import Residence
+from gradserve_server.tensors.store import TensorStore
+
+MAX_VARIABLES = 1 << 10
+"""In one request; and so of collections, initializers and regularizers."""
+_SCALARS = ("decay", "epsilon", "renorm_decay", "center", "trainable", "fused")
+_FLAGS = ("scale", "in_place_updates", "zero_debias_moving_mean", "renorm", "renorm_zero_debias")
+_REUSES = {
+    layer_pb2.LAYER_REUSE_UNSPECIFIED: Reuse.ALLOWED,
+    layer_pb2.LAYER_REUSE_REQUIRED: Reuse.REQUIRED,
+    layer_pb2.LAYER_REUSE_FORBIDDEN: Reuse.FORBIDDEN,
+}
+IMPLEMENTATION_CODES = {
+    Implementation.FUSED: batch_norm_pb2.BATCH_NORM_IMPLEMENTATION_FUSED,
+    Implementation.CORE_FUSED: batch_norm_pb2.BATCH_NORM_IMPLEMENTATION_CORE_FUSED,
+    Implementation.CORE: batch_norm_pb2.BATCH_NORM_IMPLEMENTATION_CORE,
+    Implementation.LEGACY: batch_norm_pb2.BATCH_NORM_IMPLEMENTATION_LEGACY,
+}
+
+
+def decode_key(ref: batch_norm_pb2.BatchNormLayerRef) -> ResourceKey:
+    """Returns where a layer is found."""
+    return ResourceKey(ref.container or DEFAULT_CONTAINER, ref.name)
+
+
+def decode_reuse(reuse: layer_pb2.LayerReuse) -> Reuse:
+    """Reads whether a layer may exist.
+
+    Raises:
+        InvalidArgumentError: The value is unknown.
+    """
+    if reuse not in _REUSES:
+        raise InvalidArgumentError(f"expected a known reuse, got {reuse}", field="reuse")
+    return _REUSES[reuse]
+
+
+async def decode_config(
+    config: batch_norm_pb2.BatchNormConfig, store: TensorStore, residence: Residence
+) -> BatchNormConfig:
+    """Reads a configuration; fetches what is given by handle.
+
+    Raises:
+        InvalidArgumentError: A part of it is malformed.
+        NotFoundError: A handle does not exist.
+    """
+    for name in ("updates_collections", "outputs_collections", "param_initializers", "param_regularizers"):
+        check_count(getattr(config, name), MAX_VARIABLES, "entries", f"config.{name}")
+    check_count(config.variables_collections, MAX_VARIABLES, "entries", "config.variables_collections")
+    check_count(config.renorm_clipping, MAX_VARIABLES, "entries", "config.renorm_clipping")
+    given: dict[str, Any] = {name: getattr(config, name) for name in _SCALARS if config.HasField(name)}
+    given |= {name: getattr(config, name) for name in _FLAGS}
+    with request_fields({"activation_fn": "config.activation_fn"}):
+        initializers = {
+            name: await _decode_initializer(initializer, store, residence, f"config.param_initializers[{name}]")
+            for name, initializer in sorted(config.param_initializers.items())
+        }
+    collections = tuple(config.updates_collections)
+    return BatchNormConfig(
+        activation_fn=config.activation_fn,
+        param_initializers=initializers,
+        param_regularizers={
+            name: Regularizer(regularizer.name, _given(regularizer, ("l1", "l2")))
+            for name, regularizer in sorted(config.param_regularizers.items())
+        },
+        updates_collections=collections or (() if config.in_place_updates else (UPDATE_OPS,)),
+        variables_collections={
+            name: tuple(tags.names) for name, tags in sorted(config.variables_collections.items()) if tags.names
+        },
+        outputs_collections=tuple(config.outputs_collections),
+        data_format=config.data_format or "NHWC",
+        renorm_clipping=dict(sorted(config.renorm_clipping.items())),
+        adjustment=_decode_adjustment(config),
+        **given,
+    )
+
+
+def encode_config(config: BatchNormConfig) -> batch_norm_pb2.BatchNormConfig:
+    """Returns the message of a configuration, every field set; of tensors only dtype and shape."""
+    adjustment = None
+    if config.adjustment is not None:
+        (scale_min, scale_max), (bias_min, bias_max) = config.adjustment.scale, config.adjustment.bias
+        adjustment = batch_norm_pb2.RandomAdjustment(
+            scale_min=scale_min,
+            scale_max=scale_max,
+            bias_min=bias_min,
+            bias_max=bias_max,
+            seed=config.adjustment.seed,
+        )
+    return batch_norm_pb2.BatchNormConfig(
+        **{name: getattr(config, name) for name in (*_SCALARS, *_FLAGS)},
+        activation_fn=config.activation_fn,
+        param_initializers={
+            name: _encode_initializer(initializer) for name, initializer in config.param_initializers.items()
+        },
+        param_regularizers={
+            name: layer_pb2.Regularizer(name=regularizer.name, **regularizer.scales)
+            for name, regularizer in config.param_regularizers.items()
+        },
+        updates_collections=config.updates_collections,
+        variables_collections={
+            name: layer_pb2.CollectionNames(names=tags) for name, tags in config.variables_collections.items()
+        },
+        outputs_collections=config.outputs_collections,
+        data_format=config.data_format,
+        renorm_clipping=config.renorm_clipping,
+        adjustment=adjustment,
+    )
+
+
+def encode_info(
+    key: ResourceKey, layer: BatchNormLayer, lifetime: Lifetime, collection: str = ""
+) -> batch_norm_pb2.BatchNormLayerInfo:
+    """Describes a layer as it is now, and of its variables those that have a tag, or all."""
+    variables = {} if layer.variables is None else layer.variables.by_name()
+    return batch_norm_pb2.BatchNormLayerInfo(
+        layer=batch_norm_pb2.BatchNormLayerRef(container=key.container, name=key.name, incarnation=layer.incarnation),
+        config=encode_config(layer.config),
+        variables=[
+            layer_pb2.VariableInfo(
+                name=name,
+                spec=encode_spec(array),
+                trainable=layer.config.trainable and layer.config.has_variable(name),
+                collections=layer.config.collections_of(name),
+            )
+            for name, array in variables.items()
+            if not collection or collection in layer.config.collections_of(name)
+        ],
+        num_forwards=len(layer.forwards),
+        num_updates=layer.num_updates,
+        num_bytes=layer.num_bytes,
+        warnings=encode_ignored([*layer.config.warnings(), *unknown_variables(layer.config)]),
+        is_private=bool(lifetime.owner),
+        idle_lease=encode_idle_lease(lifetime),
+    )
+
+
+def encode_ignored(ignored: Sequence[IgnoredArgument]) -> list[layer_pb2.IgnoredArgument]:
+    """Returns the messages of arguments that have no effect."""
+    return [layer_pb2.IgnoredArgument(argument=each.argument, reason=each.reason) for each in ignored]
+
+
+@contextmanager
+def open_variables(
+    store: TensorStore, variables: Sequence[layer_pb2.NamedTensor]
+) -> Iterator[tuple[Mapping[str, Array], Sequence[str]]]:
+    """Holds the values of a request while a call uses them; they and the handles of those that are stored.
+
+    Raises:
+        InvalidArgumentError: There are none, or one is malformed or given twice.
+        NotFoundError: A handle does not exist.
+    """
+    if not variables:
+        raise InvalidArgumentError("expected at least one variable, got none", field="variables")
+    check_count(variables, MAX_VARIABLES, "variables", "variables")
+    fields: dict[str, str] = {}
+    for index, variable in enumerate(variables):
+        if variable.name in fields:
+            raise InvalidArgumentError(
+                f"expected each variable once, got {variable.name!r} twice", field=f"variables[{index}].name"
+            )
+        fields[variable.name] = f"variables[{index}].tensor"
+    stored = [each for each in variables if each.tensor.WhichOneof("data") == "handle"]
+    handles = [each.tensor.handle for each in stored]
+    paths = {f"handles[{index}]": f"{fields[each.name]}.handle" for index, each in enumerate(stored)}
+    with request_fields(paths), store.use(handles) as used:
+        yield {each.name: decode_tensor(each.tensor, used.arrays, fields[each.name]) for each in variables}, handles
+
+
+def _given(message: Any, names: Sequence[str]) -> dict[str, float]:
+    return {name: getattr(message, name) for name in names if message.HasField(name)}
+
+
+async def _decode_initializer(
+    initializer: layer_pb2.Initializer, store: TensorStore, residence: Residence, field: str
+) -> Initializer:
+    kind = initializer.WhichOneof("kind")
+    if kind == "named":
+        named = initializer.named
+        parameters = _given(named, ("value", "minval", "maxval", "mean", "stddev"))
+        return NamedInitializer(named.name, parameters, named.seed if named.HasField("seed") else None)
+    if kind == "tensor":
+        tensor = initializer.tensor
+        handles = [tensor.handle] if tensor.WhichOneof("data") == "handle" else []
+        with request_fields({"handles[0]": f"{field}.tensor.handle"}), store.use(handles) as used:
+            given = decode_tensor(tensor, used.arrays, f"{field}.tensor")
+            (host,) = await residence.copy_to_host([given])
+            # The layer refers to it from now on: nobody may write to it.
+            store.share(handles)
+            return TensorInitializer(host)
+    raise InvalidArgumentError("expected a tensor or a named initializer, got neither", field=field)
+
+
+def _encode_initializer(initializer: Initializer) -> layer_pb2.Initializer:
+    if isinstance(initializer, TensorInitializer):
+        tensor = initializer.tensor
+        return layer_pb2.Initializer(tensor=tensor_pb2.Tensor(dtype=to_data_type(tensor.dtype), shape=tensor.shape))
+    named = layer_pb2.NamedInitializer(name=initializer.name, seed=initializer.seed, **initializer.parameters)
+    return layer_pb2.Initializer(named=named)
+
+
+def _decode_adjustment(config: batch_norm_pb2.BatchNormConfig) -> RandomAdjustment | None:
+    if not config.HasField("adjustment"):
+        return None
+    given = config.adjustment
+    return RandomAdjustment(
+        scale=(given.scale_min, given.scale_max),
+        bias=(given.bias_min, given.bias_max),
+        seed=given.seed if given.HasField("seed") else None,
+    )

@@ -1,0 +1,1 @@
+"""The boundary around every call: admission, timeouts, errors and statuses."""

@@ -1,0 +1,22 @@
+"""Lifetime messages and their domain values."""
+
+from google.protobuf.duration_pb2 import Duration
+
+from gradserve.v1 import lease_pb2
+from gradserve.wire.durations import encode_duration
+from gradserve_server.leases.lifetime import Lifetime
+from gradserve_server.rpc.tensors.messages import decode_duration
+
+
+def decode_lifetime(message: lease_pb2.Lifetime) -> Lifetime:
+    """Reads a lifetime.
+
+    Raises:
+        InvalidArgumentError: It cannot be one.
+    """
+    return Lifetime(message.owner_client_id, decode_duration(message, "idle_lease"))
+
+
+def encode_idle_lease(lifetime: Lifetime) -> Duration | None:
+    """Returns the idle lease of a lifetime, None when it has none."""
+    return None if lifetime.idle_lease is None else encode_duration(lifetime.idle_lease)

@@ -1,0 +1,1 @@
+"""The standard health service."""

@@ -1,0 +1,47 @@
+"""The standard health service."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from gradserve_server.errors import NotFoundError
+from gradserve_server.rpc.boundary.status import Context
+
+_Response = health_pb2.HealthCheckResponse
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):
+    """Says whether the services serve: all of them until the server drains, none from then on.
+
+    The servicer of grpcio-health-checking never ends a Watch, and so each watching client, as load balancers are,
+    would hold up the drain for as long as it is allowed to take.
+    """
+
+    def __init__(self, services: Iterable[str]) -> None:
+        """Takes the full names of the services; the empty one stands for the server."""
+        self._names = frozenset(("", *services))
+        self._draining = asyncio.Event()
+
+    def drain(self) -> None:
+        """Answers NOT_SERVING from now on, also to those who watch, and ends their streams."""
+        self._draining.set()
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> _Response:
+        if request.service not in self._names:
+            raise NotFoundError(f"no service {request.service!r}", field="service")
+        return _response(serving=not self._draining.is_set())
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> AsyncIterator[_Response]:
+        if request.service not in self._names:
+            yield _Response(status=_Response.SERVICE_UNKNOWN)
+            await self._draining.wait()
+            return
+        if not self._draining.is_set():
+            yield _response(serving=True)
+            await self._draining.wait()
+        yield _response(serving=False)
+
+
+def _response(*, serving: bool) -> _Response:
+    return _Response(status=_Response.SERVING if serving else _Response.NOT_SERVING)

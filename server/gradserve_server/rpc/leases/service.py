@@ -1,0 +1,22 @@
+"""LeaseService: the leases of clients."""
+
+from gradserve.v1 import lease_messages_pb2 as messages_pb2
+from gradserve_server.leases.clients import ClientLeases
+from gradserve_server.rpc.boundary.status import Context
+
+
+class LeaseServicer:
+    """Holds and ends the leases of clients. The protos say what each method does."""
+
+    def __init__(self, clients: ClientLeases) -> None:
+        self._clients = clients
+
+    async def HoldClientLease(
+        self, request: messages_pb2.HoldClientLeaseRequest, context: Context
+    ) -> messages_pb2.HoldClientLeaseResponse:
+        return messages_pb2.HoldClientLeaseResponse(replaced=await self._clients.hold(request.client_id))
+
+    async def EndClientLease(
+        self, request: messages_pb2.EndClientLeaseRequest, context: Context
+    ) -> messages_pb2.EndClientLeaseResponse:
+        return messages_pb2.EndClientLeaseResponse(num_deleted=await self._clients.end(request.client_id))

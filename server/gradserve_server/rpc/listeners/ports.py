@@ -1,0 +1,131 @@
+"""The addresses that a gRPC server listens on."""
+
+import errno
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from urllib.parse import quote
+
+import grpc
+
+from gradserve.address import Address
+from gradserve_server.own_file import OwnFile
+from gradserve_server.rpc.listeners.socket_file import bind_socket_file
+from gradserve_server.system_errors import reason_of
+
+_LOOPBACKS = ("127.0.0.1", "::1")
+_ATTEMPTS = 10
+
+
+class Ports:
+    """Binds a gRPC server to addresses.
+
+    gRPC would serve on some addresses of a host when others are taken, and tells only its log why one cannot be bound.
+    So each is bound by itself, and where gRPC fails the system is asked for the reason.
+    """
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._server = server
+        self._files: list[OwnFile] = []
+
+    def bind(self, address: Address) -> Address:
+        """Binds an address; returns it with the port that was picked for port 0, or with the whole path.
+
+        Raises:
+            OSError: It cannot be bound.
+        """
+        try:
+            return self._bind_path(Path(address.path)) if address.path else self._bind_host(address)
+        except OSError as error:
+            raise OSError(f"cannot listen on {address}: {reason_of(error)}") from None
+
+    def remove_files(self) -> None:
+        """Removes the files of Unix sockets, as far as they are this server's: their paths are free then."""
+        while self._files:
+            self._files.pop().remove()
+
+    def _bind_path(self, path: Path) -> Address:
+        file = bind_socket_file(path.absolute(), self._add_path)
+        self._files.append(file)
+        return Address(path=str(file.path))
+
+    def _bind_host(self, address: Address) -> Address:
+        hosts = _resolve(address.host)
+        port = address.port
+        if len(hosts) > 1:
+            hosts = _present(hosts)
+            port = port or _free_port(hosts)
+        for host in hosts:
+            port = self._add(str(Address(host, port)), partial(_try_host, host, port))
+        return replace(address, port=port)
+
+    def _add_path(self, path: Path) -> None:
+        self._add(f"unix:{quote(os.fsencode(path))}", partial(_try_path, path))
+
+    def _add(self, target: str, attempt: Callable[[], None]) -> int:
+        try:
+            return self._server.add_insecure_port(target)
+        except RuntimeError:
+            attempt()
+            raise OSError("gRPC cannot; with --log-level debug it says why") from None
+
+
+def _resolve(host: str) -> Sequence[str]:
+    """Returns the IP addresses of a host."""
+    if host == "localhost":
+        return _LOOPBACKS  # whatever the system's tables say: gRPC's clients try both
+    if ":" in host:
+        return (host,)
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(place[0]) for *_, place in found))
+
+
+def _present(hosts: Sequence[str]) -> Sequence[str]:
+    """Returns those of the addresses that the machine has: localhost often is IPv4 alone."""
+    present, failure = [], OSError("it has no address")
+    for host in hosts:
+        try:
+            _listen(host, 0).close()
+        except OSError as error:
+            failure = error
+        else:
+            present.append(host)
+    if not present:
+        raise failure
+    return present
+
+
+def _free_port(hosts: Sequence[str]) -> int:
+    """Returns a port that is free on all of the addresses."""
+    for _ in range(_ATTEMPTS):
+        port = 0
+        with ExitStack() as listeners, suppress(OSError):
+            for host in hosts:
+                port = listeners.enter_context(_listen(host, port)).getsockname()[1]
+            return port
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    (family, kind, _, _, place), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    with ExitStack() as on_failure:
+        listener = on_failure.enter_context(socket.socket(family, kind))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        listener.listen()
+        on_failure.pop_all()
+    return listener
+
+
+def _try_host(host: str, port: int) -> None:
+    _listen(host, port).close()
+
+
+def _try_path(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+    path.unlink()

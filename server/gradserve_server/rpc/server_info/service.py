@@ -1,0 +1,86 @@
+"""ServerService: what this server is and may."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gradserve.v1 import server_messages_pb2 as messages_pb2
+from gradserve.wire.durations import encode_duration
+from gradserve_server.config import LeaseConfig, LimitsConfig
+from gradserve_server.devices.inventory import DeviceDescription
+from gradserve_server.rpc.boundary.status import Context
+from gradserve_server.tensors.quotas import Quota
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The quotas whose use is reported."""
+
+    memory: Quota
+    handles: Quota
+    accumulators: Quota
+    waiters: Quota
+    layers: Quota
+
+
+class ServerServicer:
+    """Describes the server. The protos say what each method does."""
+
+    def __init__(
+        self,
+        *,
+        version: str,
+        devices: tuple[DeviceDescription, ...],
+        device: str,
+        ops_prepared: Callable[[], bool],
+        limits: LimitsConfig,
+        leases: LeaseConfig,
+        usage: Usage,
+        uptime: Callable[[], float],
+    ) -> None:
+        """Takes the name of the `device` that ops run on, whether they are prepared, and an `uptime` in seconds."""
+        self._version = version
+        self._device = device
+        self._ops_prepared = ops_prepared
+        self._devices = [
+            messages_pb2.Device(
+                name=device.name,
+                description=device.description,
+                total_memory_bytes=device.total_memory_bytes,
+            )
+            for device in devices
+        ]
+        self._limits = messages_pb2.ServerLimits(
+            max_message_bytes=limits.max_message_bytes,
+            inline_limit_bytes=limits.inline_limit_bytes,
+            max_bytes=limits.max_bytes,
+            max_handles=limits.max_handles,
+            max_accumulators=limits.max_accumulators,
+            max_waiters=limits.max_waiters,
+            max_layers=limits.max_layers,
+            id_window=limits.id_window,
+            default_lease=encode_duration(leases.default_lease_seconds),
+            max_lease=encode_duration(leases.max_lease_seconds),
+            undelivered_lease=encode_duration(limits.undelivered_lease_seconds),
+            client_lease=encode_duration(leases.client_lease_seconds),
+        )
+        self._usage = usage
+        self._uptime = uptime
+
+    async def GetServerInfo(
+        self, request: messages_pb2.GetServerInfoRequest, context: Context
+    ) -> messages_pb2.GetServerInfoResponse:
+        return messages_pb2.GetServerInfoResponse(
+            version=self._version,
+            devices=self._devices,
+            device=self._device,
+            ops_prepared=self._ops_prepared(),
+            limits=self._limits,
+            usage=messages_pb2.ServerUsage(
+                num_bytes=self._usage.memory.used,
+                num_handles=self._usage.handles.used,
+                num_accumulators=self._usage.accumulators.used,
+                num_waiters=self._usage.waiters.used,
+                num_layers=self._usage.layers.used,
+            ),
+            uptime=encode_duration(self._uptime()),
+        )

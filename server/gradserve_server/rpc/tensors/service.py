@@ -1,0 +1,137 @@
+"""TensorService: bulk data in and out."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Mapping
+
+from gradserve.v1 import tensor_messages_pb2 as messages_pb2
+from gradserve.wire.chunks import Chunk, PartDecoder, cut, encode_part
+from gradserve.wire.durations import encode_duration
+from gradserve.wire.payload import Assembly, PayloadError, buffer_of
+from gradserve_server.errors import DeadlineExceededError, InvalidArgumentError
+from gradserve_server.rpc.boundary.handlers import Codec
+from gradserve_server.rpc.boundary.paging import page_of
+from gradserve_server.rpc.boundary.status import Context
+from gradserve_server.rpc.tensors.messages import (
+    MAX_STREAM_TENSORS,
+    check_count,
+    decode_duration,
+    decode_spec,
+    encode_handle,
+    encode_spec,
+    request_fields,
+)
+from gradserve_server.tensors.residence import Residence
+from gradserve_server.tensors.store import TensorStore
+
+STREAM_CODECS: Mapping[str, Codec] = {
+    "PutTensors": Codec(decode=PartDecoder(messages_pb2.PutTensorsRequest.FromString)),
+    "GetTensors": Codec(encode=encode_part),
+}
+
+
+_SERIAL = re.compile("[0-9]{1,18}")
+
+
+class TensorServicer:
+    """Serves a tensor store. The protos say what each method does."""
+
+    def __init__(self, store: TensorStore, residence: Residence, stream_idle_seconds: float) -> None:
+        self._store = store
+        self._residence = residence
+        self._stream_idle_seconds = stream_idle_seconds
+
+    async def PutTensors(
+        self, requests: AsyncIterator[messages_pb2.PutTensorsRequest | memoryview], context: Context
+    ) -> messages_pb2.PutTensorsResponse:
+        loop = asyncio.get_running_loop()
+        idle = self._stream_idle_seconds
+        try:
+            async with asyncio.timeout(idle) as patience:
+                header = _header(await anext(requests, None))
+                if not header.tensors:
+                    raise InvalidArgumentError("expected at least one tensor, got none", field="header.tensors")
+                check_count(header.tensors, MAX_STREAM_TENSORS, "tensors", "header.tensors")
+                specs = [
+                    decode_spec(tensor.dtype, tensor.shape, f"header.tensors[{index}]")
+                    for index, tensor in enumerate(header.tensors)
+                ]
+                with (
+                    request_fields({"lease": "header.lease"}),
+                    self._store.receive(specs, decode_duration(header, "lease")) as upload,
+                ):
+                    assembly = Assembly(upload.arrays)
+                    async for part in requests:
+                        patience.reschedule(loop.time() + idle)
+                        _write(assembly, part)
+                    _finish(assembly)
+                    arrays, handles = upload.arrays, self._store.store(upload)
+        except TimeoutError:
+            raise DeadlineExceededError(f"the stream was silent for more than {idle:g} s") from None
+        return messages_pb2.PutTensorsResponse(
+            tensors=[encode_handle(array, handle) for array, handle in zip(arrays, handles, strict=True)]
+        )
+
+    async def GetTensors(
+        self, request: messages_pb2.GetTensorsRequest, context: Context
+    ) -> AsyncIterator[messages_pb2.GetTensorsResponse | Chunk]:
+        if not request.handles:
+            raise InvalidArgumentError("expected at least one handle, got none", field="handles")
+        check_count(request.handles, MAX_STREAM_TENSORS, "handles", "handles")
+        with self._store.use(request.handles, release=request.release) as inputs:
+            arrays = await self._residence.copy_to_host([inputs.arrays[handle] for handle in request.handles])
+            header = messages_pb2.GetTensorsHeader(tensors=[encode_spec(array) for array in arrays])
+            yield messages_pb2.GetTensorsResponse(header=header)
+            for chunk in cut(map(buffer_of, arrays)):
+                yield chunk
+
+    async def DeleteTensors(
+        self, request: messages_pb2.DeleteTensorsRequest, context: Context
+    ) -> messages_pb2.DeleteTensorsResponse:
+        return messages_pb2.DeleteTensorsResponse(num_deleted=self._store.delete(request.handles))
+
+    async def ListTensors(
+        self, request: messages_pb2.ListTensorsRequest, context: Context
+    ) -> messages_pb2.ListTensorsResponse:
+        page = page_of(request.page_size, request.page_token, default_size=1000)
+        if page.after and not _SERIAL.fullmatch(page.after):
+            raise InvalidArgumentError(
+                f"expected the next_page_token of an earlier page, got {request.page_token!r}", field="page_token"
+            )
+        found = self._store.page(int(page.after or 0), page.size + 1)
+        return messages_pb2.ListTensorsResponse(
+            tensors=[
+                messages_pb2.StoredTensor(
+                    handle=tensor.handle,
+                    spec=encode_spec(tensor.spec),
+                    num_bytes=tensor.spec.num_bytes,
+                    lease_remaining=encode_duration(tensor.lease_remaining),
+                )
+                for tensor in found[: page.size]
+            ],
+            next_page_token=page.next_token([str(tensor.serial) for tensor in found]),
+        )
+
+
+def _header(part: messages_pb2.PutTensorsRequest | memoryview | None) -> messages_pb2.PutTensorsHeader:
+    if part is None or isinstance(part, memoryview) or not part.HasField("header"):
+        given = "an empty stream" if part is None else "a chunk" if isinstance(part, memoryview) else "neither part"
+        raise InvalidArgumentError(f"expected a header as the first message, got {given}", field="header")
+    return part.header
+
+
+def _write(assembly: Assembly, part: messages_pb2.PutTensorsRequest | memoryview) -> None:
+    if not isinstance(part, memoryview):
+        given = part.WhichOneof("part") or "neither part"
+        raise InvalidArgumentError(f"expected a chunk after the header, got {given}", field="chunk")
+    try:
+        assembly.write(part)
+    except PayloadError as error:
+        raise InvalidArgumentError(str(error), field="chunk") from None
+
+
+def _finish(assembly: Assembly) -> None:
+    try:
+        assembly.finish()
+    except PayloadError as error:
+        raise InvalidArgumentError(str(error), field="chunk") from None

@@ -1,0 +1,263 @@
+"""Exactly once: whatever the network does, no gradient is lost and none counts twice."""
+
+import queue
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+import gradserve
+from gradserve_server.errors import UnavailableError
+from gradserve_server.rpc.accumulators.service import AccumulatorServicer
+from gradserve_server.testing import LocalServer
+from tests.servers.faulty_proxy import Fault, Faults, FaultyProxy
+from tests.servers.polling import PATIENCE_SECONDS
+
+T = TypeVar("T")
+
+_ATTEMPTS = 200
+
+
+class Persistence:
+    """Repeats calls with their request_id until they are acknowledged, and counts how often that was needed."""
+
+    def __init__(self) -> None:
+        self.repeated = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, call: Callable[[int | None], T]) -> T:
+        request_id: int | None = None
+        for _ in range(_ATTEMPTS):
+            try:
+                return call(request_id)
+            except gradserve.UnavailableError as error:
+                # None where the call was not even sent, because its upload failed.
+                request_id = error.request_id if error.request_id is not None else request_id
+                with self._lock:
+                    self.repeated += 1
+        raise AssertionError(f"not acknowledged in {_ATTEMPTS} attempts")
+
+
+@dataclass
+class Network:
+    """What lies between the clients of a test and the server.
+
+    Attributes:
+        address: What clients connect to.
+        direct: The server itself.
+        faults: Of the connections; None where replies are lost in the server.
+    """
+
+    address: str
+    direct: str
+    num_faults: Callable[[], int]
+    faults: Faults | None = None
+    is_seen: bool = True
+
+
+@pytest.fixture(params=["cut connections", "cut connections, the client retries too", "lost replies"])
+def network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
+    is_seen = request.param != "cut connections, the client retries too"
+    if is_seen:
+        request.getfixturevalue("_no_retries")
+    with ExitStack() as stack:
+        if request.param == "lost replies":
+            lost = lose_replies(monkeypatch, probability=0.3)
+            server = stack.enter_context(LocalServer())
+            yield Network(server.address, server.address, lambda: len(lost))
+        else:
+            server = stack.enter_context(LocalServer())
+            faults = Faults(mean_reads=30, seed=20)
+            proxy = stack.enter_context(FaultyProxy(server.address, faults))
+            yield Network(proxy.address, server.address, lambda: sum(faults.happened.values()), faults, is_seen)
+
+
+def lose_replies(monkeypatch: pytest.MonkeyPatch, probability: float) -> list[str]:
+    """Makes servers started from now on carry calls out and then answer some of them with UNAVAILABLE."""
+    lost: list[str] = []
+    seeded = random.Random(21)
+
+    def losing(method: str) -> Callable[..., Any]:
+        carry_out = getattr(AccumulatorServicer, method)
+
+        async def answer(self: AccumulatorServicer, request: Any, context: Any) -> Any:
+            reply = await carry_out(self, request, context)
+            if seeded.random() < probability:
+                lost.append(method)
+                raise UnavailableError("the reply was lost")
+            return reply
+
+        return answer
+
+    for method in ("ApplyGradient", "TakeGradient", "PushPull"):
+        monkeypatch.setattr(AccumulatorServicer, method, losing(method))
+    return lost
+
+
+def one_hot(position: int, size: int) -> np.ndarray:
+    vector = np.zeros(size, np.float32)
+    vector[position] = 1
+    return vector
+
+
+def all_of(futures: list["Future[Any]"]) -> list[Any]:
+    return [future.result(PATIENCE_SECONDS) for future in futures]
+
+
+NUM_APPLIES = 600
+NUM_APPLIERS = 6
+NUM_TAKERS = 3
+
+
+@pytest.mark.parametrize("layout", ["dense", "sparse"])
+def test_every_applied_gradient_is_taken_once(network: Network, name: str, layout: str) -> None:
+    """Gradient i adds 1 at place i, so the sum of all that was taken shows each lost or doubled gradient.
+
+    The last place belongs to gradients that tell takers to stop; they are sent without faults.
+    """
+    persist = Persistence()
+    size = NUM_APPLIES + 1
+    stopped: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def accumulator(client: gradserve.Client) -> Any:
+        if layout == "dense":
+            return client.conditional_accumulator("float32", (size,), name, reduction_type="SUM")
+        return client.sparse_conditional_accumulator("float32", (size,), name, reduction_type="SUM")
+
+    def apply(acc: Any, place: int, request_id: int | None = None) -> gradserve.ApplyResult:
+        if layout == "dense":
+            return acc.apply_grad(one_hot(place, size), local_step=1 << 40, request_id=request_id)
+        return acc.apply_grad([place], [1.0], local_step=1 << 40, request_id=request_id)
+
+    def taken_of(acc: Any, num_required: int) -> np.ndarray:
+        taken = persist(lambda request_id: acc.take_grad(num_required, timeout=PATIENCE_SECONDS, request_id=request_id))
+        if layout == "dense":
+            return taken
+        dense = np.zeros(size, np.float32)
+        np.add.at(dense, taken.indices, taken.values)
+        return dense
+
+    def applier(client: gradserve.Client, places: range) -> None:
+        acc = persist(lambda _: accumulator(client))
+        for place in places:
+            result = persist(lambda request_id, place=place: apply(acc, place, request_id))
+            assert result.outcome is gradserve.ACCEPTED
+
+    def taker(number: int) -> np.ndarray:
+        total = np.zeros(size, np.float32)
+        with gradserve.connect(network.address, timeout=PATIENCE_SECONDS) as client:
+            acc = persist(lambda _: accumulator(client))
+            while total[-1] == 0:
+                total += taken_of(acc, num_required=1 + number)
+        stopped.put(number)
+        return total
+
+    with ExitStack() as stack:
+        threads = stack.enter_context(ThreadPoolExecutor(NUM_APPLIERS + NUM_TAKERS))
+        shared = stack.enter_context(gradserve.connect(network.address, timeout=PATIENCE_SECONDS))
+        direct = stack.enter_context(gradserve.connect(network.direct, timeout=PATIENCE_SECONDS))
+        takers = [threads.submit(taker, number) for number in range(NUM_TAKERS)]
+        # Two threads call through one client, the others through one of their own.
+        clients = [shared, shared] + [
+            stack.enter_context(gradserve.connect(network.address, timeout=PATIENCE_SECONDS))
+            for _ in range(NUM_APPLIERS - 2)
+        ]
+        all_of(
+            [
+                threads.submit(applier, client, range(first, NUM_APPLIES, NUM_APPLIERS))
+                for first, client in enumerate(clients)
+            ]
+        )
+        stops = 0
+        acc = accumulator(direct)
+        running = NUM_TAKERS
+        while running:
+            persist(lambda request_id: apply(acc, size - 1, request_id))
+            stops += 1
+            try:
+                stopped.get(timeout=0.01)
+                running -= 1
+            except queue.Empty:
+                pass
+        total = np.sum(all_of(takers), axis=0)
+        # Takers that had stopped already left the last of the stop signals in the round.
+        left = acc.num_accumulated()
+
+    assert network.num_faults() >= 10
+    assert persist.repeated >= 10 or not network.is_seen
+    lost, doubled = np.flatnonzero(total[:-1] < 1), np.flatnonzero(total[:-1] > 1)
+    assert (lost.tolist(), doubled.tolist()) == ([], [])
+    assert total[-1] + left == stops
+
+
+@pytest.mark.parametrize("num_floats", [8, 80_000], ids=["inline", "uploaded"])
+def test_every_push_pull_is_in_its_round_once(network: Network, name: str, num_floats: int) -> None:
+    """Worker w adds round + 1 at place w: an average with every gradient once is the same number everywhere.
+
+    Uploaded gradients are left on the server when a reply is lost; a repeated call must release them.
+    """
+    num_workers, num_rounds = (4, 60) if num_floats == 8 else (4, 20)
+    if network.faults is not None and num_floats > 8:
+        network.faults.mean_reads = 80  # An upload is many reads: some are to succeed.
+    persist = Persistence()
+
+    def worker(number: int) -> list[gradserve.PushPullResult]:
+        results: list[gradserve.PushPullResult] = []
+        with gradserve.connect(network.address, timeout=PATIENCE_SECONDS) as client:
+            acc = persist(
+                lambda _: client.gradient_accumulator({"g": np.zeros(num_floats)}, name, reduction_type="SUM")
+            )
+            step = 0
+            for round_number in range(num_rounds):
+                grads = {"g": np.zeros(num_floats)}
+                grads["g"][number::num_workers] = round_number + 1
+                result = persist(
+                    lambda request_id, grads=grads, step=step: acc.push_pull(
+                        grads, num_workers, step, timeout=PATIENCE_SECONDS, request_id=request_id
+                    )
+                )
+                assert result.outcome is gradserve.ACCEPTED
+                step = result.step
+                assert np.unique(result["g"]).tolist() == [round_number + 1]
+                results.append(result)
+        return results
+
+    with ThreadPoolExecutor(num_workers) as threads:
+        workers = all_of([threads.submit(worker, number) for number in range(num_workers)])
+    for results in workers:
+        assert [result.step for result in results] == list(range(1, num_rounds + 1))
+        assert {result.num_gradients for result in results} == {num_workers}
+    assert network.num_faults() >= 10
+    assert persist.repeated >= 1 or not network.is_seen
+
+
+@pytest.mark.usefixtures("_no_retries")
+def test_the_proxy_does_every_fault(server_address: str, name: str) -> None:
+    faults = Faults(mean_reads=5, seed=3)
+    persist = Persistence()
+    with FaultyProxy(server_address, faults) as proxy, gradserve.connect(proxy.address) as client:
+        while set(faults.happened) < set(Fault):
+            persist(lambda _: client.server_info())
+    assert persist.repeated
+
+
+@pytest.mark.usefixtures("_no_retries")
+def test_a_repeated_apply_releases_what_it_uploaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first attempt released its own upload; the repeated call had to upload once more."""
+    lost = lose_replies(monkeypatch, probability=1)
+    with LocalServer() as server, gradserve.connect(server.address) as client:
+        acc = client.conditional_accumulator("float64", (80_000,))
+        gradient = np.ones(80_000)
+        with pytest.raises(gradserve.UnavailableError) as first:
+            acc.apply_grad(gradient)
+        with pytest.raises(gradserve.UnavailableError):
+            acc.apply_grad(gradient, request_id=first.value.request_id)
+        assert lost == ["ApplyGradient"] * 2
+        assert acc.num_accumulated() == 1
+        assert client.server_info().usage["num_handles"] == 0

@@ -1,0 +1,221 @@
+"""Every call counts once."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.spec import (
+    ComponentSpec,
+    PartialShape,
+)
+from gradserve_server.errors import (
+    AbortedError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+)
+from tests.accumulators.bench import (
+    F32,
+    ID,
+    Bench,
+    HeldCompute,
+    apply,
+    push_pull,
+    take,
+    turns,
+    value_of,
+)
+
+
+class TestExactlyOnce:
+    async def test_second_apply_gets_the_first_answer(self, bench: Bench) -> None:
+        acc = bench.accumulator()
+        first, duplicate = await apply(acc, 1, call=ID)
+        again, duplicate_again = await apply(acc, 1, call=ID)
+        assert (duplicate, duplicate_again) == (False, True)
+        assert again is first
+        assert acc.num_accumulated == 1
+
+    async def test_second_stale_apply_stays_stale(self, bench: Bench) -> None:
+        acc = bench.accumulator()
+        await acc.set_global_step(5)
+        await apply(acc, 1, call=ID, local_step=3)
+        await acc.set_global_step(0)
+        applied, duplicate = await apply(acc, 1, call=ID, local_step=3)
+        assert applied.round is None
+        assert duplicate
+
+    async def test_second_take_gets_the_same_average(self, bench: Bench) -> None:
+        acc = bench.accumulator()
+        await apply(acc, 4)
+        first, _ = await take(acc, 1, ID)
+        again, duplicate = await take(acc, 1, ID)
+        assert duplicate
+        assert again is first
+        assert acc.state.global_step == 1
+
+    async def test_take_whose_average_is_gone(self, bench: Bench) -> None:
+        acc = bench.accumulator(keep_averages=2)
+        for step in range(3):
+            await apply(acc, step, local_step=step)
+            await take(acc, 1, RequestId("a", step))
+        assert value_of((await take(acc, 1, RequestId("a", 1)))[0]) == [1]
+        with pytest.raises(AbortedError, match="ended with step 1, whose average is no longer kept"):
+            await take(acc, 1, RequestId("a", 0))
+
+    async def test_take_whose_step_came_again(self, bench: Bench) -> None:
+        acc = bench.accumulator()
+        await apply(acc, 4)
+        await take(acc, 1, ID)
+        await acc.set_global_step(0)
+        await apply(acc, 9)
+        assert (await take(acc, 1))[0].step == 1
+        assert value_of((await take(acc, 1, ID))[0]) == [4], "its own, not the one that the step has now"
+        await apply(acc, 1, call=RequestId("a", ID.sequence + 1))
+        with pytest.raises(AbortedError, match="ended with step 1, whose average is no longer kept"):
+            await take(acc, 1, ID)
+
+    async def test_retry_of_a_waiting_take_joins_it(self, bench: Bench) -> None:
+        acc = bench.accumulator()
+        first = asyncio.create_task(take(acc, 2, ID))
+        await turns()
+        second = asyncio.create_task(take(acc, 2, ID))
+        await turns()
+        assert acc.state.num_waiting == 1
+        first.cancel()
+        await turns()
+        assert acc.state.num_waiting == 1, "the retry waits on in the same place"
+        await apply(acc, 1)
+        await apply(acc, 3)
+        average, duplicate = await second
+        assert value_of(average) == [2]
+        assert duplicate
+
+    async def test_cancelled_take_is_forgotten(self, bench: Bench) -> None:
+        acc = bench.accumulator()
+        first = asyncio.create_task(take(acc, 1, ID))
+        await turns()
+        first.cancel()
+        await turns()
+        assert acc.state.num_waiting == 0
+        await apply(acc, 5)
+        average, duplicate = await take(acc, 1, ID)
+        assert value_of(average) == [5]
+        assert not duplicate
+
+    async def test_failed_apply_is_forgotten(self, bench: Bench) -> None:
+        acc = bench.accumulator(ComponentSpec("", F32, PartialShape((1,))))
+        with pytest.raises(InvalidArgumentError):
+            await apply(acc, 1, 2, call=ID)
+        await turns()
+        _, duplicate = await apply(acc, 1, call=ID)
+        assert not duplicate
+
+    async def test_too_old(self) -> None:
+        acc = Bench(id_window=4).accumulator()
+        for sequence in range(10):
+            await apply(acc, 1, call=RequestId("a", sequence))
+        for sequence in (6, 9):
+            assert (await apply(acc, 1, call=RequestId("a", sequence)))[1]
+        for sequence in (0, 5):
+            with pytest.raises(AbortedError, match=f"a:{sequence} is older than the 4 latest"):
+                await apply(acc, 1, call=RequestId("a", sequence))
+        assert acc.num_accumulated == 10
+
+    async def test_numbers_need_not_be_consecutive_nor_in_order(self) -> None:
+        acc = Bench(id_window=4).accumulator()
+        for sequence in (1_000_000, 5, 2**63, 77):
+            assert not (await apply(acc, 1, call=RequestId("a", sequence)))[1]
+        assert acc.num_accumulated == 4
+
+    async def test_same_id_with_other_content(self, bench: Bench) -> None:
+        acc = bench.accumulator()
+        await apply(acc, 1, call=ID)
+        with pytest.raises(InvalidArgumentError, match="expected the same content in every call with request_id a:7"):
+            await apply(acc, 1, call=RequestId("a", 7, b"other"))
+        assert acc.num_accumulated == 1
+
+    async def test_clients_are_apart(self, bench: Bench) -> None:
+        acc = bench.accumulator()
+        await apply(acc, 1, call=RequestId("a", 1))
+        assert not (await apply(acc, 1, call=RequestId("b", 1)))[1]
+
+    async def test_silent_clients_make_room_and_others_do_not(self) -> None:
+        bench = Bench(max_clients=2, client_memory_seconds=10)
+        acc = bench.accumulator()
+        await apply(acc, 1, call=RequestId("a", 1))
+        bench.now = 6
+        await apply(acc, 1, call=RequestId("b", 1))
+        with pytest.raises(ResourceExhaustedError, match="too many clients"):
+            await apply(acc, 1, call=RequestId("c", 1))
+        bench.now = 11
+        await apply(acc, 1, call=RequestId("c", 1))
+        assert acc.num_accumulated == 3
+
+    async def test_apply_goes_on_when_its_caller_is_gone(self) -> None:
+        compute = HeldCompute()
+        acc = Bench(compute).accumulator()
+        first = asyncio.create_task(apply(acc, 1, call=ID))
+        await compute.begun.wait()
+        first.cancel()
+        await turns()
+        second = asyncio.create_task(apply(acc, 1, call=ID))
+        await turns()
+        compute.go_on.set()
+        _, duplicate = await second
+        assert duplicate
+        assert acc.num_accumulated == 1
+
+
+class TestSameTurn:
+    """A call that is cancelled and sent again before the event loop has cleaned up after the first."""
+
+    @pytest.mark.parametrize("turns_between", range(6))
+    async def test_cancelled_take_sent_again(self, bench: Bench, turns_between: int) -> None:
+        acc = bench.accumulator(keep_averages=8)
+        first = asyncio.create_task(take(acc, 1, ID))
+        await turns()
+        first.cancel()
+        await turns(turns_between)
+        second = asyncio.create_task(take(acc, 1, ID))
+        await turns()
+        await apply(acc, 5)
+        assert value_of((await second)[0]) == [5]
+        # The reply to the second was lost as well, and other rounds have gone by.
+        await apply(acc, 6, local_step=1)
+        await take(acc, 1)
+        again, duplicate = await take(acc, 1, ID)
+        assert (value_of(again), duplicate) == ([5], True)
+        assert acc.state.global_step == 2
+
+    @pytest.mark.parametrize("turns_between", range(6))
+    async def test_failed_apply_sent_again(self, bench: Bench, turns_between: int) -> None:
+        acc = bench.accumulator(ComponentSpec("", F32, PartialShape((1,))))
+        wrong = asyncio.create_task(apply(acc, 1, 2, call=ID))
+        await turns(turns_between)
+        with contextlib.suppress(InvalidArgumentError):  # it may join the first, and fail with it
+            await apply(acc, 1, call=ID)
+        with contextlib.suppress(InvalidArgumentError):
+            await wrong
+        await turns()
+        for _ in range(2):
+            await apply(acc, 1, call=ID)
+        assert acc.num_accumulated == 1
+
+    @pytest.mark.parametrize("turns_between", range(6))
+    async def test_cancelled_push_pull_sent_again(self, bench: Bench, turns_between: int) -> None:
+        acc = bench.accumulator(keep_averages=8)
+        first = asyncio.create_task(push_pull(acc, 1, num_required=2, call=ID))
+        await turns(turns_between)
+        first.cancel()
+        await turns(turns_between)
+        second = asyncio.create_task(push_pull(acc, 1, num_required=2, call=ID))
+        await turns()
+        assert acc.num_accumulated == 1
+        await apply(acc, 3)
+        assert value_of((await second)[1]) == [2]
+        await apply(acc, 6, local_step=1)
+        await take(acc, 1)
+        _, again, duplicate = await push_pull(acc, 1, num_required=2, call=ID)
+        assert (value_of(again), duplicate) == ([2], True)

@@ -1,0 +1,116 @@
+"""What accumulators hold, and how they are found."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import numpy as np
+import pytest
+
+from gradserve_server.accumulators.gradient import Contribution, Gradient
+from gradserve_server.accumulators.spec import (
+    AccumulatorSpec,
+    ComponentSpec,
+)
+from gradserve_server.errors import (
+    NotFoundError,
+    ResourceExhaustedError,
+)
+from gradserve_server.resources import ResourceKey
+from tests.accumulators.bench import F32, ID, KEY, Bench, FailingCompute, apply, take, turns, value_of
+
+
+class TestMemory:
+    async def test_owned_gradient_becomes_the_sum(self, bench: Bench) -> None:
+        acc = bench.accumulator()
+        mine = np.ones(4, np.float32)
+        await acc.apply(None, Contribution(), lambda: nullcontext(Gradient({"": mine}, owned=True)))
+        average, _ = await take(acc, 1)
+        assert average.values[""] is mine
+
+    async def test_other_gradients_are_not_touched(self, bench: Bench) -> None:
+        acc = bench.accumulator()
+        mine = np.ones(4, np.float32)
+        for _ in range(2):
+            await acc.apply(None, Contribution(weight=2), lambda: nullcontext(Gradient({"": mine})))
+        await take(acc, 2)
+        assert mine.tolist() == [1] * 4
+
+    async def test_memory_is_counted(self, bench: Bench) -> None:
+        acc = bench.accumulator(keep_averages=2)
+        await apply(acc, 1, 2, 3)
+        assert bench.memory.used == acc.state.num_bytes == 12
+        for step in range(5):
+            await take(acc, 1)
+            await apply(acc, 1, 2, 3, local_step=step + 1)
+        assert bench.memory.used == acc.state.num_bytes == 3 * 12
+
+    async def test_refused_when_memory_is_short(self) -> None:
+        bench = Bench(limit=16)
+        acc = bench.accumulator()
+        with pytest.raises(ResourceExhaustedError, match="20 asked for, 0 in use, 16 allowed"):
+            await apply(acc, 1, 2, 3, 4, 5)
+        assert (acc.num_accumulated, bench.memory.used) == (0, 0)
+        await apply(acc, 1, 2, 3, 4)
+        await apply(acc, 1, 2, 3, 4)
+
+    @pytest.mark.parametrize("deterministic", [False, True])
+    async def test_out_of_memory_leaves_the_round_as_it_was(self, deterministic: bool) -> None:
+        compute = FailingCompute()
+        bench = Bench(compute)
+        acc = bench.accumulator(deterministic=deterministic)
+        await apply(acc, 3, worker_id="w")
+        before = acc.state
+        compute.failing = True
+        with pytest.raises(ResourceExhaustedError):
+            await apply(acc, 3, worker_id="w")
+        with pytest.raises(ResourceExhaustedError):
+            await take(acc, 1, ID)
+        compute.failing = False
+        assert acc.state == before
+        average, duplicate = await take(acc, 1, ID)
+        assert value_of(average) == [3]
+        assert not duplicate
+
+    async def test_gradient_that_cannot_be_fetched(self, bench: Bench) -> None:
+        acc = bench.accumulator()
+
+        @contextmanager
+        def broken() -> Iterator[Gradient]:
+            raise NotFoundError("no tensor")
+            yield
+
+        with pytest.raises(NotFoundError):
+            await acc.apply(ID, Contribution(), broken)
+        await turns()
+        assert not (await apply(acc, 1, call=ID))[1]
+
+
+class TestRegistry:
+    def test_same_name_and_spec(self, bench: Bench) -> None:
+        first = bench.accumulator()
+        again, created = bench.registry.create(KEY, AccumulatorSpec((ComponentSpec("", F32),)))
+        assert again is first
+        assert not created
+
+    def test_containers_are_apart(self, bench: Bench) -> None:
+        spec = AccumulatorSpec((ComponentSpec("", F32),))
+        first, _ = bench.registry.create(ResourceKey("a", "x"), spec)
+        second, _ = bench.registry.create(ResourceKey("b", "x"), spec)
+        assert first is not second
+
+    def test_incarnations(self, bench: Bench) -> None:
+        first = bench.accumulator()
+        bench.registry.delete(KEY)
+        second = bench.accumulator()
+        assert bench.registry.get(KEY, second.incarnation) is second
+        with pytest.raises(NotFoundError, match="was deleted; the one of that name now is another"):
+            bench.registry.get(KEY, first.incarnation)
+        assert not bench.registry.delete(KEY, first.incarnation)
+
+    def test_pages(self, bench: Bench) -> None:
+        spec = AccumulatorSpec((ComponentSpec("", F32),))
+        for name in ("c", "a", "b"):
+            bench.registry.create(ResourceKey("x", name), spec)
+        bench.registry.create(ResourceKey("y", "aa"), spec)
+        assert [key.name for key, _ in bench.registry.page("x", "", 2)] == ["a", "b"]
+        assert [key.name for key, _ in bench.registry.page("x", "b", 2)] == ["c"]

@@ -1,0 +1,80 @@
+"""Work in threads, and callers who do not wait for it."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from gradserve_server.devices.compute import INLINE_BYTES, ThreadCompute
+from tests.servers.polling import PATIENCE_SECONDS
+
+
+@pytest.fixture
+def compute() -> Iterator[ThreadCompute]:
+    made = ThreadCompute(1)
+    yield made
+    made.close()
+
+
+class BoomError(Exception):
+    """What goes wrong."""
+
+
+def fail() -> None:
+    raise BoomError
+
+
+@pytest.mark.parametrize(("num_bytes", "in_thread"), [(0, False), (INLINE_BYTES, False), (INLINE_BYTES + 1, True)])
+async def test_big_work_runs_in_a_thread(compute: ThreadCompute, num_bytes: int, in_thread: bool) -> None:
+    assert (await compute.run(num_bytes, threading.get_ident) != threading.get_ident()) is in_thread
+    assert await compute.run_in_thread(threading.get_ident) != threading.get_ident()
+
+
+async def test_errors_reach_the_caller(compute: ThreadCompute) -> None:
+    with pytest.raises(BoomError):
+        await compute.run(0, fail)
+    with pytest.raises(BoomError):
+        await compute.run_in_thread(fail)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_cancelled_caller_waits_for_its_work(compute: ThreadCompute, fails: bool) -> None:
+    started, finish, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        started.set()
+        assert finish.wait(PATIENCE_SECONDS)
+        ended.set()
+        if fails:
+            raise BoomError
+
+    caller = asyncio.create_task(compute.run_in_thread(work))
+    await asyncio.to_thread(started.wait, 30)
+    for _ in range(3):  # however often
+        caller.cancel()
+        await asyncio.sleep(0)
+        assert not caller.done()
+    finish.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert ended.is_set()
+
+
+async def test_work_that_has_not_begun_is_not_done(compute: ThreadCompute) -> None:
+    started, finish, begun = threading.Event(), threading.Event(), []
+
+    def first() -> None:
+        started.set()
+        assert finish.wait(PATIENCE_SECONDS)
+
+    busy = asyncio.create_task(compute.run_in_thread(first))
+    await asyncio.to_thread(started.wait, 30)
+    waiting = asyncio.create_task(compute.run_in_thread(begun.append, 1))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    finish.set()
+    await busy
+    assert begun == []

@@ -1,0 +1,44 @@
+"""Which device ops run on."""
+
+import pytest
+
+from gradserve_server.devices import selection
+from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.host.pool import BufferPool
+from gradserve_server.devices.inventory import DeviceDescription
+from gradserve_server.devices.selection import NoSuchDeviceError, choose_device
+from tests.servers.process import run_cli
+
+HOST = CpuDevice(BufferPool(0))
+CPU = DeviceDescription("cpu", "a processor", 1 << 30)
+
+
+@pytest.fixture
+def only_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "list_devices", lambda: (CPU,))
+
+
+@pytest.mark.usefixtures("only_a_cpu")
+@pytest.mark.parametrize("wanted", ["cpu", "auto"])
+def test_the_host(wanted: str) -> None:
+    assert choose_device(wanted, HOST) is HOST
+
+
+@pytest.mark.usefixtures("only_a_cpu")
+@pytest.mark.parametrize("wanted", ["cuda", "cuda:0", "cuda:7"])
+def test_a_gpu_that_is_not_there(wanted: str) -> None:
+    with pytest.raises(NoSuchDeviceError, match=r"expected a device of this machine, cpu or auto, got 'cuda:[07]'"):
+        choose_device(wanted, HOST)
+
+
+def test_a_server_says_what_it_lacks() -> None:
+    done = run_cli("serve", "--listen", "127.0.0.1:0", "--device", "cuda:99")
+    assert done.returncode == 1
+    assert "Error: --device: expected a device of this machine, cpu" in done.stderr
+
+
+@pytest.mark.parametrize("wanted", ["gpu", "cuda:", "cuda:x", "CPU", ""])
+def test_names_that_no_device_has(wanted: str) -> None:
+    done = run_cli("serve", "--device", wanted)
+    assert done.returncode == 2
+    assert done.stderr == f"Error: --device: expected cpu, cuda, cuda:N or auto, got {wanted!r}\n"

@@ -1,0 +1,129 @@
+"""Layers for tests: no socket, no thread, a clock of our own."""
+
+import asyncio
+import itertools
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve_server.config import LimitsConfig
+from gradserve_server.devices.compute import InlineCompute
+from gradserve_server.devices.device import CpuDevice, Device
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.pool import BufferPool
+from gradserve_server.layers.batch_norm.calls import ForwardCall, ForwardResult
+from gradserve_server.layers.batch_norm.config import BatchNormConfig
+from gradserve_server.layers.batch_norm.layer import BatchNormLayer
+from gradserve_server.layers.batch_norm.spec import BackwardOutputs, CallInputs
+from gradserve_server.layers.families import make_layer_families
+from gradserve_server.layers.initializers import TensorInitializer
+from gradserve_server.layers.registry import LayerRegistry, Reuse
+from gradserve_server.layers.regularizers import Regularizer
+from gradserve_server.leases.lifetimes import Lifetimes
+from gradserve_server.ops.operation import Family
+from gradserve_server.ops.registry import make_families
+from gradserve_server.ops.runner import OpRunner
+from gradserve_server.resources import ResourceKey
+from gradserve_server.tensors.quotas import Quota
+
+KEY = ResourceKey("test", "layer")
+
+
+class LayerBench:
+    """A registry with all that it needs, to be looked at. NumPy computes: kernels are not prepared."""
+
+    def __init__(
+        self,
+        limit: int = 1 << 40,
+        device: Device | None = None,
+        families: Mapping[str, Family] | None = None,
+        **limits: Any,
+    ) -> None:
+        """Takes `families` of ops and layers together with their device; without, the CPU's."""
+        self.now = 0.0
+        self.memory = Quota(limit, "bytes of tensor memory")
+        self.handles = Quota(1 << 20, "tensor handles")
+        self._device = device or CpuDevice(BufferPool(0))
+        if families is None:
+            ops = make_families(self._device, ForkJoin(1))
+            families = {**ops, **make_layer_families(self._device, ops)}
+        self.runner = OpRunner(
+            device=self._device,
+            families=families,
+            compute=InlineCompute(),
+            memory=self.memory,
+        )
+        self.runner.prepare = lambda: None  # type: ignore[method-assign]
+        ids = itertools.count(1)
+        self.lifetimes = Lifetimes(lambda: self.now, 60.0)
+        self.registry = LayerRegistry(
+            runner=self.runner,
+            compute=InlineCompute(),
+            memory=self.memory,
+            handles=self.handles,
+            limits=LimitsConfig(**limits),
+            lifetimes=self.lifetimes,
+            clock=lambda: self.now,
+            new_id=lambda: str(next(ids)),
+            new_seed=lambda: 7,
+        )
+
+    def layer(self, key: ResourceKey = KEY, reuse: Reuse = Reuse.ALLOWED, **arguments: Any) -> BatchNormLayer:
+        """Returns a layer with the arguments of `client.batch_norm`, as the golden cases have them."""
+        return self.registry.create(key, config_of(**arguments), reuse, "")[0]
+
+    def variables(self, layer: BatchNormLayer, names: Collection[str] = ()) -> dict[str, NDArray[Any]]:
+        """Returns variables in host memory, all if none are named."""
+        device = self._device
+        with device.computing():
+            return {
+                name: device.to_host(array) if device.holds(array) else array
+                for name, array in layer.get_variables(names).items()
+            }
+
+
+def config_of(**arguments: Any) -> BatchNormConfig:
+    given = dict(arguments)
+    if "updates_collections" in given:
+        updates = given.pop("updates_collections")
+        given["in_place_updates"] = updates is None
+        given["updates_collections"] = () if updates is None else (updates,)
+    given["activation_fn"] = given.get("activation_fn") or ""
+    initializers = given.pop("param_initializers", None) or {}
+    given["param_initializers"] = {
+        name: TensorInitializer(value) if isinstance(value, np.ndarray) else value
+        for name, value in initializers.items()
+    }
+    regularizers = given.pop("param_regularizers", None) or {}
+    given["param_regularizers"] = {name: _regularizer(value) for name, value in regularizers.items()}
+    given["renorm_clipping"] = given.get("renorm_clipping") or {}
+    return BatchNormConfig(**given)
+
+
+def _regularizer(value: Any) -> Regularizer:
+    return value if isinstance(value, Regularizer) else Regularizer(*value["regularizer"])
+
+
+def forward(
+    layer: BatchNormLayer,
+    x: Any,
+    is_training: bool = True,
+    batch_weights: Any = None,
+    adjustment: Any = None,
+    **call: Any,
+) -> ForwardResult:
+    scale, bias = adjustment or (None, None)
+    inputs = CallInputs(np.asarray(x), batch_weights, scale, bias)
+    call.setdefault("keep_for_backward", True)
+    return asyncio.run(layer.forward(inputs, ForwardCall(is_training=is_training, **call), on_host=True))
+
+
+def backward(layer: BatchNormLayer, forward_id: str, dy: Any, retain: bool = False) -> BackwardOutputs:
+    call = layer.check_backward(forward_id, np.asarray(dy))
+    return asyncio.run(layer.backward(call, retain=retain, on_host=True)).outputs
+
+
+def run_updates(layer: BatchNormLayer, *forward_ids: str) -> int:
+    return asyncio.run(layer.run_updates(forward_ids))

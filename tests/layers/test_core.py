@@ -1,0 +1,60 @@
+"""The layer beside TensorFlow's, without a socket: every recorded case."""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pytest
+
+from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.pool import BufferPool
+from gradserve_server.layers.families import make_layer_families
+from gradserve_server.ops.activation.declaration import FAMILY as ACTIVATION
+from gradserve_server.ops.batch_norm.declaration import FAMILY as BATCH_NORM
+from gradserve_server.ops.operation import Family
+from gradserve_server.ops.registry import make_families
+from tests.golden.batch_norm_layer import LayerCase, load_layer_cases
+from tests.layers.bench import LayerBench, backward, forward
+from tests.layers.recorded import check_recorded
+
+_DEVICE = CpuDevice(BufferPool(1 << 20))
+
+CASES = load_layer_cases()
+WITH_RELU = [case for case in CASES if case.arguments.get("activation_fn") == "relu"]
+SAMPLE = [case for case in CASES if case not in WITH_RELU][::4]
+
+
+@pytest.fixture(scope="module")
+def kernels(_compiled_kernels: None) -> Iterator[Mapping[str, Family]]:
+    """Families whose kernels are prepared."""
+    parallel = ForkJoin(2)
+    ops = make_families(_DEVICE, parallel)
+    for name in (BATCH_NORM, ACTIVATION):
+        ops[name].prepare(lambda: False)
+    yield {**ops, **make_layer_families(_DEVICE, ops)}
+    parallel.close()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_it_is_tensorflows(case: LayerCase) -> None:
+    check_recorded(case, LayerBench)
+
+
+@pytest.mark.parametrize("case", [*WITH_RELU, *SAMPLE], ids=str)
+def test_it_is_tensorflows_by_kernels(case: LayerCase, kernels: Mapping[str, Family]) -> None:
+    check_recorded(case, lambda: LayerBench(device=_DEVICE, families=kernels))
+
+
+@pytest.mark.parametrize("is_training", [True, False], ids=["training", "inference"])
+def test_a_relu_is_computed_along_and_keeps_nothing(kernels: Mapping[str, Family], is_training: bool) -> None:
+    x = np.random.default_rng(5).normal(0, 1, (4, 5, 5, 3)).astype(np.float32)
+    kept, outputs, gradients = {}, {}, {}
+    for activation_fn in (None, "relu", "relu6"):
+        layer = LayerBench(device=_DEVICE, families=kernels).layer(activation_fn=activation_fn, scale=True)
+        made = forward(layer, x, is_training)
+        kept[activation_fn], outputs[activation_fn] = layer.forwards.num_bytes, made.outputs
+        gradients[activation_fn] = backward(layer, made.forward_id, x).inputs_gradient
+    assert kept["relu"] == kept[None] == kept["relu6"] - x.nbytes
+    # No output is above 6.
+    assert np.array_equal(outputs["relu"], outputs["relu6"])
+    np.testing.assert_allclose(gradients["relu"], gradients["relu6"], 1e-5, 1e-6)

@@ -1,0 +1,74 @@
+"""Memory that a layer keeps is not taken over by others, however their calls overlap; without a socket."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
+from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+from gradserve.v1 import layer_pb2, tensor_pb2
+from gradserve_server.config import LeaseConfig
+from gradserve_server.devices.host.pool import BufferPool
+from gradserve_server.layers.batch_norm.layer import BatchNormLayer
+from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
+from gradserve_server.rpc.tensors.messages import Placer
+from gradserve_server.tensors.store import TensorStore
+from tests.layers.bench import KEY, LayerBench
+
+LAYER = batch_norm_pb2.BatchNormLayerRef(container=KEY.container, name=KEY.name)
+STORED = tensor_pb2.Tensor(handle="stored")
+BETA = layer_pb2.NamedTensor(name="beta", tensor=STORED)
+
+Call = Callable[[BatchNormLayerServicer], Any]
+CALLS: dict[str, tuple[tuple[int, ...], Call]] = {
+    "forward": (
+        (4, 3),
+        lambda service: service.BatchNormForward(
+            messages_pb2.BatchNormForwardRequest(layer=LAYER, inputs=STORED), None
+        ),
+    ),
+    "set_variables": (
+        (3,),
+        lambda service: service.SetBatchNormVariables(
+            messages_pb2.SetBatchNormVariablesRequest(layer=LAYER, variables=[BETA]), None
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("shape", "call"), CALLS.values(), ids=list(CALLS))
+async def test_what_another_call_hides_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], call: Call
+) -> None:
+    """A call that would delete the tensor hides it; that call fails when this one is done, so it is there again."""
+    bench = LayerBench()
+    store = TensorStore(
+        pool=BufferPool(0),
+        memory=bench.memory,
+        handles=bench.handles,
+        leases=LeaseConfig(),
+        clock=lambda: 0.0,
+        new_handle=lambda: "stored",
+    )
+    service: Any = BatchNormLayerServicer(bench.registry, store, None, Placer(store, 1 << 20, 1 << 20))  # type: ignore[arg-type]
+    await bench.layer().build(np.dtype(np.float32), (-1, 3))
+    store.keep([np.ones(shape, np.float32)], None, shared=False)
+    hiding = ExitStack()
+
+    def hide(method: Any) -> Any:
+        async def hidden(self: BatchNormLayer, *args: Any, **kwargs: Any) -> Any:
+            assert not hiding.enter_context(store.use(["stored"], release=True)).exclusive
+            return await method(self, *args, **kwargs)
+
+        return hidden
+
+    for name in ("forward", "set_variables"):
+        monkeypatch.setattr(BatchNormLayer, name, hide(getattr(BatchNormLayer, name)))
+    await call(service)
+    with pytest.raises(ValueError, match="it failed"), hiding:
+        raise ValueError("it failed")
+    with store.use(["stored"], release=True) as found:
+        assert not found.exclusive

@@ -1,0 +1,532 @@
+"""FusedBatchNorm on the host gives what the reference gives in float64."""
+
+import importlib
+import subprocess
+import sys
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.pool import BufferPool
+from gradserve_server.ops.batch_norm.cpu.family import CpuBatchNorm
+from gradserve_server.ops.batch_norm.reference import fused_batch_norm, fused_batch_norm_grad
+from gradserve_server.ops.batch_norm.spec import (
+    ForwardAttributes,
+    ForwardInputs,
+    ForwardOutputs,
+    GradAttributes,
+    GradInputs,
+    GradOutputs,
+    plan_forward,
+    plan_gradient,
+)
+
+TOLERANCES = {np.float32: 1e-5, np.float64: 1e-12, np.float16: 2**-10, ml_dtypes.bfloat16: 2**-7}
+"""Relative, of what is rounded to T."""
+
+MIB = 1 << 20
+
+SHAPES = {
+    "one element": (1, 1, 1, 1),
+    "one channel": (3, 7, 5, 1),
+    "three channels": (3, 7, 5, 3),
+    "more rows than fit together": (33, 17, 19, 3),
+    "M = 1": (1, 1, 1, 70),
+    "many channels, M = 2": (2, 1, 1, 2048),
+    "S = 1": (9, 1, 1, 7),
+    "N = 1": (1, 7, 5, 40),
+    "five axes": (2, 3, 4, 5, 6),
+    "small planes": (6, 3, 3, 40),
+    "planes of 16": (3, 4, 4, 5),
+    "one more than a block of rows": (129, 1, 1, 200),
+    "one less than two blocks of rows": (255, 1, 1, 200),
+    "several chunks": (65, 64, 64, 2),
+    "planes of a block": (2, 32, 64, 3),
+    "planes of a block and one": (2, 3, 683, 3),
+    "an image of many channels": (2, 9, 9, 300),
+}
+"""With the channels last."""
+
+
+@pytest.fixture(scope="module")
+def parallel() -> Iterator[ForkJoin]:
+    fork_join = ForkJoin(2)
+    yield fork_join
+    fork_join.close()
+
+
+@pytest.fixture(scope="module")
+def batch_norm(parallel: ForkJoin, _compiled_kernels: None) -> CpuBatchNorm:
+    prepared = unprepared(parallel)
+    prepared.prepare(lambda: False)
+    return prepared
+
+
+def unprepared(parallel: ForkJoin) -> CpuBatchNorm:
+    return CpuBatchNorm(CpuDevice(BufferPool(64 * MIB)), parallel)
+
+
+def data_format(shape: tuple[int, ...], channels_first: bool) -> str:
+    if len(shape) == 4:
+        return "NCHW" if channels_first else "NHWC"
+    return "NCDHW" if channels_first else "NDHWC"
+
+
+def make_x(shape: tuple[int, ...], channels_first: bool, dtype: Any, mean: float = 3, deviation: float = 2) -> Any:
+    x = np.random.default_rng(1).normal(mean, deviation, shape).astype(dtype)
+    return np.ascontiguousarray(np.moveaxis(x, -1, 1)) if channels_first else x
+
+
+def forward_inputs(x: NDArray[Any], channels: int) -> ForwardInputs:
+    rng = np.random.default_rng(2)
+    dtype = np.float64 if x.dtype == np.float64 else np.float32
+    scale, offset, mean, variance = rng.uniform(0.5, 2, (4, channels)).astype(dtype)
+    return ForwardInputs(x, scale, offset, mean, variance)
+
+
+def grad_inputs(x: NDArray[Any], channels: int) -> GradInputs:
+    inputs = forward_inputs(x, channels)
+    y_backprop = np.random.default_rng(3).normal(0.1, 1, x.shape).astype(x.dtype)
+    return GradInputs(y_backprop, x, inputs.scale, inputs.mean, inputs.variance)
+
+
+def forward(batch_norm: CpuBatchNorm, inputs: ForwardInputs, attributes: ForwardAttributes) -> ForwardOutputs:
+    return batch_norm.forward(inputs, attributes, plan_forward(inputs, attributes).geometry)
+
+
+def gradient(batch_norm: CpuBatchNorm, inputs: GradInputs, attributes: GradAttributes) -> GradOutputs:
+    return batch_norm.gradient(inputs, attributes, plan_gradient(inputs, attributes).geometry)
+
+
+def in_float64(inputs: Any) -> Any:
+    return type(inputs)(
+        **{name: None if value is None else value.astype(np.float64) for name, value in vars(inputs).items()}
+    )
+
+
+def check(outputs: ForwardOutputs | GradOutputs, expected: Any, dtype: Any, rounding: float = 0) -> None:
+    """Compares all outputs; `rounding` is an absolute error of y to allow on top."""
+    for name, value in vars(outputs).items():
+        want = getattr(expected, name)
+        assert value.shape == want.shape, name
+        is_large = name in ("y", "x_backprop")
+        assert value.dtype == (dtype if is_large else np.float64 if dtype == np.float64 else np.float32), name
+        relative = TOLERANCES[dtype if is_large or dtype == np.float64 else np.float32]
+        absolute = relative * np.max(np.abs(want), initial=0, where=np.isfinite(want)) + rounding * (name == "y")
+        np.testing.assert_allclose(value.astype(np.float64), want, relative, absolute, err_msg=name)
+
+
+def check_forward(
+    batch_norm: CpuBatchNorm, inputs: ForwardInputs, attributes: ForwardAttributes, rounding: float = 0
+) -> None:
+    geometry = plan_forward(inputs, attributes).geometry
+    with np.errstate(all="ignore"):
+        expected = fused_batch_norm(np, in_float64(inputs), attributes, geometry)
+    check(batch_norm.forward(inputs, attributes, geometry), expected, inputs.x.dtype.type, rounding)
+
+
+def check_relu(batch_norm: CpuBatchNorm, inputs: ForwardInputs, name: str, is_training: bool) -> None:
+    """The relu is that of y, and its gradient that of a y_backprop that is 0 where the relu is."""
+    attributes = ForwardAttributes(1e-3, 1.0, name, is_training)
+    geometry = plan_forward(inputs, attributes).geometry
+    plain, found = (compute(inputs, attributes, geometry) for compute in (batch_norm.forward, batch_norm.forward_relu))
+    for output, value in vars(replace(plain, y=np.where(plain.y <= 0, plain.y.dtype.type(0), plain.y))).items():
+        assert getattr(found, output).tobytes() == value.tobytes(), output
+    mean, variance = inputs.mean, inputs.variance
+    if is_training:
+        mean, variance = found.reserve_space_1, found.reserve_space_2
+    dy = np.random.default_rng(3).normal(0.1, 1, inputs.x.shape).astype(inputs.x.dtype)
+    given, grad_attributes = (
+        GradInputs(dy, inputs.x, inputs.scale, mean, variance),
+        GradAttributes(1e-3, name, is_training),
+    )
+    masked = replace(given, y_backprop=np.where(found.y > 0, dy, dy.dtype.type(0)))
+    expected = fused_batch_norm_grad(np, in_float64(masked), grad_attributes, geometry)
+    check(batch_norm.gradient_relu(given, inputs.offset, grad_attributes, geometry), expected, dy.dtype.type)
+
+
+def check_gradient(batch_norm: CpuBatchNorm, inputs: GradInputs, attributes: GradAttributes) -> None:
+    geometry = plan_gradient(inputs, attributes).geometry
+    with np.errstate(all="ignore"):
+        expected = fused_batch_norm_grad(np, in_float64(inputs), attributes, geometry)
+    check(batch_norm.gradient(inputs, attributes, geometry), expected, inputs.x.dtype.type)
+
+
+by_dtype = pytest.mark.parametrize("dtype", TOLERANCES, ids=lambda dtype: dtype.__name__)
+by_format = pytest.mark.parametrize("channels_first", [False, True], ids=["channels last", "channels first"])
+by_mode = pytest.mark.parametrize("is_training", [True, False], ids=["training", "inference"])
+by_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+
+
+@by_dtype
+@by_format
+@by_mode
+@by_shape
+def test_like_the_reference(
+    batch_norm: CpuBatchNorm, dtype: Any, channels_first: bool, is_training: bool, shape: tuple[int, ...]
+) -> None:
+    x, name = make_x(shape, channels_first, dtype), data_format(shape, channels_first)
+    check_forward(batch_norm, forward_inputs(x, shape[-1]), ForwardAttributes(1e-3, 1.0, name, is_training))
+    check_gradient(batch_norm, grad_inputs(x, shape[-1]), GradAttributes(1e-3, name, is_training))
+    check_relu(batch_norm, forward_inputs(x, shape[-1]), name, is_training)
+
+
+@by_dtype
+@by_format
+def test_the_gradient_of_a_relu_knows_every_sign_of_the_forward(
+    batch_norm: CpuBatchNorm, dtype: Any, channels_first: bool
+) -> None:
+    # Half of xhat is about 1, half about -1, so that y is 2 scale or a rounding error, and not 0 even for float16.
+    shape, channels, rng = (9, 16, 16, 50), 50, np.random.default_rng(4)
+    signs = np.where(np.arange(9 * 256) % 2, 1, -1).reshape(9, 16, 16, 1)
+    x = rng.uniform(0.5, 2, channels) * signs + rng.normal(0, np.finfo(np.float32).eps, shape)
+    x = x.astype(dtype)
+    x = np.ascontiguousarray(np.moveaxis(x, -1, 1)) if channels_first else x
+    name, inputs = data_format(shape, channels_first), forward_inputs(x, channels)
+    inputs = replace(inputs, scale=1024 * inputs.scale, offset=1024 * inputs.scale)
+    attributes = ForwardAttributes(0.0, data_format=name)
+    geometry = plan_forward(inputs, attributes).geometry
+    outputs = batch_norm.forward_relu(inputs, attributes, geometry)
+    given = GradInputs(np.ones_like(x), x, inputs.scale, outputs.reserve_space_1, outputs.reserve_space_2)
+    gradients = batch_norm.gradient_relu(given, inputs.offset, GradAttributes(0.0, name), geometry)
+    axes = (0, 2, 3) if channels_first else (0, 1, 2)
+    positive = (outputs.y > 0).sum(axes)
+    assert 9 * 128 <= positive.min() < positive.max()
+    assert np.array_equal(gradients.offset_backprop, positive)
+    frozen = batch_norm.gradient_relu(given, inputs.offset, GradAttributes(0.0, name, is_training=False), geometry)
+    assert np.array_equal(frozen.x_backprop > 0, outputs.y > 0)
+
+
+@by_dtype
+@by_format
+@pytest.mark.parametrize("is_prepared", [True, False], ids=["kernels", "NumPy"])
+def test_a_relu_at_the_corner_and_of_what_is_not_finite(
+    batch_norm: CpuBatchNorm, parallel: ForkJoin, dtype: Any, channels_first: bool, is_prepared: bool
+) -> None:
+    x = np.array([-1, -0.0, 0, 1, np.inf, -np.inf, np.nan])
+    y = np.array([0, 0, 0, 1, np.inf, 0, np.nan])
+    dy = np.array([np.nan, 3, np.inf, 3, 3, 3, 3])
+    x_backprop = np.array([0, 0, 0, 3, 3, 0, 0])
+    shape = (2, 40, 20, 7) if channels_first else (2, 20, 7, 40)
+
+    def spread(values: NDArray[Any]) -> NDArray[Any]:
+        along = values if channels_first else values[:, None]
+        return np.broadcast_to(along, shape).astype(dtype)
+
+    computing, name = batch_norm if is_prepared else unprepared(parallel), data_format(shape, channels_first)
+    inputs = forward_inputs(spread(x), 40)
+    ones, zeros = np.ones_like(inputs.scale), np.zeros_like(inputs.scale)
+    inputs = ForwardInputs(inputs.x, ones, zeros, zeros, ones)
+    attributes = ForwardAttributes(0.0, data_format=name, is_training=False)
+    geometry = plan_forward(inputs, attributes).geometry
+    outputs = computing.forward_relu(inputs, attributes, geometry)
+    assert np.array_equal(outputs.y.astype(np.float64), spread(y).astype(np.float64), equal_nan=True)
+    gradients = computing.gradient_relu(
+        GradInputs(spread(dy), inputs.x, ones, zeros, ones), zeros, GradAttributes(0.0, name, False), geometry
+    )
+    assert np.array_equal(gradients.x_backprop, spread(x_backprop))
+    assert np.array_equal(gradients.offset_backprop, np.full_like(zeros, 6 * 40))
+
+
+@by_dtype
+@pytest.mark.parametrize("factor", [0.0, 0.3, 1.0])
+def test_moving_averages(batch_norm: CpuBatchNorm, dtype: Any, factor: float) -> None:
+    inputs = forward_inputs(make_x((3, 7, 5, 6), False, dtype), 6)
+    check_forward(batch_norm, inputs, ForwardAttributes(exponential_avg_factor=factor))
+    if factor == 0:
+        outputs = forward(batch_norm, inputs, ForwardAttributes(exponential_avg_factor=factor))
+        assert np.array_equal(outputs.batch_mean, inputs.mean)
+        assert np.array_equal(outputs.batch_variance, inputs.variance)
+
+
+def test_mean_and_variance_are_not_read_where_they_have_no_meaning(batch_norm: CpuBatchNorm) -> None:
+    x = make_x((3, 7, 5, 6), False, np.float32)
+    inputs = forward_inputs(x, 6)
+    nothing = np.empty(0, np.float32)
+    check_forward(batch_norm, ForwardInputs(x, inputs.scale, inputs.offset, nothing, nothing), ForwardAttributes())
+
+
+@by_dtype
+@by_format
+@by_mode
+@pytest.mark.parametrize("shape", [(0, 7, 5, 3), (2, 0, 5, 3), (2, 7, 5, 0)], ids=str)
+def test_empty(
+    batch_norm: CpuBatchNorm, dtype: Any, channels_first: bool, is_training: bool, shape: tuple[int, ...]
+) -> None:
+    x, name = make_x(shape, channels_first, dtype), data_format(shape, channels_first)
+    check_forward(batch_norm, forward_inputs(x, shape[-1]), ForwardAttributes(1e-3, 1.0, name, is_training))
+    check_gradient(batch_norm, grad_inputs(x, shape[-1]), GradAttributes(1e-3, name, is_training))
+    check_relu(batch_norm, forward_inputs(x, shape[-1]), name, is_training)
+
+
+@by_format
+@pytest.mark.parametrize("shape", [(8, 40, 40, 3), (2, 5, 5, 200)], ids=str)
+@pytest.mark.parametrize(
+    ("change", "rounding"),
+    [
+        # x - mean cannot be better than float32 has the mean.
+        pytest.param(lambda x: x + 1e4, 2e-3, id="large mean"),
+        pytest.param(lambda x: np.where(np.arange(x.size).reshape(x.shape) == 0, np.float32(1e6), x), 0, id="outlier"),
+        pytest.param(lambda x: x * np.float32(1e-15), 0, id="tiny"),
+        pytest.param(lambda x: x * np.float32(1e15), 0, id="huge"),
+    ],
+)
+def test_hard_numbers(
+    batch_norm: CpuBatchNorm, channels_first: bool, shape: tuple[int, ...], change: Any, rounding: float
+) -> None:
+    x = change(make_x(shape, channels_first, np.float32, 0, 1)).astype(np.float32)
+    attributes = ForwardAttributes(1e-36, data_format=data_format(shape, channels_first))
+    check_forward(batch_norm, forward_inputs(x, shape[-1]), attributes, rounding)
+
+
+@by_dtype
+@by_format
+@by_mode
+@pytest.mark.parametrize("epsilon", [0.0, -1e9], ids=["zero", "negative"])
+def test_epsilons_that_make_nan(
+    batch_norm: CpuBatchNorm, dtype: Any, channels_first: bool, is_training: bool, epsilon: float
+) -> None:
+    shape = (2, 7, 5, 3)
+    x, name = np.zeros_like(make_x(shape, channels_first, dtype)), data_format(shape, channels_first)
+    inputs = forward_inputs(x, 3)
+    zeros = np.zeros_like(inputs.scale)
+    inputs = ForwardInputs(x, inputs.scale, inputs.offset, zeros, zeros)
+    check_forward(batch_norm, inputs, ForwardAttributes(epsilon, 1.0, name, is_training))
+    outputs = gradient(
+        batch_norm, GradInputs(x, x, inputs.scale, zeros, zeros), GradAttributes(epsilon, name, is_training)
+    )
+    assert np.isnan(outputs.x_backprop.astype(np.float32)).all()
+    assert np.isnan(outputs.scale_backprop).all()
+    assert not np.isnan(outputs.offset_backprop).any()
+
+
+@by_dtype
+@by_format
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("position", [0, 1, -1], ids=["first", "second", "last"])
+@pytest.mark.parametrize("shape", [(2, 7, 5, 3), (3, 1, 1, 70)], ids=str)
+def test_what_is_not_finite_stays_in_its_channel(
+    batch_norm: CpuBatchNorm, dtype: Any, channels_first: bool, bad: float, position: int, shape: tuple[int, ...]
+) -> None:
+    axis, channels = (1 if channels_first else 3), shape[-1]
+    x, name = make_x(shape, channels_first, dtype), data_format(shape, channels_first)
+    broken = x.copy()
+    np.moveaxis(broken, axis, 0)[1].flat[position] = bad
+    others = [0, *range(2, channels)]
+    want = forward(batch_norm, forward_inputs(x, channels), ForwardAttributes(data_format=name))
+    got = forward(batch_norm, forward_inputs(broken, channels), ForwardAttributes(data_format=name))
+    assert not np.isfinite(np.moveaxis(got.y, axis, 0)[1].astype(np.float32)).any()
+    assert not np.isfinite(got.batch_mean[1])
+    assert not np.isfinite(got.batch_variance[1])
+    assert np.array_equal(np.moveaxis(got.y, axis, 0)[others], np.moveaxis(want.y, axis, 0)[others])
+    assert np.array_equal(got.batch_variance[others], want.batch_variance[others])
+    want_grad = gradient(batch_norm, grad_inputs(x, channels), GradAttributes(data_format=name))
+    got_grad = gradient(batch_norm, grad_inputs(broken, channels), GradAttributes(data_format=name))
+    assert not np.isfinite(got_grad.scale_backprop[1])
+    assert not np.isfinite(np.moveaxis(got_grad.x_backprop, axis, 0)[1].astype(np.float32)).any()
+    assert np.array_equal(
+        np.moveaxis(got_grad.x_backprop, axis, 0)[others], np.moveaxis(want_grad.x_backprop, axis, 0)[others]
+    )
+    # Frozen, x has no part in x_backprop.
+    frozen = gradient(batch_norm, grad_inputs(broken, channels), GradAttributes(data_format=name, is_training=False))
+    assert np.isfinite(frozen.x_backprop.astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("scale", [1.0, 1.0009765625, 1 / 3, 3.0, 1e-3, 1e30])
+@by_format
+def test_every_number_of_half_the_precision_is_read_and_rounded_to_nearest(
+    batch_norm: CpuBatchNorm, dtype: Any, scale: float, channels_first: bool
+) -> None:
+    x = np.arange(1 << 16, dtype=np.uint16).view(dtype).reshape(1, 2, 2**7, 2**8)
+    name = "NCHW" if channels_first else "NHWC"
+    channels = 2 if channels_first else 2**8
+    zeros, ones = np.zeros(channels, np.float32), np.ones(channels, np.float32)
+    factor = np.float32(scale) * ones
+    outputs = forward(
+        batch_norm, ForwardInputs(x, factor, zeros, zeros, ones), ForwardAttributes(0.0, 1.0, name, False)
+    )
+    with np.errstate(all="ignore"):
+        expected = (x.astype(np.float32) * np.float32(scale)).astype(dtype)
+    assert np.array_equal(np.isnan(outputs.y.astype(np.float32)), np.isnan(expected.astype(np.float32)))
+    numbers = ~np.isnan(expected.astype(np.float32))
+    assert np.array_equal(outputs.y[numbers], expected[numbers])
+
+
+def results(batch_norm: CpuBatchNorm, x: NDArray[Any], channels: int, name: str) -> list[bytes]:
+    images, attributes = forward_inputs(x, channels), ForwardAttributes(data_format=name)
+    grads, grad_attributes = grad_inputs(x, channels), GradAttributes(data_format=name)
+    geometry = plan_forward(images, attributes).geometry
+    outputs = (
+        batch_norm.forward(images, attributes, geometry),
+        batch_norm.forward_relu(images, attributes, geometry),
+        batch_norm.gradient(grads, grad_attributes, geometry),
+        batch_norm.gradient_relu(grads, images.offset, grad_attributes, geometry),
+    )
+    return [value.tobytes() for output in outputs for value in vars(output).values()]
+
+
+@by_format
+@pytest.mark.parametrize("shape", [(65, 64, 64, 3), (16, 9, 9, 300), (257, 3, 3, 200)], ids=str)
+def test_the_same_bits_every_time_on_any_number_of_threads(channels_first: bool, shape: tuple[int, ...]) -> None:
+    x, name = make_x(shape, channels_first, np.float32), data_format(shape, channels_first)
+    bits = []
+    for num_threads in (1, 2, 5):
+        parallel = ForkJoin(num_threads)
+        batch_norm = unprepared(parallel)
+        batch_norm.prepare(lambda: False)
+        bits += [results(batch_norm, x, shape[-1], name) for _ in range(4)]
+        parallel.close()
+    assert all(other == bits[0] for other in bits)
+
+
+def test_several_threads_at_once(batch_norm: CpuBatchNorm) -> None:
+    shapes = [(17, 64, 64, 3), (16, 9, 9, 300), (40, 31, 31, 16), (2, 3, 3, 5)]
+    calls = [
+        (make_x(shape, first, np.float32), shape[-1], data_format(shape, first))
+        for shape, first in zip(shapes, (False, True, True, False), strict=True)
+    ]
+    expected = [results(batch_norm, *call) for call in calls]
+    same: list[bool] = []
+    start = threading.Barrier(4)
+
+    def work(index: int) -> None:
+        start.wait()
+        same.extend(results(batch_norm, *calls[turn % 4]) == expected[turn % 4] for turn in range(index, index + 8))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert same == [True] * 32
+
+
+@by_dtype
+@by_format
+@by_mode
+@pytest.mark.parametrize("shape", [(32, 64, 64, 16), (512, 3, 3, 400)], ids=str)
+def test_no_temporary_of_the_size_of_x(
+    batch_norm: CpuBatchNorm, dtype: Any, channels_first: bool, is_training: bool, shape: tuple[int, ...]
+) -> None:
+    x, name = make_x(shape, channels_first, dtype), data_format(shape, channels_first)
+    inputs, grads = forward_inputs(x, shape[-1]), grad_inputs(x, shape[-1])
+    attributes = ForwardAttributes(data_format=name, is_training=is_training)
+    grad_attributes = GradAttributes(data_format=name, is_training=is_training)
+    geometry = plan_forward(inputs, attributes).geometry
+    tracemalloc.start()
+    for forward in (batch_norm.forward, batch_norm.forward_relu):
+        forward(inputs, attributes, geometry)
+    batch_norm.gradient(grads, grad_attributes, geometry)
+    batch_norm.gradient_relu(grads, inputs.offset, grad_attributes, geometry)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < x.nbytes / 4
+
+
+@by_dtype
+@by_format
+def test_inputs_may_be_read_only_and_not_aligned(batch_norm: CpuBatchNorm, dtype: Any, channels_first: bool) -> None:
+    shape = (2, 7, 5, 3)
+    x, name = make_x(shape, channels_first, dtype), data_format(shape, channels_first)
+
+    def as_received(array: NDArray[Any]) -> NDArray[Any]:
+        return np.frombuffer(b"\0" + array.tobytes(), array.dtype, array.size, 1).reshape(array.shape)
+
+    inputs, grads = forward_inputs(x, 3), grad_inputs(x, 3)
+    received = ForwardInputs(**{key: as_received(value) for key, value in vars(inputs).items()})
+    received_grads = GradInputs(
+        **{key: None if value is None else as_received(value) for key, value in vars(grads).items()}
+    )
+    assert not received.x.flags.aligned
+    assert not received.x.flags.writeable
+    for is_training in (True, False):
+        check_forward(batch_norm, received, ForwardAttributes(data_format=name, is_training=is_training))
+        check_gradient(batch_norm, received_grads, GradAttributes(data_format=name, is_training=is_training))
+        check_relu(batch_norm, received, name, is_training)
+
+
+@by_dtype
+@pytest.mark.parametrize("num_checks", [0, 1, 7])
+def test_calls_are_right_before_all_is_prepared(parallel: ForkJoin, dtype: Any, num_checks: int) -> None:
+    batch_norm = unprepared(parallel)
+    checks: list[None] = []
+
+    def stop() -> bool:
+        checks.append(None)
+        return len(checks) >= num_checks
+
+    if num_checks:
+        batch_norm.prepare(stop)
+    assert len(checks) == num_checks
+    x = make_x((2, 7, 5, 3), False, dtype)
+    check_forward(batch_norm, forward_inputs(x, 3), ForwardAttributes())
+    check_gradient(batch_norm, grad_inputs(x, 3), GradAttributes())
+    check_relu(batch_norm, forward_inputs(x, 3), "NHWC", True)
+
+
+def test_a_call_that_is_not_prepared_warns_of_nothing(parallel: ForkJoin) -> None:
+    x = np.zeros((1, 2, 2, 3), np.float32)
+    assert np.isnan(forward(unprepared(parallel), forward_inputs(x, 3), ForwardAttributes(-1.0)).y).all()
+
+
+def test_numba_is_imported_by_preparing_alone() -> None:
+    modules = "gradserve_server.app, gradserve_server.ops.batch_norm.cpu.family"
+    script = f"import sys, {modules}; assert 'numba' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_kernels_compile_where_there_is_no_place_for_a_cache() -> None:
+    import numba
+
+    from gradserve_server.devices.host.jit import compile_kernel
+
+    scope: dict[str, Any] = {}
+    exec("def fill(array, value):\n    array[:] = value / 0\n", scope)
+    with pytest.raises(RuntimeError, match="no locator"):
+        numba.njit(cache=True)(scope["fill"])
+    kernel = compile_kernel(scope["fill"], (numba.float32[::1], numba.float32))
+    array = np.zeros(3, np.float32)
+    kernel(array, np.float32(1))
+    assert np.isinf(array).all()
+    with pytest.raises(TypeError, match="No matching definition"):
+        kernel(np.zeros(3, np.int8), np.float32(1))
+
+
+def test_the_cache_forgets_a_kernel_when_what_it_calls_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import numba
+
+    from gradserve_server.devices.host.jit import compile_kernel
+
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    kernel_file, called_file = tmp_path / "cached_kernel.py", tmp_path / "called_by_kernel.py"
+    kernel_file.write_text("from called_by_kernel import value\n\ndef fill(array):\n    array[:] = value()\n")
+    stamp = kernel_file.stat().st_mtime_ns
+
+    def result(returned: int) -> float:
+        called_file.write_text(
+            f"from numba.extending import register_jitable\n\n@register_jitable\ndef value():\n    return {returned}\n"
+        )
+        for name in ("cached_kernel", "called_by_kernel"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+        array = np.zeros(2)
+        compile_kernel(importlib.import_module("cached_kernel").fill, (numba.float64[::1],))(array)
+        return float(array[0])
+
+    assert result(1) == 1
+    assert list(tmp_path.rglob("*.nbi"))
+    assert result(2) == 2
+    assert kernel_file.stat().st_mtime_ns == stamp

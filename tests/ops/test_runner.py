@@ -1,0 +1,189 @@
+"""Running ops: preparation, memory, callers that go away."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradserve_server.devices.compute import ThreadCompute
+from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.host.pool import BufferPool
+from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.ops.operation import Op
+from gradserve_server.ops.runner import CheckedCall, OpRunner, check_call
+from gradserve_server.tensors.quotas import Quota
+from gradserve_server.tensors.store import TensorSpec
+from tests.servers.polling import PATIENCE_SECONDS, eventually
+
+LIMIT = 10_000_000
+
+
+@dataclass(frozen=True)
+class Inputs:
+    x: np.ndarray
+    unused: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Outputs:
+    y: np.ndarray
+
+
+@dataclass(frozen=True)
+class Attributes:
+    factor: int = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    output_specs: tuple[TensorSpec, ...]
+
+
+@dataclass
+class Doubling:
+    """A family whose computation and preparation end when a test says so."""
+
+    may_compute: threading.Event = field(default_factory=threading.Event)
+    may_prepare: threading.Event = field(default_factory=threading.Event)
+    computing: threading.Event = field(default_factory=threading.Event)
+    threads: list[int] = field(default_factory=list)
+    num_prepared: int = 0
+    stopped: bool = False
+
+    def prepare(self, stop: Callable[[], bool]) -> None:
+        while not self.may_prepare.wait(0.01):
+            if stop():
+                self.stopped = True
+                return
+        self.num_prepared += 1
+
+    def double(self, inputs: Inputs, attributes: Attributes, plan: Plan) -> Outputs:
+        self.threads.append(threading.get_ident())
+        self.computing.set()
+        assert self.may_compute.wait(PATIENCE_SECONDS)
+        return Outputs(inputs.x * attributes.factor)
+
+
+def plan(inputs: Inputs, attributes: Attributes) -> Plan:
+    return Plan((TensorSpec(inputs.x.dtype, inputs.x.shape),))
+
+
+DOUBLE: Op[Inputs, Attributes, Outputs, Plan] = Op(
+    "Double", "doubling", Inputs, Attributes, Outputs, plan, lambda family, *call: family.double(*call)
+)
+
+
+def call_of(num_floats: int) -> CheckedCall[Inputs, Attributes, Outputs, Plan]:
+    return check_call(DOUBLE, Inputs(np.ones(num_floats)), Attributes())
+
+
+BIG = 100_000
+
+
+@dataclass
+class World:
+    family: Doubling
+    memory: Quota
+    runner: OpRunner
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    family, memory, compute = Doubling(), Quota(LIMIT, "bytes of tensor memory"), ThreadCompute(2)
+    device = CpuDevice(BufferPool(0))
+    runner = OpRunner(device=device, families={"doubling": family}, compute=compute, memory=memory)
+    yield World(family, memory, runner)
+    family.may_compute.set()
+    runner.close()
+    runner.join()
+    compute.close()
+
+
+async def test_small_work_is_done_at_once(world: World) -> None:
+    world.family.may_compute.set()
+    assert (await world.runner.run(call_of(3), on_host=True)).outputs.y.tolist() == [2, 2, 2]
+    await world.runner.run(call_of(BIG), on_host=True)
+    small, big = world.family.threads
+    assert small == threading.get_ident() != big
+
+
+async def test_small_work_in_many_steps_is_not(world: World) -> None:
+    world.family.may_compute.set()
+    small = call_of(3)
+    await world.runner.run(replace(small, op=replace(DOUBLE, is_quick=False)), on_host=True)
+    assert world.family.threads != [threading.get_ident()]
+
+
+async def test_outputs_are_reserved_while_they_are_computed(world: World) -> None:
+    running = asyncio.create_task(world.runner.run(call_of(BIG), on_host=True))
+    await asyncio.to_thread(world.family.computing.wait, 30)
+    assert world.memory.used == BIG * 8
+    world.family.may_compute.set()
+    await running
+    assert world.memory.used == 0
+
+
+async def test_outputs_that_do_not_fit_are_not_computed(world: World) -> None:
+    with pytest.raises(ResourceExhaustedError, match="too many bytes of tensor memory: 16000000 asked for"):
+        await world.runner.run(call_of(2_000_000), on_host=True)
+    assert world.family.threads == []
+    assert world.memory.used == 0
+
+
+async def test_a_caller_that_goes_away_holds_memory_until_the_work_has_ended(world: World) -> None:
+    running = asyncio.create_task(world.runner.run(call_of(BIG), on_host=True))
+    await asyncio.to_thread(world.family.computing.wait, 30)
+    running.cancel()
+    await asyncio.sleep(0)
+    assert world.memory.used == BIG * 8
+    world.family.may_compute.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert world.memory.used == 0
+
+
+async def test_an_error_gives_memory_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(*call: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(world.family, "double", out_of_memory)
+    for size in (3, BIG):
+        with pytest.raises(MemoryError):
+            await world.runner.run(call_of(size), on_host=True)
+        assert world.memory.used == 0
+
+
+async def test_the_first_call_starts_the_preparation_and_does_not_wait_for_it(world: World) -> None:
+    world.family.may_compute.set()
+    assert not world.runner.is_prepared
+    await world.runner.run(call_of(3), on_host=True)
+    await world.runner.run(call_of(3), on_host=True)
+    assert not world.runner.is_prepared
+    world.family.may_prepare.set()
+    await asyncio.to_thread(eventually, lambda: world.runner.is_prepared)
+    assert world.family.num_prepared == 1
+
+
+async def test_closing_breaks_the_preparation_off(world: World) -> None:
+    world.runner.prepare()
+    world.runner.close()
+    await asyncio.to_thread(world.runner.join)
+    assert world.family.stopped
+    assert world.family.num_prepared == 0
+
+
+async def test_a_preparation_that_fails_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(stop: Any) -> None:
+        raise OSError("no compiler")
+
+    world.family.prepare = fail  # type: ignore[method-assign]
+    world.family.may_compute.set()
+    await world.runner.run(call_of(3), on_host=True)
+    await asyncio.to_thread(world.runner.join)
+    assert "preparing the kernels of doubling failed" in caplog.text
+    assert "no compiler" in caplog.text
+    await world.runner.run(call_of(3), on_host=True)

@@ -1,0 +1,99 @@
+"""Tensors on a server whose ops run on a device with memory of its own: each travels when it must, and only then."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradserve
+from gradserve_server import app
+from gradserve_server.testing import LocalServer
+from tests.servers.polling import PATIENCE_SECONDS
+from tests.servers.separate_device import SeparateDevice, separate_families
+
+X = np.random.RandomState(0).standard_normal((4, 5, 6, 3)).astype(np.float32)
+ONES, NONE = np.ones(3, np.float32), np.zeros(0, np.float32)
+PARAMS: Any = {"scale": ONES, "offset": ONES, "mean": NONE, "variance": NONE}
+PARAM_BYTES = 2 * ONES.nbytes
+
+
+@pytest.fixture
+def device() -> SeparateDevice:
+    return SeparateDevice()
+
+
+@pytest.fixture
+def server(device: SeparateDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServer]:
+    monkeypatch.setattr(app, "choose_device", lambda wanted, host: device)
+    monkeypatch.setattr(app, "make_families", lambda device, parallel: separate_families(device))
+    monkeypatch.setattr(app, "make_layer_families", lambda device, ops: {})
+    with LocalServer() as local:
+        yield local
+
+
+@pytest.fixture
+def client(server: LocalServer) -> Iterator[gradserve.Client]:
+    with gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as connected:
+        yield connected
+
+
+def test_it_says_what_ops_run_on(client: gradserve.Client) -> None:
+    assert client.server_info().device == "separate:0"
+
+
+def test_inline_goes_in_and_comes_out(client: gradserve.Client, device: SeparateDevice) -> None:
+    result = client.raw_ops.FusedBatchNormV3(x=X, **PARAMS)
+    assert device.copied_in == X.nbytes + PARAM_BYTES
+    assert device.copied_out == sum(output.nbytes for output in result)
+    assert abs(result.y.mean() - 1) < 1e-6
+
+
+def test_a_stored_input_goes_in_once(client: gradserve.Client, device: SeparateDevice) -> None:
+    x = client.put(X)
+    for _ in range(3):
+        client.raw_ops.FusedBatchNormV3(x=x, **PARAMS)
+    assert device.copied_in == X.nbytes + 3 * PARAM_BYTES
+
+
+def test_a_stored_input_can_be_read_still(client: gradserve.Client) -> None:
+    x = client.put(X)
+    client.raw_ops.FusedBatchNormV3(x=x, **PARAMS)
+    assert np.array_equal(client.get(x), X)
+    assert np.array_equal(client.get(x, release=True), X)
+    assert client.list_tensors() == []
+
+
+def test_kept_outputs_do_not_travel(client: gradserve.Client, device: SeparateDevice) -> None:
+    x = client.put(X)
+    forward = client.raw_ops.FusedBatchNormV3(x=x, **PARAMS, keep=True)
+    assert device.copied_out == 0
+    copied_in = device.copied_in
+    gradient = client.raw_ops.FusedBatchNormGradV3(
+        y_backprop=X, x=x, scale=ONES, reserve_space_1=forward.reserve_space_1, reserve_space_2=forward.reserve_space_2
+    )
+    assert device.copied_in - copied_in == X.nbytes + ONES.nbytes
+    assert device.copied_out == sum(output.nbytes for output in gradient)
+    assert np.array_equal(client.get(forward.y), client.raw_ops.FusedBatchNormV3(x=X, **PARAMS).y)
+
+
+def test_a_kept_gradient_goes_into_an_accumulator(client: gradserve.Client, server: LocalServer) -> None:
+    forward = client.raw_ops.FusedBatchNormV3(x=X, **PARAMS)
+    fields: Any = {"x": X, "scale": ONES, "reserve_space_1": forward.reserve_space_1}
+    fields["reserve_space_2"] = forward.reserve_space_2
+    kept = client.raw_ops.FusedBatchNormGradV3(y_backprop=X, **fields, keep=True)
+    inline = client.raw_ops.FusedBatchNormGradV3(y_backprop=X, **fields)
+    acc = client.conditional_accumulator("float32", X.shape)
+    acc.apply_grad(kept.x_backprop)
+    assert np.array_equal(acc.take_grad(1), inline.x_backprop)
+    model = client.gradient_accumulator({"x": X, "scale": ONES})
+    gradient = {"x": kept.x_backprop, "scale": kept.scale_backprop}
+    average = model.push_pull(gradient, num_required=1)
+    assert np.array_equal(average["scale"], inline.scale_backprop)
+
+
+def test_memory_is_given_back(client: gradserve.Client) -> None:
+    outputs = client.raw_ops.FusedBatchNormV3(x=client.put(X), **PARAMS, keep=True)
+    assert client.server_info().usage["num_bytes"] == 2 * X.nbytes + 4 * ONES.nbytes + 4
+    client.delete(*outputs)
+    assert client.server_info().usage["num_bytes"] == X.nbytes

@@ -1,0 +1,143 @@
+"""What is installed and handed on: the source distribution, the wheel made of it, and what make installs."""
+
+import hashlib
+import importlib.metadata
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import gradserve
+from gradserve import protos
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command: str | Path, cwd: Path = ROOT, env: dict[str, str] | None = None) -> str:
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def build(target: str, sources: Path, output: Path) -> Path:
+    """Builds a distribution with the backend that pyproject.toml names, in this environment."""
+    run(sys.executable, "-m", "hatchling", "build", "-t", target, "-d", output, cwd=sources)
+    (built,) = output.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution of this checkout, unpacked."""
+    folder = tmp_path_factory.mktemp("sdist")
+    with tarfile.open(build("sdist", ROOT, folder / "dist")) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / f"gradserve-{gradserve.__version__}"
+
+
+@pytest.fixture(scope="module")
+def wheel(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that is built of the source distribution, unpacked."""
+    folder = tmp_path_factory.mktemp("wheel")
+    with zipfile.ZipFile(build("wheel", unpacked, folder / "dist")) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def files(folder: Path, pattern: str = "*") -> dict[str, str]:
+    """Returns the files in a folder with their digests."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob(pattern)
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout")
+def test_the_source_distribution_is_the_repository(unpacked: Path) -> None:
+    """So whatever can be done in a checkout can be done with it: make test, the documentation, the image."""
+    tracked = run("git", "ls-files", "--cached", "--others", "--exclude-standard").splitlines()
+    expected = {name for name in tracked if (ROOT / name).is_file()}
+    assert set(files(unpacked)) == expected | {"PKG-INFO"}
+
+
+def test_the_wheel_is_the_three_packages_and_the_protos(wheel: Path) -> None:
+    folders = {
+        "gradserve": "client/gradserve",
+        "gradserve_server": "server/gradserve_server",
+        "gradserve_demo": "server/gradserve_demo",
+        "gradserve/proto": "proto",
+    }
+    packages = {
+        f"{installed}/{name}": digest
+        for installed, folder in folders.items()
+        for name, digest in files(ROOT / folder).items()
+    }
+    assert {name: digest for name, digest in files(wheel).items() if ".dist-info/" not in name} == packages
+
+
+def test_the_version_is_said_once(wheel: Path) -> None:
+    (metadata,) = wheel.glob("*.dist-info/METADATA")
+    assert f"\nVersion: {gradserve.__version__}\n" in metadata.read_text()
+    assert importlib.metadata.version("gradserve") == gradserve.__version__
+
+
+def test_a_plain_install_is_what_the_client_needs(wheel: Path) -> None:
+    (metadata,) = wheel.glob("*.dist-info/METADATA")
+    required = [line for line in metadata.read_text().splitlines() if line.startswith("Requires-Dist: ")]
+    plain = {line.split()[1].split(">")[0] for line in required if "extra ==" not in line}
+    assert plain == {"googleapis-common-protos", "grpcio", "ml-dtypes", "numpy", "protobuf"}
+
+
+def test_the_protos_are_where_it_says(wheel: Path) -> None:
+    installed = run(
+        sys.executable, "-m", "gradserve.protos", cwd=wheel, env={**os.environ, "PYTHONPATH": str(wheel)}
+    ).strip()
+    assert Path(installed) == wheel / "gradserve" / "proto"
+    assert files(Path(installed)) == files(ROOT / "proto") == files(protos.folder())
+
+
+def test_the_image_copies_all_that_the_wheel_is_made_of(wheel: Path, tmp_path: Path) -> None:
+    context = tmp_path / "src"
+    context.mkdir()
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    for line in (ROOT / "Dockerfile").read_text().splitlines():
+        if line.startswith("COPY ") and not line.startswith("COPY --from"):
+            *sources, target = shlex.split(line)[1:]
+            for source in sources:
+                assert f"!{source}" in ignored
+                for path in ROOT.glob(source):
+                    if path.is_dir():
+                        shutil.copytree(path, context / target)
+                    else:
+                        shutil.copy(path, context / target)
+    with zipfile.ZipFile(build("wheel", context, tmp_path / "dist")) as archive:
+        assert set(archive.namelist()) == set(files(wheel))
+
+
+@pytest.mark.parametrize(
+    ("target", "extra"), [("serve", "server"), ("demo", "demo"), ("test", "dev"), ("lint", "dev"), ("types", "dev")]
+)
+def test_make_installs_what_the_target_needs(target: str, extra: str, tmp_path: Path) -> None:
+    steps = run("make", "--dry-run", target, f"VENV={tmp_path}/venv")
+    (install,) = [line for line in steps.splitlines() if " -e " in line]
+    assert install.endswith(f"-e '.[{extra}]'")
+    assert "--quiet" not in install
+    assert f"into {tmp_path}/venv: about " in steps
+
+
+@pytest.mark.parametrize(("first", "then"), [("install", "demo"), ("install", "serve"), ("demo", "serve")])
+def test_make_installs_nothing_twice(first: str, then: str, tmp_path: Path) -> None:
+    """The environment for development holds that of the demo, which holds the server's."""
+    venv = tmp_path / "venv"
+    venv.mkdir()
+    for step in run("make", "--dry-run", first, f"VENV={venv}").splitlines():
+        if step.startswith("touch "):
+            run(*shlex.split(step))
+    assert "pip install" not in run("make", "--dry-run", then, f"VENV={venv}")

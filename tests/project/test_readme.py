@@ -1,0 +1,63 @@
+"""The README's Python runs as printed."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.servers.polling import PATIENCE_SECONDS
+
+README = Path(__file__).parents[2] / "README.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+
+MODEL_PRELUDE = """
+import numpy as np
+import gradserve
+from concurrent.futures import ThreadPoolExecutor
+client = gradserve.connect("localhost:50051")
+def work(target):
+    w, b = np.zeros(2), np.zeros(1)
+"""
+MODEL_EPILOGUE = """
+    return w
+with ThreadPoolExecutor(4) as threads:
+    print(*threads.map(work, range(4)))
+"""
+
+
+def run(program: str, address: str) -> str:
+    """Runs a program against a server at another address than the usual one."""
+    program = program.replace("localhost:50051", address)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("attempt", ["first", "again"])
+def test_example(server_address: str, attempt: str) -> None:
+    printed = run(BLOCKS[0], server_address)
+    assert printed.count("ACCEPTED") == 4, attempt
+    assert "[1.5 1.  3. ]" in printed
+
+
+OPS_PRELUDE = """
+import numpy as np
+import gradserve
+client = gradserve.connect("localhost:50051")
+x, dy, gamma, beta = np.ones((2, 3, 3, 2)), np.ones((2, 3, 3, 2)), np.ones(2), np.zeros(2)
+"""
+
+
+def test_ops_example(server_address: str) -> None:
+    assert run(OPS_PRELUDE + BLOCKS[2], server_address) == "(2, 3, 3, 2) [0. 0.] [18. 18.]\n"
+
+
+@pytest.mark.parametrize("attempt", ["first", "again"])
+def test_model_example(server_address: str, attempt: str) -> None:
+    indented = "".join(f"    {line}\n" for line in BLOCKS[1].splitlines())
+    printed = run(MODEL_PRELUDE + indented + MODEL_EPILOGUE, server_address)
+    assert printed.split("[")[1:] == ["0.4065 0.4065] "] * 3 + ["0.4065 0.4065]\n"], attempt

@@ -1,0 +1,32 @@
+"""The kernels of the host, compiled once for all processes of a test run."""
+
+import fcntl
+from pathlib import Path
+
+from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.pool import BufferPool
+from gradserve_server.ops.registry import make_families
+
+
+def compile_once(folder: Path) -> None:
+    """Compiles kernels into Numba's cache, and waits for those that other processes are compiling.
+
+    Every family of ops is compiled by the process that comes first. On an empty cache all take half a minute of a core,
+    which on a busy machine is many minutes: nothing here gives up.
+
+    Args:
+        folder: Where the processes of the run, and no others, note what they have done.
+    """
+    families = make_families(CpuDevice(BufferPool(0)), ForkJoin(1))
+    for may_wait in (False, True):
+        for name, family in families.items():
+            with (folder / f"kernels-of-{name}").open("a+") as note:
+                try:
+                    fcntl.flock(note, fcntl.LOCK_EX if may_wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                note.seek(0)
+                if not note.read():
+                    family.prepare(lambda: False)
+                    note.write("compiled")

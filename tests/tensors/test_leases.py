@@ -1,0 +1,410 @@
+"""Leases by a simulated clock, handles, and quotas that are checked before a payload comes."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import grpc
+import numpy as np
+import pytest
+
+import gradserve
+from gradserve.v1 import tensor_messages_pb2, tensor_pb2, tensor_service_pb2_grpc
+from gradserve_server.config import LeaseConfig, LimitsConfig, ServerConfig
+from gradserve_server.devices.host.pool import BufferPool
+from gradserve_server.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from gradserve_server.tensors.quotas import Quota
+from gradserve_server.tensors.store import TensorSpec, TensorStore
+from gradserve_server.testing import LocalServer
+from tests.servers.polling import PATIENCE_SECONDS, eventually
+
+DEFAULT_LEASE = 10.0
+MAX_LEASE = 100.0
+TENSOR_BYTES = 80
+SPEC = TensorSpec(np.dtype(np.float64), (10,))
+
+
+class BoomError(Exception):
+    """What goes wrong in a call."""
+
+
+@dataclass
+class World:
+    """A store, its clock and its quotas."""
+
+    now: float = 1000.0
+    memory: Quota = field(default_factory=lambda: Quota(1000, "bytes of tensor memory"))
+    handles: Quota = field(default_factory=lambda: Quota(5, "tensor handles"))
+    num_made: int = 0
+
+    def __post_init__(self) -> None:
+        self.store = TensorStore(
+            pool=BufferPool(0),
+            memory=self.memory,
+            handles=self.handles,
+            leases=LeaseConfig(default_lease_seconds=DEFAULT_LEASE, max_lease_seconds=MAX_LEASE),
+            clock=lambda: self.now,
+            new_handle=self._new_handle,
+        )
+
+    def _new_handle(self) -> str:
+        self.num_made += 1
+        return f"h{self.num_made}"
+
+    def put(self, lease: float | None = None, count: int = 1) -> list[str]:
+        with self.store.receive([SPEC] * count, lease) as upload:
+            return self.store.store(upload)
+
+    def after(self, seconds: float) -> int:
+        """Lets time pass; returns how many tensors expired."""
+        self.now += seconds
+        return self.store.expire(100)
+
+    @property
+    def used(self) -> tuple[int, int]:
+        """Bytes and handles."""
+        return self.memory.used, self.handles.used
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def is_there(world: World, handle: str) -> bool:
+    return any(tensor.handle == handle for tensor in world.store.page(0, 100))
+
+
+# --- Leases
+
+
+@pytest.mark.parametrize(
+    ("lease", "lives"),
+    [(None, DEFAULT_LEASE), (5.0, 5.0), (50.0, 50.0), (MAX_LEASE, MAX_LEASE), (1e9, MAX_LEASE), (1e-3, 1e-3)],
+)
+def test_a_tensor_lives_as_long_as_its_lease(world: World, lease: float | None, lives: float) -> None:
+    (handle,) = world.put(lease)
+    assert world.store.page(0, 1)[0].lease_remaining == pytest.approx(lives)
+    assert world.after(lives * 0.99) == 0
+    assert is_there(world, handle)
+    assert world.after(lives * 0.02) == 1
+    assert not is_there(world, handle)
+    assert world.used == (0, 0)
+    with pytest.raises(NotFoundError), world.store.use([handle]):
+        pass
+
+
+@pytest.mark.parametrize("lease", [0.0, -1.0, -1e9])
+def test_a_lease_is_positive(world: World, lease: float) -> None:
+    with pytest.raises(InvalidArgumentError, match="expected a positive lease"):
+        world.put(lease)
+    with pytest.raises(InvalidArgumentError, match="expected a positive lease"):
+        world.store.keep([np.zeros(10)], lease, shared=True)
+    assert world.used == (0, 0)
+
+
+def use(world: World, handle: str) -> None:
+    with world.store.use([handle]):
+        pass
+
+
+def fail_using(world: World, handle: str) -> None:
+    with suppress(BoomError), world.store.use([handle]):
+        raise BoomError
+
+
+def fail_releasing(world: World, handle: str) -> None:
+    with suppress(BoomError), world.store.use([handle], release=True):
+        raise BoomError
+
+
+def list_it(world: World, handle: str) -> None:
+    assert is_there(world, handle)
+
+
+@pytest.mark.parametrize(("act", "renews"), [(use, True), (fail_using, True), (fail_releasing, True), (list_it, False)])
+def test_use_renews_a_lease(world: World, act: Callable[[World, str], None], renews: bool) -> None:
+    (handle,) = world.put(lease=20)
+    for _ in range(3 if renews else 1):
+        assert world.after(15) == 0
+        act(world, handle)
+    assert world.store.page(0, 1)[0].lease_remaining == pytest.approx(20 if renews else 5)
+    assert world.after(19 if renews else 4.5) == 0
+    assert world.after(1.5) == 1
+    assert world.used == (0, 0)
+
+
+@pytest.mark.parametrize("release", [False, True])
+def test_a_tensor_in_use_outlives_its_lease(world: World, release: bool) -> None:
+    (handle,) = world.put()
+    with world.store.use([handle], release=release) as inputs:
+        inputs.arrays[handle][:] = 7
+        assert world.after(1000) == 0
+        assert world.used == (TENSOR_BYTES, 1)
+        assert np.all(inputs.arrays[handle] == 7)
+    if release:
+        assert world.used == (0, 0)
+    else:
+        assert world.after(DEFAULT_LEASE - 0.1) == 0
+        assert world.after(0.2) == 1
+
+
+def test_a_tensor_deleted_in_use_is_accounted_for_until_the_last_use_ends(world: World) -> None:
+    (handle,) = world.put()
+    with world.store.use([handle]) as first:
+        with world.store.use([handle, handle]) as second:
+            assert world.store.delete([handle, handle]) == 1
+            assert world.store.delete([handle]) == 0
+            assert not is_there(world, handle)
+            assert second.arrays[handle] is first.arrays[handle]
+            assert world.used == (TENSOR_BYTES, 1)
+        assert world.used == (TENSOR_BYTES, 1)
+        with pytest.raises(NotFoundError), world.store.use([handle]):
+            pass
+    assert world.used == (0, 0)
+    assert world.after(1000) == 0
+
+
+def test_released_tensors_are_hidden_while_used_and_gone_after(world: World) -> None:
+    handles = world.put(count=2)
+    with world.store.use(handles, release=True) as inputs:
+        assert inputs.exclusive
+        assert not any(is_there(world, handle) for handle in handles)
+        assert world.store.delete(handles) == 0
+        assert world.used == (2 * TENSOR_BYTES, 2)
+    assert world.used == (0, 0)
+
+
+def test_released_tensors_are_back_after_an_error(world: World) -> None:
+    first, second, third = world.put(count=3)
+    with suppress(BoomError), world.store.use([second, first], release=True):
+        raise BoomError
+    assert [tensor.handle for tensor in world.store.page(0, 10)] == [first, second, third]
+    assert world.used == (3 * TENSOR_BYTES, 3)
+    with world.store.use([first, second], release=True) as inputs:
+        assert set(inputs.arrays) == {first, second}
+    assert world.used == (TENSOR_BYTES, 1)
+
+
+@pytest.mark.parametrize("release", [False, True])
+def test_an_unknown_handle_among_others_changes_nothing(world: World, release: bool) -> None:
+    (handle,) = world.put()
+    unknown = pytest.raises(NotFoundError, match="no tensor with the handle 'nowhere'")
+    with unknown, world.store.use([handle, "nowhere"], release=release):
+        pass
+    with world.store.use([handle], release=True) as inputs:
+        assert inputs.exclusive
+    assert world.used == (0, 0)
+
+
+def test_nobody_owns_what_somebody_else_uses(world: World) -> None:
+    (handle,) = world.put()
+    (kept,) = world.store.keep([np.zeros(10)], None, shared=True)
+    with world.store.use([handle]), world.store.use([handle], release=True) as inputs:
+        assert not inputs.exclusive
+    with world.store.use([kept], release=True) as inputs:
+        assert not inputs.exclusive
+    assert world.used == (0, 0)
+
+
+def test_tensors_that_last_cost_nothing(world: World) -> None:
+    """A look for those that expire is not a look at all."""
+    world.memory.limit, world.handles.limit = 1 << 40, 1 << 20
+    handles = world.put(lease=60, count=1000)
+    looks = 0
+
+    def now() -> float:
+        nonlocal looks
+        looks += 1
+        return world.now
+
+    world.store._queue._clock = now
+    for _second in range(50):
+        world.now += 1
+        assert world.store.expire(100) == 0
+    assert looks == 50
+    assert world.after(60) == 100
+    assert world.after(0) == 100
+    assert world.store.delete(handles) == 800
+    assert world.used == (0, 0)
+
+
+# --- Quotas
+
+ALLOWED_BYTES, ALLOWED_HANDLES = 1000, 5
+
+
+def receive(world: World, count: int, num_bytes: int) -> None:
+    with world.store.receive([TensorSpec(np.dtype(np.uint8), (num_bytes,))] * count, None) as upload:
+        world.store.store(upload)
+
+
+def keep(world: World, count: int, num_bytes: int) -> None:
+    world.store.keep([np.zeros(num_bytes, np.uint8)] * count, None, shared=True)
+
+
+@pytest.mark.parametrize("take", [receive, keep])
+@pytest.mark.parametrize(
+    ("used", "count", "num_bytes", "message"),
+    [
+        (0, 1, 1001, "too many bytes of tensor memory: 1001 asked for, 0 in use, 1000 allowed"),
+        (0, 2, 501, "too many bytes of tensor memory: 1002 asked for, 0 in use, 1000 allowed"),
+        (2, 1, 841, "too many bytes of tensor memory: 841 asked for, 160 in use, 1000 allowed"),
+        (0, 6, 0, "too many tensor handles: 6 asked for, 0 in use, 5 allowed"),
+        (5, 1, 1, "too many tensor handles: 1 asked for, 5 in use, 5 allowed"),
+    ],
+)
+def test_a_quota_says_what_was_asked_used_and_allowed(
+    world: World, take: Callable[[World, int, int], None], used: int, count: int, num_bytes: int, message: str
+) -> None:
+    handles = world.put(count=used) if used else []
+    with pytest.raises(ResourceExhaustedError) as error:
+        take(world, count, num_bytes)
+    assert error.value.message == message
+    assert world.used == (used * TENSOR_BYTES, used)
+    assert world.store.delete(handles) == used
+    assert world.used == (0, 0)
+
+
+@pytest.mark.parametrize("take", [receive, keep])
+def test_a_quota_can_be_used_up_exactly(world: World, take: Callable[[World, int, int], None]) -> None:
+    take(world, ALLOWED_HANDLES, ALLOWED_BYTES // ALLOWED_HANDLES)
+    assert world.used == (ALLOWED_BYTES, ALLOWED_HANDLES)
+    assert world.after(2 * DEFAULT_LEASE) == ALLOWED_HANDLES
+    assert world.used == (0, 0)
+
+
+def test_an_upload_that_breaks_gives_back_what_it_reserved(world: World) -> None:
+    with suppress(BoomError), world.store.receive([SPEC, SPEC], None):
+        assert world.used == (2 * TENSOR_BYTES, 2)
+        assert len(world.store) == 0
+        raise BoomError
+    with world.store.receive([SPEC], None):
+        pass
+    assert world.used == (0, 0)
+    assert len(world.store) == 0
+
+
+def test_memory_that_is_not_there_gives_back_what_was_reserved(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(BufferPool, "empty", fail)
+    with pytest.raises(MemoryError), world.store.receive([SPEC], None):
+        pass
+    assert world.used == (0, 0)
+
+
+# --- The same through the service
+
+
+@pytest.fixture(scope="module")
+def small_server() -> Iterator[LocalServer]:
+    limits = LimitsConfig(max_bytes=1_000_000, max_handles=3)
+    leases = LeaseConfig(default_lease_seconds=600, max_lease_seconds=700)
+    with LocalServer(ServerConfig(limits=limits, leases=leases)) as local:
+        yield local
+
+
+@pytest.fixture
+def small_client(small_server: LocalServer) -> Iterator[gradserve.Client]:
+    with gradserve.connect(small_server.address, timeout=PATIENCE_SECONDS) as connected:
+        yield connected
+        connected.delete(*connected.list_tensors())
+
+
+def used_by(client: gradserve.Client) -> tuple[float, float]:
+    usage = client.server_info().usage
+    return usage["num_bytes"], usage["num_handles"]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ([[1_000_001]], "too many bytes of tensor memory: 1000001 asked for, 8 in use, 1000000 allowed"),
+        ([[999_993]], "too many bytes of tensor memory: 999993 asked for, 8 in use, 1000000 allowed"),
+        ([[1 << 40], [1 << 40]], "too many bytes of tensor memory: 2199023255552 asked for, 8 in use, 1000000 allowed"),
+        ([[1 << 62]] * 2, "too many bytes of tensor memory: 9223372036854775808 asked for, 8 in use, 1000000 allowed"),
+        ([[1]] * 3, "too many tensor handles: 3 asked for, 1 in use, 3 allowed"),
+    ],
+)
+def test_a_header_that_asks_too_much_is_refused_before_any_payload(
+    small_server: LocalServer, small_client: gradserve.Client, shapes: list[list[int]], message: str
+) -> None:
+    small_client.put([1.0])
+    before = used_by(small_client)
+    header = tensor_messages_pb2.PutTensorsHeader(
+        tensors=[tensor_pb2.TensorSpec(dtype=tensor_pb2.DATA_TYPE_UINT8, shape=shape) for shape in shapes]
+    )
+    answered = threading.Event()
+
+    def only_a_header() -> Iterator[tensor_messages_pb2.PutTensorsRequest]:
+        yield tensor_messages_pb2.PutTensorsRequest(header=header)
+        # Neither payload nor end of stream: whatever the server answers, it answers to the header.
+        answered.wait(PATIENCE_SECONDS)
+
+    with grpc.insecure_channel(small_server.address) as channel:
+        stub = tensor_service_pb2_grpc.TensorServiceStub(channel)
+        future = stub.PutTensors.future(only_a_header(), timeout=PATIENCE_SECONDS)
+        future.add_done_callback(lambda _: answered.set())
+        assert future.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert future.details() == message
+    assert used_by(small_client) == before
+
+
+def test_the_client_learns_what_is_allowed(small_client: gradserve.Client) -> None:
+    with pytest.raises(gradserve.ResourceExhaustedError, match="1000008 asked for, 0 in use, 1000000 allowed"):
+        small_client.put(np.zeros(125_001))
+    handles = small_client.put_all([1.0, 2.0, 3.0])
+    with pytest.raises(gradserve.ResourceExhaustedError, match="1 asked for, 3 in use, 3 allowed"):
+        small_client.put(4.0)
+    assert small_client.delete(*handles) == 3
+    assert used_by(small_client) == (0, 0)
+    limits = small_client.server_info().limits
+    assert (limits["max_bytes"], limits["max_handles"]) == (1_000_000, 3)
+    assert (limits["default_lease"], limits["max_lease"]) == (600, 700)
+
+
+@pytest.mark.parametrize(("lease", "remaining"), [(None, 600), (300.0, 300), (100.5, 100.5), (1e6, 700)])
+def test_leases_through_the_service(
+    small_server: LocalServer, small_client: gradserve.Client, lease: float | None, remaining: float
+) -> None:
+    started = time.monotonic()
+    small_client.put(1.0, lease=lease)
+    with grpc.insecure_channel(small_server.address) as channel:
+        stub = tensor_service_pb2_grpc.TensorServiceStub(channel)
+        (stored,) = stub.ListTensors(tensor_messages_pb2.ListTensorsRequest()).tensors
+    seconds = stored.lease_remaining.ToNanoseconds() / 1e9
+    assert remaining - (time.monotonic() - started) <= seconds <= remaining
+
+
+@pytest.mark.parametrize("lease", [0.0, -1.0])
+def test_a_lease_of_nothing_is_refused(small_client: gradserve.Client, lease: float) -> None:
+    with pytest.raises(gradserve.InvalidArgumentError, match="expected a positive lease"):
+        small_client.put(1.0, lease=lease)
+    assert used_by(small_client) == (0, 0)
+
+
+def test_expired_tensors_go_by_themselves(small_client: gradserve.Client) -> None:
+    handle = small_client.put(np.zeros(10), lease=0.1)
+    eventually(lambda: used_by(small_client), lambda used: used == (0, 0))
+    with pytest.raises(gradserve.NotFoundError):
+        small_client.get(handle)
+
+
+def test_handles_cannot_be_guessed(client: gradserve.Client) -> None:
+    """At least 120 random bits, nothing shared between neighbours."""
+    handles = [each.handle for each in client.put_all(range(200))]
+    client.delete(*[each for each in client.list_tensors() if each.handle in set(handles)])
+    assert len(set(handles)) == len(handles)
+    assert {len(handle) for handle in handles} == {32}
+    bits = np.array([[int(bit) for bit in f"{int(handle, 16):0128b}"] for handle in handles])
+    share_of_ones = bits.mean(axis=0)
+    assert np.sum((share_of_ones > 0.3) & (share_of_ones < 0.7)) >= 120
+    agreement = (bits[1:] == bits[:-1]).mean()
+    assert 0.45 < agreement < 0.6
+    for guess in (handles[0][:-1], handles[0].upper() + "0", "", "*", "%"):
+        with pytest.raises(gradserve.NotFoundError):
+            client.get(gradserve.TensorHandle(guess, np.dtype(np.int64), ()))
