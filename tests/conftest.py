@@ -7,7 +7,7 @@ import pytest
 
 import gradserve
 from gradserve.calls import retries
-from gradserve.route import PROXY_VARIABLES
+from gradserve.transport.route import PROXY_VARIABLES
 from gradserve_server.testing import LocalServer
 from tests.accumulators.bench import Bench
 from tests.servers.kernels import compile_once

@@ -15,7 +15,8 @@ from gradserve.calls.identity import RequestIds
 from gradserve.face import BlockingFace, BriefErrors, blocking, blocking_making
 from gradserve.public_names import shown
 from gradserve.raw_ops import RawOps
-from gradserve.transport import DEFAULT_TIMEOUT_SECONDS, SyncTransport
+from gradserve.transport.blocking.transport import GrpcTransport
+from gradserve.transport.settings import DEFAULT_TIMEOUT_SECONDS
 
 
 def connect(address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> "Client":
@@ -45,7 +46,7 @@ class Client(BlockingFace[ClientCalls]):
         with BriefErrors():
             place = Address.to_connect(address)
             calls = ClientCalls(RequestIds(uuid.uuid4().hex), timeout)
-            transport = SyncTransport(place, timeout)
+            transport = GrpcTransport(place, timeout)
         super().__init__(transport, calls)
         self.address = str(place)
         self.raw_ops = RawOps(transport, calls.raw_ops)

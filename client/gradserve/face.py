@@ -12,7 +12,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from gradserve.calls.exchange import Operation
 from gradserve.errors import GradserveError
 from gradserve.public_names import HiddenConstructor, described_as, name_methods, shown
-from gradserve.transport import AsyncTransport, SyncTransport
+from gradserve.transport.interface import AsyncTransport, BlockingTransport
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,7 +26,7 @@ class BlockingFace(Generic[CallsT_co]):
 
     __signature__ = HiddenConstructor()
 
-    def __init__(self, transport: SyncTransport, calls: CallsT_co) -> None:
+    def __init__(self, transport: BlockingTransport, calls: CallsT_co) -> None:
         self._transport = transport
         self._calls = calls
 
@@ -85,7 +85,7 @@ def blocking(
 
 
 def blocking_making(
-    operation: Callable[Concatenate[CallsT, P], Operation[T]], face: Callable[[SyncTransport, T], MadeT]
+    operation: Callable[Concatenate[CallsT, P], Operation[T]], face: Callable[[BlockingTransport, T], MadeT]
 ) -> Callable[Concatenate[BlockingFace[CallsT], P], MadeT]:
     """Returns an operation whose result is calls again as a blocking method that returns their face."""
 

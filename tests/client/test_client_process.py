@@ -22,7 +22,7 @@ import gradserve
 import gradserve.aio
 from gradserve import errors
 from gradserve.calls import exchange
-from gradserve.calls.status import ERRORS, error_from_status
+from gradserve.transport.status import ERRORS, error_from_status
 from gradserve_server.testing import LocalServer
 from tests.servers.faulty_proxy import FaultyProxy
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import gradserve
 import gradserve.aio
 from gradserve.address import Address
-from gradserve.route import PROXY_VARIABLES, Route
+from gradserve.transport.route import PROXY_VARIABLES, Route
 from gradserve_server.cli import cli
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.process import ServerProcess

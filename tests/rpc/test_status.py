@@ -13,7 +13,7 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve import errors as client_errors
-from gradserve.calls.status import ERRORS, error_from_status
+from gradserve.transport.status import ERRORS, error_from_status
 from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
 from gradserve_server import errors as server_errors
 from gradserve_server.rpc.boundary.admission import Admission

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import gradserve
 import gradserve.aio
-from gradserve.calls import methods
+from gradserve.transport import channel
 from gradserve_server.cli import cli
 from gradserve_server.rpc import server as rpc_server
 from gradserve_server.rpc.accumulators import service as accumulator_service
@@ -189,12 +189,12 @@ async def test_closing_the_client_or_cancelling_the_task_ends_it_aio(server_addr
 @pytest.fixture
 def impatient_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that notice soon that nothing comes from a server, also where they connect."""
-    options = dict(methods.CHANNEL_OPTIONS)
+    options = dict(channel.CHANNEL_OPTIONS)
     for key, value in options.items():
         if key.startswith(("grpc.keepalive_t", "grpc.http2.ping_t")):
             options[key] = int(value) // 100
     options["grpc.min_reconnect_backoff_ms"] = 300
-    monkeypatch.setattr(methods, "CHANNEL_OPTIONS", tuple(options.items()))
+    monkeypatch.setattr(channel, "CHANNEL_OPTIONS", tuple(options.items()))
 
 
 def test_a_server_that_falls_silent_ends_it(server_address: str, impatient_clients: None) -> None:

@@ -15,7 +15,8 @@ from gradserve.calls.client import ClientCalls
 from gradserve.calls.identity import RequestIds
 from gradserve.face import AsyncFace, BriefErrors, awaiting, awaiting_making
 from gradserve.public_names import shown
-from gradserve.transport import DEFAULT_TIMEOUT_SECONDS, AsyncTransport
+from gradserve.transport.aio.transport import AsyncGrpcTransport
+from gradserve.transport.settings import DEFAULT_TIMEOUT_SECONDS
 
 
 def connect(address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> "Client":
@@ -45,7 +46,7 @@ class Client(AsyncFace[ClientCalls]):
         with BriefErrors():
             place = Address.to_connect(address)
             calls = ClientCalls(RequestIds(uuid.uuid4().hex), timeout)
-            transport = AsyncTransport(place, timeout)
+            transport = AsyncGrpcTransport(place, timeout)
         super().__init__(transport, calls)
         self.address = str(place)
         self.raw_ops = RawOps(transport, calls.raw_ops)

@@ -7,8 +7,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gradserve.address import Address
-from gradserve.calls.status import explain
-from gradserve.route import Route
+from gradserve.transport.route import Route
+from gradserve.transport.status import explain
 
 
 def check_health(address: str, timeout: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from gradserve.address import Address
-from gradserve.route import Route
+from gradserve.transport.route import Route
 from gradserve_server.rpc.listeners.ports import Ports
 
 _log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from gradserve.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from gradserve.route import Route
+from gradserve.transport.route import Route
 
 ERRORS: dict[grpc.StatusCode, type[GradserveError]] = {
     grpc.StatusCode.CANCELLED: UnavailableError,

@@ -1,14 +1,13 @@
-"""Operations that are carried out in the background: in a thread, or a task.
+"""Operations that are carried out in the background, in a thread.
 
-They refer to a channel only: nothing keeps a client alive that the program has forgotten, so they can be stopped then.
+They refer to channels only: nothing keeps a client alive that the program has forgotten, so they can be stopped then.
 """
 
-import asyncio
 import os
 import queue
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -16,8 +15,9 @@ import grpc
 
 from gradserve.calls.exchange import Operation, Pause, Unary
 from gradserve.calls.retries import Attempt, with_retries
-from gradserve.calls.status import error_from_status
 from gradserve.errors import GradserveError, UnavailableError
+from gradserve.transport.carrying import carry_out
+from gradserve.transport.status import error_from_status
 
 _JOIN_SECONDS = 5.0
 _FORK_SECONDS = 1.0
@@ -75,19 +75,8 @@ class BackgroundThread:
             self._thread.join(_JOIN_SECONDS)
 
     def _run(self) -> None:
-        attempts = with_retries(self._operation, self._timeout)
-        with suppress(StopIteration, GradserveError, _StoppedError):
-            try:
-                step = next(attempts)
-                while True:
-                    try:
-                        answer = self._perform(step)
-                    except GradserveError as error:
-                        step = attempts.throw(error)
-                    else:
-                        step = attempts.send(answer)
-            finally:
-                attempts.close()
+        with suppress(GradserveError, _StoppedError):
+            carry_out(with_retries(self._operation, self._timeout), self._perform)
 
     def _perform(self, step: Any) -> Any:
         match step:
@@ -152,58 +141,3 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_FORKS.clear)
-
-
-class BackgroundTask:
-    """Carries an operation out in a task of the running event loop."""
-
-    def __init__(
-        self, operation: Operation[None], timeout: float, call: Callable[[Unary, float | None], Awaitable[Any]]
-    ) -> None:
-        """Takes the timeout of the client, and what makes a call."""
-        self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(_carry_out(operation, timeout, call), name="gradserve-background")
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the operation has ended."""
-        return self._task.done()
-
-    def stop(self) -> None:
-        """Lets the operation be given up. For finalizers too: they can run in any thread."""
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._task.cancel)
-
-    async def join(self) -> None:
-        """Waits until a stopped operation has ended."""
-        await asyncio.wait([self._task], timeout=_JOIN_SECONDS)
-
-
-async def _carry_out(
-    operation: Operation[None], timeout: float, call: Callable[[Unary, float | None], Awaitable[Any]]
-) -> None:
-    attempts = with_retries(operation, timeout)
-    with suppress(StopIteration, GradserveError, grpc.aio.UsageError):  # the last: the channel is closed
-        try:
-            step = next(attempts)
-            while True:
-                try:
-                    answer = await _perform(step, call)
-                except GradserveError as error:
-                    step = attempts.throw(error)
-                else:
-                    step = attempts.send(answer)
-        finally:
-            attempts.close()
-
-
-async def _perform(step: Any, call: Callable[[Unary, float | None], Awaitable[Any]]) -> Any:
-    match step:
-        case Attempt(Unary() as unary, timeout):
-            try:
-                return await call(unary, timeout)
-            except grpc.aio.AioRpcError as error:
-                raise error_from_status(error.code(), error.details(), error.trailing_metadata()) from None
-        case Pause(seconds):
-            return await asyncio.sleep(seconds)
-    raise TypeError(f"expected a unary exchange or a pause, got {step!r}")

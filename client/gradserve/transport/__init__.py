@@ -1,0 +1,1 @@
+"""Carries the exchanges of operations out over gRPC: blocking, and with asyncio."""

@@ -1,0 +1,1 @@
+"""The transport for asyncio: operations run in the task that awaits them."""

@@ -1,0 +1,66 @@
+"""Operations that are carried out in the background, in a task.
+
+They refer to channels only: nothing keeps a client alive that the program has forgotten, so they can be stopped then.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import grpc
+
+from gradserve.calls.exchange import Background, Operation, Pause, Unary
+from gradserve.calls.retries import Attempt, with_retries
+from gradserve.errors import GradserveError
+from gradserve.transport.carrying import carry_out_async
+from gradserve.transport.status import error_from_status
+
+_JOIN_SECONDS = 5.0
+
+
+class BackgroundTask:
+    """Carries an operation out in a task of the running event loop."""
+
+    def __init__(
+        self, operation: Operation[None], timeout: float, call: Callable[[Unary, float | None], Awaitable[Any]]
+    ) -> None:
+        """Takes the timeout of the client, and what makes a call."""
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(_carry_out(operation, timeout, call), name="gradserve-background")
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the operation has ended."""
+        return self._task.done()
+
+    def stop(self) -> None:
+        """Lets the operation be given up. For finalizers too: they can run in any thread."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._task.cancel)
+
+    async def join(self) -> None:
+        """Waits until a stopped operation has ended."""
+        await asyncio.wait([self._task], timeout=_JOIN_SECONDS)
+
+
+async def _carry_out(
+    operation: Operation[None], timeout: float, call: Callable[[Unary, float | None], Awaitable[Any]]
+) -> None:
+    async def perform(step: Attempt | Pause | Background) -> Any:
+        return await _perform(step, call)
+
+    with suppress(GradserveError, grpc.aio.UsageError):  # the latter: the channel is closed
+        await carry_out_async(with_retries(operation, timeout), perform)
+
+
+async def _perform(step: Any, call: Callable[[Unary, float | None], Awaitable[Any]]) -> Any:
+    match step:
+        case Attempt(Unary() as unary, timeout):
+            try:
+                return await call(unary, timeout)
+            except grpc.aio.AioRpcError as error:
+                raise error_from_status(error.code(), error.details(), error.trailing_metadata()) from None
+        case Pause(seconds):
+            return await asyncio.sleep(seconds)
+    raise TypeError(f"expected a unary exchange or a pause, got {step!r}")

@@ -1,0 +1,1 @@
+"""The blocking transport: operations run in the thread that calls."""

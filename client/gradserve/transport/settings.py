@@ -1,0 +1,3 @@
+"""The settings of a connection."""
+
+DEFAULT_TIMEOUT_SECONDS = 60.0
