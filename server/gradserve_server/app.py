@@ -38,6 +38,7 @@ from gradserve_server.rpc.server import GrpcServer
 from gradserve_server.rpc.server_info.service import ServerServicer, Usage
 from gradserve_server.rpc.tensors.messages import Placer
 from gradserve_server.rpc.tensors.service import TensorServicer
+from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
@@ -107,13 +108,14 @@ class Server:
             new_seed=partial(secrets.randbits, 63),
         )
         residence = Residence(self.store, host, device, self._compute)
+        opener = TensorOpener(self.store, residence)
         placer = Placer(self.store, limits.inline_limit_bytes, limits.max_message_bytes)
         started = time.monotonic()
         self._grpc = GrpcServer(
             tensors=TensorServicer(self.store, residence, config.runtime.stream_idle_seconds),
             accumulators=AccumulatorServicer(self.registry, self.store, residence, placer),
-            gradient_ops=GradientOpsServicer(self.runner, self.store, placer),
-            batch_norm_layers=BatchNormLayerServicer(self.layers, self.store, residence, placer),
+            gradient_ops=GradientOpsServicer(self.runner, opener, placer),
+            batch_norm_layers=BatchNormLayerServicer(self.layers, self.store, opener, residence, placer),
             leases=LeaseServicer(self.lifetimes.clients),
             server=ServerServicer(
                 version=gradserve.__version__,

@@ -11,10 +11,14 @@ from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve.v1 import layer_pb2, tensor_pb2
 from gradserve_server.config import LeaseConfig
+from gradserve_server.devices.compute import InlineCompute
+from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.tensors.messages import Placer
+from gradserve_server.tensors.opening import TensorOpener
+from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
 from tests.layers.bench import KEY, LayerBench
 
@@ -53,7 +57,10 @@ async def test_what_another_call_hides_meanwhile(
         clock=lambda: 0.0,
         new_handle=lambda: "stored",
     )
-    service: Any = BatchNormLayerServicer(bench.registry, store, None, Placer(store, 1 << 20, 1 << 20))  # type: ignore[arg-type]
+    host = CpuDevice(BufferPool(0))
+    residence = Residence(store, host, host, InlineCompute())
+    opener = TensorOpener(store, residence)
+    service = BatchNormLayerServicer(bench.registry, store, opener, residence, Placer(store, 1 << 20, 1 << 20))
     await bench.layer().build(np.dtype(np.float32), (-1, 3))
     store.keep([np.ones(shape, np.float32)], None, shared=False)
     hiding = ExitStack()

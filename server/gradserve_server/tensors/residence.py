@@ -20,6 +20,10 @@ class Residence:
         self._device = device
         self._compute = compute
 
+    def is_on_host(self, arrays: Iterable[Array]) -> bool:
+        """Tells whether all of the arrays are in host memory."""
+        return all(map(self._host.holds, arrays))
+
     async def copy_to_host(self, arrays: Sequence[Array]) -> list[NDArray[Any]]:
         """Returns arrays in host memory: themselves if they are there already.
 

@@ -1,9 +1,9 @@
 """Tensors under leased handles."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -68,18 +68,36 @@ class Upload:
     stored: bool = False
 
 
-@dataclass(frozen=True)
-class Inputs:
+class HeldTensors:
     """Stored tensors while a call uses them.
 
     Attributes:
         arrays: By handle, each in the memory of the device it was left in. Never written to, except by the caller
             where `exclusive`.
-        exclusive: Nobody else can see the arrays, now or later: the caller may take over their memory.
     """
 
-    arrays: dict[str, Array] = field(default_factory=dict)
-    exclusive: bool = False
+    def __init__(self, entries: Collection[_Entry], *, release: bool = False) -> None:
+        self._entries = {entry.handle: entry for entry in entries}
+        self._alone = release and bool(entries) and all(entry.users == 1 for entry in entries)
+        self._shares = False
+        self.arrays = {entry.handle: entry.array for entry in entries}
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether nobody else can see the arrays, now or later: the caller may take over their memory."""
+        return self._alone and not any(entry.shared for entry in self._entries.values())
+
+    def share(self) -> None:
+        """Notes that the call will refer to the memory after its end, and to that of what it relocates."""
+        self._shares = True
+        for entry in self._entries.values():
+            entry.shared = True
+
+    def relocate(self, handle: str, array: Array) -> None:
+        """Puts a copy, of which nobody but this call knows, in the place of a tensor."""
+        entry = self._entries[handle]
+        entry.array, entry.shared = array, self._shares
+        self.arrays[handle] = array
 
 
 class TensorStore:
@@ -180,13 +198,16 @@ class TensorStore:
         return min(lease, self._leases.max_lease_seconds)
 
     @contextmanager
-    def use(self, handles: Sequence[str], *, release: bool = False) -> Iterator[Inputs]:
+    def use(
+        self, handles: Sequence[str], *, release: bool = False, fields: Sequence[str] | None = None
+    ) -> Iterator[HeldTensors]:
         """Holds stored tensors while a call uses them, and renews their leases.
 
         Args:
             handles: Of the tensors; one may be named twice.
             release: Delete them when the block is left without an exception. From the start nobody else can
                 find them; after an exception they are there again.
+            fields: The paths of the handles in the request, for errors; None for "handles[0]" and so on.
 
         Raises:
             NotFoundError: One of them does not exist.
@@ -195,18 +216,17 @@ class TensorStore:
         for index, handle in enumerate(handles):
             entry = self._entries.get(handle)
             if entry is None:
-                raise NotFoundError(f"no tensor with the handle {handle!r}", field=f"handles[{index}]")
+                field = f"handles[{index}]" if fields is None else fields[index]
+                raise NotFoundError(f"no tensor with the handle {handle!r}", field=field)
             entries[handle] = entry
         for entry in entries.values():
             entry.users += 1
             entry.lease.begin_use()
             if release:
                 del self._entries[entry.handle]
-        exclusive = release and all(entry.users == 1 and not entry.shared for entry in entries.values())
-        arrays = {handle: entry.array for handle, entry in entries.items()}
         keep = True
         try:
-            yield Inputs(arrays, exclusive)
+            yield HeldTensors(entries.values(), release=release)
             keep = not release
         finally:
             for entry in entries.values():

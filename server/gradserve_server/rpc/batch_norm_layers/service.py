@@ -19,6 +19,7 @@ from gradserve_server.layers.batch_norm.calls import ForwardCall
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.spec import CallInputs
 from gradserve_server.layers.registry import LayerRegistry
+from gradserve_server.ops.inputs import open_inputs
 from gradserve_server.ops.runner import arrays_of
 from gradserve_server.resources import DEFAULT_CONTAINER
 from gradserve_server.rpc.batch_norm_layers.messages import (
@@ -34,8 +35,9 @@ from gradserve_server.rpc.batch_norm_layers.messages import (
 from gradserve_server.rpc.boundary.lifetimes import decode_lifetime
 from gradserve_server.rpc.boundary.paging import page_of
 from gradserve_server.rpc.boundary.status import Context
-from gradserve_server.rpc.gradient_ops.calls import open_inputs
+from gradserve_server.rpc.gradient_ops.calls import decode_inputs
 from gradserve_server.rpc.tensors.messages import MAX_COMPONENTS, Placer, check_count, decode_duration, request_fields
+from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
 
@@ -43,9 +45,17 @@ from gradserve_server.tensors.store import TensorStore
 class BatchNormLayerServicer:
     """Serves the layers of a registry. The protos say what each method does."""
 
-    def __init__(self, registry: LayerRegistry, store: TensorStore, residence: Residence, placer: Placer) -> None:
+    def __init__(
+        self,
+        registry: LayerRegistry,
+        store: TensorStore,
+        opener: TensorOpener,
+        residence: Residence,
+        placer: Placer,
+    ) -> None:
         self._registry = registry
         self._store = store
+        self._opener = opener
         self._residence = residence
         self._placer = placer
 
@@ -105,17 +115,13 @@ class BatchNormLayerServicer:
                 released=request.released_forward_ids,
             )
             contents = Contents()
-            with open_inputs(self._store, request, CallInputs) as opened:
+            with open_inputs(self._opener, decode_inputs(request, CallInputs), CallInputs) as opened:
                 keep = self._placer.keeps(opened.inputs.inputs.nbytes, request.placement)
-                # What is kept of the forward refers to its inputs too. Said before: calls that release them hide them.
-                self._store.share(opened.handles.values())
+                # What is kept of the forward refers to its inputs too.
+                opened.tensors.share()
                 with self._delivery(request.placement, contents, keep=keep, shared=True) as delivery:
                     result = await layer.forward(opened.inputs, call, on_host=not keep, deliver=delivery.add)
-                self._store.relocate(
-                    {opened.handles[name]: array for name, array in result.moved.items() if name in opened.handles}
-                )
-                # And to copies that took their places.
-                self._store.share(opened.handles.values())
+                opened.tensors.relocate(result.moved)
             (outputs,) = delivery.tensors
             drawn_scale, drawn_bias = (None, None) if result.drawn is None else map(contents.tensor, result.drawn)
             response = messages_pb2.BatchNormForwardResponse(
@@ -134,7 +140,7 @@ class BatchNormLayerServicer:
         with self._using(request.layer) as layer:
             self._placer.check(request.placement)
             contents = Contents()
-            with open_inputs(self._store, request, _OutputsGradient) as opened:
+            with open_inputs(self._opener, decode_inputs(request, _OutputsGradient), _OutputsGradient) as opened:
                 call = layer.check_backward(request.forward_id, opened.inputs.outputs_gradient)
                 keep = self._placer.keeps(call.checked.output_bytes, request.placement)
                 with self._delivery(request.placement, contents, keep=keep, shared=False) as delivery:
@@ -144,8 +150,7 @@ class BatchNormLayerServicer:
                         on_host=not keep,
                         deliver=lambda gradients: delivery.add(*arrays_of(gradients).values()),
                     )
-                if "outputs_gradient" in computed.moved:
-                    self._store.relocate(dict.fromkeys(opened.handles.values(), computed.moved["outputs_gradient"]))
+                opened.tensors.relocate(computed.moved)
             names = arrays_of(computed.outputs)
             response = messages_pb2.BatchNormBackwardResponse(**dict(zip(names, delivery.tensors, strict=True)))
             return WithContents(response, contents)

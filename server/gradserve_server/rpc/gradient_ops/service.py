@@ -16,20 +16,21 @@ from gradserve_server.ops.cudnn_rnn.canonical import (
 )
 from gradserve_server.ops.cudnn_rnn.declaration import CUDNN_RNN, CUDNN_RNN_BACKPROP
 from gradserve_server.ops.gru.declaration import GRU_BLOCK_CELL, GRU_BLOCK_CELL_GRAD
+from gradserve_server.ops.inputs import open_inputs
 from gradserve_server.ops.operation import Op
 from gradserve_server.ops.runner import OpRunner, arrays_of, check_call
 from gradserve_server.rpc.boundary.status import Context
-from gradserve_server.rpc.gradient_ops.calls import decode_attributes, encode_response, open_inputs
+from gradserve_server.rpc.gradient_ops.calls import decode_attributes, decode_inputs, encode_response
 from gradserve_server.rpc.tensors.messages import Placer
-from gradserve_server.tensors.store import TensorStore
+from gradserve_server.tensors.opening import TensorOpener
 
 
 class GradientOpsServicer:
     """Serves ops. The protos say what each method does."""
 
-    def __init__(self, runner: OpRunner, store: TensorStore, placer: Placer) -> None:
+    def __init__(self, runner: OpRunner, opener: TensorOpener, placer: Placer) -> None:
         self._runner = runner
-        self._store = store
+        self._opener = opener
         self._placer = placer
 
     async def FusedBatchNorm(self, request: batch_norm_pb2.FusedBatchNormRequest, context: Context) -> WithContents:
@@ -72,13 +73,11 @@ class GradientOpsServicer:
     async def _run(self, op: Op[Any, Any, Any, Any], request: Any, response: type[Message]) -> WithContents:
         attributes = decode_attributes(request, op.attributes)
         self._placer.check(request.placement)
-        with open_inputs(self._store, request, op.inputs) as opened:
+        with open_inputs(self._opener, decode_inputs(request, op.inputs), op.inputs) as opened:
             call = check_call(op, opened.inputs, attributes)
             keep = self._placer.keeps(call.output_bytes, request.placement)
             computed = await self._runner.run(call, on_host=not keep)
-            self._store.relocate(
-                {opened.handles[name]: array for name, array in computed.moved.items() if name in opened.handles}
-            )
+            opened.tensors.relocate(computed.moved)
         outputs = arrays_of(computed.outputs)
         contents = Contents()
         placed = self._placer.place(list(outputs.values()), request.placement, contents, shared=False, keep=keep)

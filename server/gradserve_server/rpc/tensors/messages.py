@@ -13,6 +13,7 @@ from gradserve.wire.contents import Contents
 from gradserve.wire.dtypes import to_data_type, to_dtype
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError, ServiceError
+from gradserve_server.tensors.references import Inline, Malformed, Reference, Stored
 from gradserve_server.tensors.store import TensorSpec, TensorStore
 
 MAX_COMPONENTS = 1 << 16
@@ -109,6 +110,32 @@ def decode_tensor(tensor: tensor_pb2.Tensor, stored: Mapping[str, Array], field:
                 )
         return array
     raise InvalidArgumentError("expected content or a handle, got neither", field=field)
+
+
+def decode_reference(tensor: tensor_pb2.Tensor) -> Reference:
+    """Returns what a tensor of a request refers to. What is wrong with its description, opening it will say."""
+    data = tensor.WhichOneof("data")
+    if data == "handle":
+        return Stored(tensor.handle, _described(tensor) if tensor.dtype else None)
+    if data != "content":
+        return Malformed("expected content or a handle, got neither")
+    spec = _described(tensor)
+    if isinstance(spec, Malformed):
+        return spec
+    content = tensor.content
+    if len(content) != spec.num_bytes:
+        return Malformed(
+            f"expected {spec.num_bytes} bytes for shape {list(spec.shape)} of {spec.dtype}, got {len(content)}",
+            ".content",
+        )
+    return Inline(np.frombuffer(content, spec.dtype).reshape(spec.shape))
+
+
+def _described(tensor: tensor_pb2.Tensor) -> TensorSpec | Malformed:
+    try:
+        return decode_spec(tensor.dtype, tensor.shape, "")
+    except InvalidArgumentError as error:
+        return Malformed(error.message, error.field or "")
 
 
 def encode_spec(spec: TensorSpec | Array) -> tensor_pb2.TensorSpec:

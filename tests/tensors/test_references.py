@@ -1,0 +1,197 @@
+"""Tensors of requests opened: no socket, no protobuf."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gradserve_server.devices.compute import InlineCompute
+from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.host.pool import BufferPool
+from gradserve_server.errors import InvalidArgumentError, NotFoundError
+from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
+from gradserve_server.tensors.references import Inline, Malformed, Reference, Stored
+from gradserve_server.tensors.residence import Residence
+from gradserve_server.tensors.store import TensorSpec
+from tests.servers.separate_device import SeparateDevice
+from tests.tensors.test_leases import DEFAULT_LEASE, BoomError, World
+
+F32 = np.dtype(np.float32)
+ONES: NDArray[Any] = np.ones(3, F32)
+
+
+class Opening:
+    """A store with an opener, on a device with memory of its own."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.device = SeparateDevice()
+        host = CpuDevice(BufferPool(0))
+        self.opener = TensorOpener(self.world.store, Residence(self.world.store, host, self.device, InlineCompute()))
+        self.open = self.opener.open
+
+    def keep(self, array: Any = None, *, shared: bool = False) -> Stored:
+        (handle,) = self.world.store.keep([ONES if array is None else array], None, shared=shared)
+        return Stored(handle)
+
+    def on_device(self) -> Any:
+        with self.device.computing():
+            return self.device.from_host(ONES)
+
+    def array_of(self, stored: Stored) -> Any:
+        with self.open({"x": stored}) as opened:
+            return opened["x"]
+
+
+@pytest.fixture
+def opening() -> Opening:
+    return Opening()
+
+
+def test_inline_and_stored_are_known_by_their_paths(opening: Opening) -> None:
+    stored = opening.keep(np.zeros(2, F32))
+    with opening.open({"x": Inline(ONES), "w[1]": stored}) as opened:
+        assert opened["x"] is ONES
+        assert list(opened.arrays()) == ["x", "w[1]"]
+        assert opened["w[1]"].tolist() == [0, 0]
+        assert [opened.is_stored(path) for path in ("x", "w[1]")] == [False, True]
+
+
+def test_what_is_stored_is_found_before_anything_is_looked_at(opening: Opening) -> None:
+    references = {"x": Malformed("wrong"), "y": opening.keep(), "z": Stored("nowhere")}
+    with pytest.raises(NotFoundError, match="no tensor with the handle 'nowhere'") as error, opening.open(references):
+        pass
+    assert error.value.field == "z.handle"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message", "field"),
+    [
+        (TensorSpec(F32, (4,)), r"expected the stored tensor's shape \[3\] of float32, got \[4\] of float32", "x"),
+        (TensorSpec(np.dtype(np.int8), (3,)), r"got \[3\] of int8", "x"),
+        (Malformed("no dtype", ".dtype"), "no dtype", "x.dtype"),
+    ],
+)
+def test_what_is_said_of_a_stored_tensor_must_be_true(opening: Opening, spec: Any, message: str, field: str) -> None:
+    with opening.open({"x": Stored(opening.keep().handle, spec)}) as opened:
+        with pytest.raises(InvalidArgumentError, match=message) as error:
+            opened["x"]
+        assert error.value.field == field
+
+
+def test_the_truth_may_be_said_of_a_stored_tensor(opening: Opening) -> None:
+    with opening.open({"x": Stored(opening.keep().handle, TensorSpec(F32, (3,)))}) as opened:
+        assert opened["x"] is ONES
+
+
+def test_the_malformed_fails_when_it_is_looked_at(opening: Opening) -> None:
+    for _ in range(2):
+        with opening.open({"x": Inline(ONES), "y": Malformed("too short", ".content")}) as opened:
+            assert opened["x"] is ONES
+            with pytest.raises(InvalidArgumentError, match="too short") as error:
+                opened.arrays()
+            assert error.value.field == "y.content"
+
+
+def test_use_renews_the_lease(opening: Opening) -> None:
+    stored = opening.keep()
+    for _ in range(3):
+        assert opening.world.after(DEFAULT_LEASE * 0.9) == 0
+        assert opening.array_of(stored) is ONES
+    assert opening.world.after(DEFAULT_LEASE * 1.1) == 1
+
+
+def test_release_deletes_what_is_stored(opening: Opening) -> None:
+    with opening.open({"x": opening.keep(), "y": Inline(ONES)}, release=True) as opened:
+        assert opened.exclusive
+        assert opening.world.used == (ONES.nbytes, 1)
+    assert opening.world.used == (0, 0)
+
+
+def test_released_tensors_are_there_again_after_an_error(opening: Opening) -> None:
+    stored = opening.keep()
+    with pytest.raises(BoomError), opening.open({"x": stored}, release=True):
+        raise BoomError
+    assert opening.array_of(stored) is ONES
+
+
+Open = Callable[[Opening, Stored], dict[str, Reference]]
+
+
+@pytest.mark.parametrize(
+    ("references", "release"),
+    [
+        (lambda _, stored: {"x": stored}, False),
+        (lambda _, stored: {"x": stored, "y": stored}, True),
+        (lambda opening, stored: {"x": stored, "y": opening.keep(shared=True)}, True),
+        (lambda _, stored: {"x": Inline(ONES)}, True),
+    ],
+    ids=["not released", "named twice", "shared", "inline"],
+)
+def test_what_a_call_may_not_write_to(opening: Opening, references: Open, release: bool) -> None:
+    stored = opening.keep()
+    with opening.open(references(opening, stored), release=release) as opened:
+        assert not opened.exclusive
+
+
+def test_what_another_call_uses_is_nobodys_own(opening: Opening) -> None:
+    stored = opening.keep()
+    with opening.open({"x": stored}), opening.open({"x": stored}, release=True) as second:
+        assert not second.exclusive
+
+
+def test_what_a_call_shares_stays_shared(opening: Opening) -> None:
+    stored = opening.keep()
+    with opening.open({"x": stored}) as opened:
+        opened.share()
+        opened.relocate({"x": ONES.copy(), "not stored": ONES})
+    with opening.open({"x": stored}, release=True) as released:
+        assert not released.exclusive
+
+
+def test_it_is_shared_also_while_a_call_that_fails_later_hides_it(opening: Opening) -> None:
+    stored = opening.keep()
+    with opening.open({"x": stored}) as opened, suppress(BoomError), opening.open({"x": stored}, release=True):
+        opened.share()
+        raise BoomError
+    with opening.open({"x": stored}, release=True) as released:
+        assert not released.exclusive
+
+
+def test_a_copy_takes_the_place_of_a_stored_tensor(opening: Opening) -> None:
+    stored, copy = opening.keep(shared=True), ONES.copy()
+    with opening.open({"x": stored, "y": Inline(ONES)}) as opened:
+        opened.relocate({"x": copy, "y": copy})
+        assert opened["x"] is copy
+        assert opened["y"] is ONES
+    with opening.open({"x": stored}, release=True) as released:
+        assert released["x"] is copy
+        assert released.exclusive
+    assert opening.world.used == (0, 0)
+
+
+async def brought(opened: OpenedTensors) -> None:
+    if not opened.is_on_host:
+        await opened.bring_to_host()
+
+
+async def test_what_is_needed_on_the_host_is_brought_there_once(opening: Opening) -> None:
+    stored, here = opening.keep(opening.on_device(), shared=True), opening.keep()
+    for _ in range(2):
+        with opening.open({"x": stored, "y": here, "z": Inline(ONES)}) as opened:
+            await brought(opened)
+            assert opened["x"].tolist() == [1, 1, 1]
+            assert opened["y"] is ONES
+    assert opening.device.copied_out == ONES.nbytes
+    with opening.open({"x": stored}, release=True) as released:
+        assert released.exclusive, "nobody else has the copy"
+
+
+def test_inline_is_on_the_host(opening: Opening) -> None:
+    with opening.open({"x": Inline(ONES)}) as opened:
+        assert opened.is_on_host
+    with opening.open({"x": opening.keep(opening.on_device())}) as opened:
+        assert not opened.is_on_host
