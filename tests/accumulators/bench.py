@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -60,9 +60,12 @@ class Bench:
         return self.registry.create(key, AccumulatorSpec(parts, **spec), lifetime)[0]
 
 
-def gradient(*values: float) -> Callable[[], Any]:
-    array = np.array(values, np.float32)
-    return lambda: nullcontext(Gradient({"": array}))
+def gradient(*values: float) -> Callable[[], AbstractContextManager[Gradient]]:
+    return holding(np.array(values, np.float32))
+
+
+def holding(values: np.ndarray) -> Callable[[], AbstractContextManager[Gradient]]:
+    return lambda: nullcontext(Gradient({"": values}))
 
 
 async def apply(acc: Accumulator, *values: float, call: RequestId | None = None, **contribution: Any) -> Any:
@@ -96,7 +99,7 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-class HeldCompute:
+class HeldCompute(InlineCompute):
     """Arithmetic that waits to be let go on."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from gradserve_server.accumulators.spec import (
 from gradserve_server.errors import (
     InvalidArgumentError,
 )
-from tests.accumulators.bench import F32, Bench, apply, take, value_of
+from tests.accumulators.bench import F32, Bench, apply, holding, take, value_of
 
 
 class TestArithmetic:
@@ -77,7 +77,7 @@ class TestArithmetic:
         )
         for value in values:
             array = np.array([value], dtype)
-            await acc.apply(None, Contribution(), lambda array=array: nullcontext(Gradient({"": array})))
+            await acc.apply(None, Contribution(), holding(array))
         taken = (await take(acc, 1))[0].values[""]
         assert taken.dtype == dtype
         assert float(taken[0]) == expected
@@ -87,7 +87,7 @@ class TestArithmetic:
         acc = bench.accumulator(ComponentSpec("", half), accumulate_dtype=half)
         for value in (2048, 1, 1):
             array = np.array([value], half)
-            await acc.apply(None, Contribution(), lambda array=array: nullcontext(Gradient({"": array})))
+            await acc.apply(None, Contribution(), holding(array))
         assert float((await take(acc, 1))[0].values[""][0]) == 682.5
 
     async def test_deterministic_sums_do_not_depend_on_arrival(self) -> None:
@@ -100,7 +100,7 @@ class TestArithmetic:
                 await acc.apply(
                     None,
                     Contribution(worker_id=f"w{i // 2}", sequence=i, weight=1 + i / 8),
-                    lambda i=i: nullcontext(Gradient({"": gradients[i]})),
+                    holding(gradients[i]),
                 )
             results.add((await take(acc, 8))[0].values[""].tobytes())
         assert len(results) == 1

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -131,14 +132,14 @@ def test_every_applied_gradient_is_taken_once(network: Network, name: str, layou
         return client.sparse_conditional_accumulator("float32", (size,), name, reduction_type="SUM")
 
     def apply(acc: Any, place: int, request_id: int | None = None) -> gradserve.ApplyResult:
-        if layout == "dense":
-            return acc.apply_grad(one_hot(place, size), local_step=1 << 40, request_id=request_id)
-        return acc.apply_grad([place], [1.0], local_step=1 << 40, request_id=request_id)
+        gradient = (one_hot(place, size),) if layout == "dense" else ([place], [1.0])
+        result: gradserve.ApplyResult = acc.apply_grad(*gradient, local_step=1 << 40, request_id=request_id)
+        return result
 
     def taken_of(acc: Any, num_required: int) -> np.ndarray:
         taken = persist(lambda request_id: acc.take_grad(num_required, timeout=PATIENCE_SECONDS, request_id=request_id))
         if layout == "dense":
-            return taken
+            return np.asarray(taken)
         dense = np.zeros(size, np.float32)
         np.add.at(dense, taken.indices, taken.values)
         return dense
@@ -146,7 +147,7 @@ def test_every_applied_gradient_is_taken_once(network: Network, name: str, layou
     def applier(client: gradserve.Client, places: range) -> None:
         acc = persist(lambda _: accumulator(client))
         for place in places:
-            result = persist(lambda request_id, place=place: apply(acc, place, request_id))
+            result = persist(partial(apply, acc, place))
             assert result.outcome is gradserve.ACCEPTED
 
     def taker(number: int) -> np.ndarray:
@@ -207,6 +208,12 @@ def test_every_push_pull_is_in_its_round_once(network: Network, name: str, num_f
         network.faults.mean_reads = 80  # An upload is many reads: some are to succeed.
     persist = Persistence()
 
+    def push_pull(acc: Any, grads: Any, step: int, request_id: int | None) -> gradserve.PushPullResult:
+        result: gradserve.PushPullResult = acc.push_pull(
+            grads, num_workers, step, timeout=PATIENCE_SECONDS, request_id=request_id
+        )
+        return result
+
     def worker(number: int) -> list[gradserve.PushPullResult]:
         results: list[gradserve.PushPullResult] = []
         with gradserve.connect(network.address, timeout=PATIENCE_SECONDS) as client:
@@ -217,11 +224,7 @@ def test_every_push_pull_is_in_its_round_once(network: Network, name: str, num_f
             for round_number in range(num_rounds):
                 grads = {"g": np.zeros(num_floats)}
                 grads["g"][number::num_workers] = round_number + 1
-                result = persist(
-                    lambda request_id, grads=grads, step=step: acc.push_pull(
-                        grads, num_workers, step, timeout=PATIENCE_SECONDS, request_id=request_id
-                    )
-                )
+                result = persist(partial(push_pull, acc, grads, step))
                 assert result.outcome is gradserve.ACCEPTED
                 step = result.step
                 assert np.unique(result["g"]).tolist() == [round_number + 1]

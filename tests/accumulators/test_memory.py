@@ -74,10 +74,12 @@ class TestMemory:
     async def test_gradient_that_cannot_be_fetched(self, bench: Bench) -> None:
         acc = bench.accumulator()
 
+        def fetched_from_nobody() -> Gradient:
+            raise NotFoundError("no tensor")
+
         @contextmanager
         def broken() -> Iterator[Gradient]:
-            raise NotFoundError("no tensor")
-            yield
+            yield fetched_from_nobody()
 
         with pytest.raises(NotFoundError):
             await acc.apply(ID, Contribution(), broken)

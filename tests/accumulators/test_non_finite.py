@@ -47,7 +47,7 @@ def test_the_first_is_found(dtype: Any, bad: float, shape: tuple[int, ...], inde
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (2 * BLOCK + 3,)])
 def test_what_is_finite_has_none(dtype: Any, shape: tuple[int, ...]) -> None:
-    info = ml_dtypes.finfo(dtype)
+    info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
     for value in (0.0, -0.0, info.max, info.min, info.tiny, info.smallest_subnormal):
         assert finite.first_non_finite(np.full(shape, value, dtype)) is None
 

@@ -119,8 +119,8 @@ class AccumulatorMachine(RuleBasedStateMachine):
             journal_of=lambda _: self,
         )
         self.records: list[Record] = []
-        self.model: Model | None = None
-        self.acc: Accumulator | None = None
+        self._model: Model | None = None
+        self._acc: Accumulator | None = None
         self.applied: dict[int, tuple[int, int, bool]] = {}
         self.takes: dict[int, int] = {}
         self.pulls: dict[int, Pull] = {}
@@ -128,25 +128,40 @@ class AccumulatorMachine(RuleBasedStateMachine):
         """Calls whose reply the client did not get, and will ask for again."""
         self.number = 0
 
+    @property
+    def exists(self) -> bool:
+        """Whether there is an accumulator, and its model."""
+        return self._model is not None
+
+    @property
+    def model(self) -> Model:
+        assert self._model is not None
+        return self._model
+
+    @property
+    def acc(self) -> Accumulator:
+        assert self._acc is not None
+        return self._acc
+
     def teardown(self) -> None:
-        if self.model is not None:
+        if self.exists:
             self.delete()
         self.loop.close()
 
     # Steps
 
-    @precondition(lambda self: self.model is None)
+    @precondition(lambda self: not self.exists)
     @rule()
     def create(self) -> None:
-        self.acc, created = self.run(self.create_now())
+        self._acc, created = self.run(self.create_now())
         assert created
-        self.model, self.records = Model(), []
+        self._model, self.records = Model(), []
         self.applied, self.takes, self.pulls, self.lost = {}, {}, {}, set()
 
     async def create_now(self) -> tuple[Accumulator, bool]:
         return self.registry.create(KEY, SPEC)
 
-    @precondition(lambda self: self.model is not None)
+    @precondition(lambda self: self.exists)
     @rule(value=values, ahead=steps)
     def apply(self, value: int, ahead: int) -> None:
         """Fresh, stale and future gradients."""
@@ -162,7 +177,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
         self.applied[self.number] = (value, local_step, stale)
         self.model.serve()
 
-    @precondition(lambda self: self.model is not None and self.applied)
+    @precondition(lambda self: self.exists and self.applied)
     @rule(data=st.data(), same_turn=st.booleans())
     def apply_again(self, data: st.DataObject, same_turn: bool) -> None:
         """Once more, or twice in the same turn of the loop."""
@@ -176,7 +191,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
         assert duplicate
         assert (result.outcome is Outcome.STALE) == stale
 
-    @precondition(lambda self: self.model is not None)
+    @precondition(lambda self: self.exists)
     @rule(value=values)
     def apply_cancelled_and_sent_again(self, value: int) -> None:
         """Whether the first had begun or not, it counts once."""
@@ -189,7 +204,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
         self.model.values.append(value)
         self.model.serve()
 
-    @precondition(lambda self: self.model is not None)
+    @precondition(lambda self: self.exists)
     @rule(ahead=steps)
     def apply_malformed(self, ahead: int) -> None:
         self.number += 1
@@ -198,7 +213,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
             InvalidArgumentError, self.acc.apply(self.id(self.number), Contribution(self.model.step + ahead), bad)
         )
 
-    @precondition(lambda self: self.model is not None)
+    @precondition(lambda self: self.exists)
     @rule(num_required=needs)
     def take(self, num_required: int) -> None:
         self.number += 1
@@ -207,12 +222,12 @@ class AccumulatorMachine(RuleBasedStateMachine):
         self.model.serve()
         self.settle()
 
-    @precondition(lambda self: self.model is not None)
+    @precondition(lambda self: self.exists)
     @rule(num_required=st.integers(-2, 0))
     def take_none(self, num_required: int) -> None:
         self.fails(InvalidArgumentError, self.acc.take(None, num_required, None))
 
-    @precondition(lambda self: self.model is not None)
+    @precondition(lambda self: self.exists)
     @rule(value=values, ahead=steps, worker=workers, num_required=needs)
     def push_pull(self, value: int, ahead: int, worker: str, num_required: int) -> None:
         self.number += 1
@@ -231,7 +246,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
         self.model.serve()
         self.settle()
 
-    @precondition(lambda self: self.model is not None and self.model.queue)
+    @precondition(lambda self: self.exists and self.model.queue)
     @rule(data=st.data())
     def give_up(self, data: st.DataObject) -> None:
         """A take is as if it had never been; the gradient of a push_pull stays, and it may ask again."""
@@ -246,7 +261,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
         self.settle()
         assert waiting.task.cancelled()
 
-    @precondition(lambda self: self.model is not None and self.model.queue)
+    @precondition(lambda self: self.exists and self.model.queue)
     @rule(data=st.data())
     def cancel_and_send_again_in_the_same_turn(self, data: st.DataObject) -> None:
         waiting = self.model.queue.pop(data.draw(st.integers(0, len(self.model.queue) - 1)))
@@ -256,7 +271,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
         self.settle()
         assert waiting.task.cancelled()
 
-    @precondition(lambda self: self.model is not None and self.lost - self.waiting())
+    @precondition(lambda self: self.exists and self.lost - self.waiting())
     @rule(data=st.data())
     def ask_again(self, data: st.DataObject) -> None:
         """The reply was lost, or the call gave up: it gets the average of its round, or waits for it."""
@@ -273,7 +288,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
             self.model.serve()
             self.settle()
 
-    @precondition(lambda self: self.model is not None and self.model.ended)
+    @precondition(lambda self: self.exists and self.model.ended)
     @rule(data=st.data())
     def ask_again_after_the_answer(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(self.model.ended)))
@@ -287,24 +302,24 @@ class AccumulatorMachine(RuleBasedStateMachine):
         else:
             assert isinstance(task.exception(), AbortedError)
 
-    @precondition(lambda self: self.model is not None and len(self.model.values) == 0)
+    @precondition(lambda self: self.exists and len(self.model.values) == 0)
     @rule()
     def deadline(self) -> None:
         self.fails(DeadlineExceededError, self.acc.take(None, 1, 0.0))
 
-    @precondition(lambda self: self.model is not None)
+    @precondition(lambda self: self.exists)
     @rule(step=st.integers(-2, 6))
     def set_global_step(self, step: int) -> None:
         self.run(self.acc.set_global_step(step))
         self.model.step = step
 
-    @precondition(lambda self: self.model is not None)
+    @precondition(lambda self: self.exists)
     @rule(data=st.data())
     def lose_replies(self, data: st.DataObject) -> None:
         """The network keeps the answers of some calls that still wait."""
         self.lost |= set(data.draw(st.lists(st.sampled_from([each.number for each in self.model.queue] or [0])))) - {0}
 
-    @precondition(lambda self: self.model is not None)
+    @precondition(lambda self: self.exists)
     @rule()
     def delete(self) -> None:
         async def delete_now() -> bool:
@@ -314,7 +329,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
         for waiting in self.model.queue:
             assert isinstance(waiting.task.exception(), AbortedError)
         self.check_served()
-        self.model = self.acc = None
+        self._model = self._acc = None
 
     async def append(self, event: Event) -> None:
         """The accumulator's journal."""
@@ -324,7 +339,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_same_events_give_the_same_ledger(self) -> None:
-        if self.model is None:
+        if not self.exists:
             return
         replayed = Ledger(CallMemory(window=1024, max_clients=1, silence=1.0, clock=lambda: 0.0))
         for record in self.records:
@@ -345,7 +360,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        if self.model is None:
+        if not self.exists:
             assert self.memory.used == 0
             assert self.registry.waiters.used == 0
             return

@@ -17,8 +17,8 @@ class Hostile:
 
     __array__ = __iter__ = __len__ = __getitem__ = __contains__ = _fail
     __bool__ = __index__ = __int__ = __float__ = __complex__ = _fail
-    __eq__ = __lt__ = __le__ = __gt__ = __ge__ = _fail  # type: ignore[assignment]
-    __hash__ = _fail  # type: ignore[assignment]
+    __eq__ = __lt__ = __le__ = __gt__ = __ge__ = _fail
+    __hash__ = _fail
     __repr__ = __str__ = _fail
 
 

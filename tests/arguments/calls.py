@@ -35,7 +35,7 @@ RNN = {"input": ones(1, 1, 3), "input_h": ones(1, 1, 2), "input_c": ones(1, 1, 2
 RNN_GRAD = RNN | {
     f"{name}{gradient}": ones(1, 1, 2) for name in ("output", "output_h", "output_c") for gradient in ("", "_backprop")
 }
-RNN_SIZES = {"num_layers": 1, "num_units": 2, "input_size": 3}
+RNN_SIZES: dict[str, Any] = {"num_layers": 1, "num_units": 2, "input_size": 3}
 RNN_CANONICAL = RNN_SIZES | {"weights": [ones(2, 3)] * 4 + [ones(2, 2)] * 4, "biases": [ones(2)] * 8}
 
 REQUIRED: dict[str, dict[str, Any]] = {

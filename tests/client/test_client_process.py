@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +206,7 @@ def test_calls_after_close(server_address: str) -> None:
     client.close()
     client.close()
     for name, call in CALLS.items():
-        failure = failure_of(lambda call=call: call(client, made))
+        failure = failure_of(partial(call, client, made))
         assert type(failure) is gradserve.CallCancelledError, name
         assert "closed" in str(failure)
 
@@ -402,7 +403,8 @@ async def test_every_call_has_a_deadline_aio(server_address: str, short_reply_ti
     with FaultyProxy(server_address) as proxy:
         client = gradserve.aio.connect(proxy.address, timeout=PATIENCE_SECONDS)
         made = await make_things_aio(client)
-        client._transport._timeout = 0.5
+        transport: Any = client._transport
+        transport._timeout = 0.5
         proxy.freeze()
         async with asyncio.timeout(PATIENCE_SECONDS):
             failures = await asyncio.gather(*(failure_of_aio(call(client, made)) for call in CALLS.values()))

@@ -1,13 +1,16 @@
 """Printed, things say in a line or a few what they are, without asking the server."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import gradserve
 import gradserve.aio
 from gradserve.wire.dtypes import BFLOAT16
 
-LARGE = np.zeros((1000, 1000), np.float32)
+LARGE: NDArray[Any] = np.zeros((1000, 1000), np.float32)
 ADJUSTMENT = gradserve.RandomAdjustment((0.9, 1.1), (0, 1), seed=1)
 ROWS = gradserve.IndexedSlices(np.zeros((2, 3)), np.arange(2), (10, 3))
 

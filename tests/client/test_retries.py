@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.calls.exchange import Download, Exchange, Operation, Pause, Unary, Upload
+from gradserve.calls.exchange import Background, Download, Exchange, Operation, Pause, Unary, Upload
 from gradserve.calls.retries import PAUSES_SECONDS, Attempt, with_retries
 from gradserve.errors import GradserveError, NotFoundError, UnavailableError
 from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
@@ -52,7 +52,8 @@ class Server:
         except StopIteration as stop:
             return stop.value
 
-    def _meet(self, step: Attempt | Pause) -> Any:
+    def _meet(self, step: Attempt | Pause | Background) -> Any:
+        assert not isinstance(step, Background)
         if isinstance(step, Pause):
             self.pauses.append(step.seconds)
             self._now += step.seconds

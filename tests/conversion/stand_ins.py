@@ -35,7 +35,8 @@ class ScalarType(type):
 
     @property
     def dtype(cls) -> np.dtype[Any]:
-        return np.dtype(ml_dtypes.bfloat16)
+        dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return dtype
 
 
 class jax_bfloat16(metaclass=ScalarType):  # noqa: N801 - named as JAX's

@@ -128,7 +128,10 @@ def test_another_tree(client: gradserve.Client, gradient: Any, message: str) -> 
         ({"a": {"w": object()}}, "for component 'a/w', got object"),
         ({"w": MASKED}, "for component 'w', got a masked array"),
         ({"w": gradserve.DenseSpec("float33")}, "for the dtype of component 'w', got float33"),
-        ({"w": gradserve.DenseSpec("float32", (1.5,))}, "expected an integer for the shape of component 'w', got 1.5"),
+        (
+            {"w": gradserve.DenseSpec("float32", (1.5,))},  # type: ignore[arg-type]
+            "expected an integer for the shape of component 'w', got 1.5",
+        ),
         ({"w": gradserve.DenseSpec("float32", 3)}, "for the shape of component 'w', got 3"),  # type: ignore[arg-type]
         ({1.5: np.zeros(2)}, "expected names as keys for components, got 1.5"),
     ],
@@ -159,7 +162,9 @@ def test_zeros_for_what_is_missing(client: gradserve.Client) -> None:
     model.apply_grad({"w": None})
     average = model.take_grad(2)
     assert (average["w"].tolist(), average["b"].tolist()) == ([1, 2], [0])
-    assert (average["e"].indices.tolist(), average["e"].values.tolist()) == ([3], [[1, 1]])
+    taken = average["e"]
+    assert isinstance(taken, gradserve.IndexedSlices)
+    assert (taken.indices.tolist(), taken.values.tolist()) == ([3], [[1, 1]])
 
 
 @pytest.mark.parametrize(
@@ -197,7 +202,7 @@ def test_tensors_of_other_libraries(client: gradserve.Client, gradient: Any) -> 
     dense.apply_grad(gradient)
     assert dense.take_grad(1).tolist() == [1, 2]
     sparse = client.sparse_conditional_accumulator("float32")
-    sparse.apply_grad(Exporting([3, 5]), gradient, grad_shape=[7])
+    sparse.apply_grad(Exporting([3, 5]), gradient, grad_shape=[7])  # type: ignore[arg-type]  # a list, as users may have
     taken = sparse.take_grad(1)
     assert (taken.indices.tolist(), taken.values.tolist()) == ([3, 5], [1, 2])
     model = client.gradient_accumulator({"w": np.zeros(2)})
@@ -245,7 +250,9 @@ class SparseTensor:
 def test_rows_of_other_libraries(client: gradserve.Client, rows: Any) -> None:
     model = client.gradient_accumulator({"e": gradserve.SparseSpec("float32", (5, 2)), "w": np.zeros(1)})
     average = model.push_pull({"e": rows, "w": [1]}, 1)
-    assert (average["e"].indices.tolist(), average["e"].values.tolist()) == ([1, 3], [[1, 2], [3, 4]])
+    pushed = average["e"]
+    assert isinstance(pushed, gradserve.IndexedSlices)
+    assert (pushed.indices.tolist(), pushed.values.tolist()) == ([1, 3], [[1, 2], [3, 4]])
     alone = client.sparse_conditional_accumulator("float32", (5, 2))
     alone.apply_indexed_slices_grad(rows)
     assert alone.take_grad(1).values.tolist() == [[1, 2], [3, 4]]

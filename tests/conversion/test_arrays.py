@@ -23,7 +23,7 @@ I32 = np.dtype("i4")
 
 # --- Arrays
 
-READ: dict[str, tuple[Any, list[Any], str]] = {
+READ: dict[str, tuple[Any, Any, str]] = {
     "integer": (3, 3, "int64"),
     "boolean": (True, True, "bool"),
     "float": (1.5, 1.5, "float64"),
@@ -42,7 +42,7 @@ READ: dict[str, tuple[Any, list[Any], str]] = {
     "big-endian": (np.array([1, 2], ">f4"), [1, 2], "float32"),
     "transposed": (np.arange(6).reshape(2, 3).T, [[0, 3], [1, 4], [2, 5]], "int64"),
     "array of another module": (array.array("f", [1, 2]), [1, 2], "float32"),
-    "memory": (memoryview(np.ones(2)), [1, 1], "float64"),
+    "memory": (np.ones(2).data, [1, 1], "float64"),
     "bfloat16": (np.ones(2, ml_dtypes.bfloat16), [1, 1], "bfloat16"),
     "tensor": (Tensor([1, 2]), [1, 2], "float32"),
     "tensor that requires a gradient": (Tensor([1, 2], requires_grad=True), [1, 2], "float32"),

@@ -13,6 +13,7 @@ from rich.console import Console
 
 import gradserve
 from gradserve_demo import coordinator, network
+from gradserve_demo.arrays import FloatArray
 from gradserve_demo.batches import Batches
 from gradserve_demo.command import demo
 from gradserve_demo.coordinator import run_demo
@@ -115,7 +116,7 @@ class TestDigits:
         assert digits.train_images.max() == 1
         assert set(digits.test_labels) == set(range(10))
 
-        def rows(images: network.FloatArray) -> set[bytes]:
+        def rows(images: FloatArray) -> set[bytes]:
             return {row.tobytes() for row in images}
 
         # All 1797 images are different, so none can be in both.

@@ -62,7 +62,8 @@ async def test_a_cancelled_caller_waits_for_its_work(compute: ThreadCompute, fai
 
 
 async def test_work_that_has_not_begun_is_not_done(compute: ThreadCompute) -> None:
-    started, finish, begun = threading.Event(), threading.Event(), []
+    started, finish = threading.Event(), threading.Event()
+    begun: list[int] = []
 
     def first() -> None:
         started.set()

@@ -1,7 +1,7 @@
 """A kernel that cannot be made on a machine is left out; the process and the other kernels do not suffer."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -32,7 +32,7 @@ def calls_what_is_not_there(array: Any) -> None:
     no_such_function()
 
 
-def is_not_for_numba(array: Any) -> None:
+def is_not_for_numba(array: Any) -> Iterator[None]:
     with array:
         yield
 
@@ -44,7 +44,7 @@ def is_not_for_numba(array: Any) -> None:
         (is_not_for_numba, "is_not_for_numba does not compile"),
     ],
 )
-def test_a_kernel_that_cannot_be_made_is_an_error(function: Callable[..., None], message: str) -> None:
+def test_a_kernel_that_cannot_be_made_is_an_error(function: Callable[..., Any], message: str) -> None:
     with pytest.raises(KernelError, match=message):
         compile_kernel(function, (types.float32[::1],))
 

@@ -220,8 +220,9 @@ async def test_thousands_of_blocked_takes(
     assert (await acc.info()).num_waiting == NUM_BLOCKED
 
     assert process.num_threads - threads_before < 10
-    health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_SECONDS)
-    assert health.status == health_pb2.HealthCheckResponse.SERVING
+    health: Any = health_pb2_grpc.HealthStub(channel)
+    answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_SECONDS)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
     assert (await other.apply_grad([1, 2])).num_accumulated == 1
     assert (await other.take_grad(1, timeout=PATIENCE_SECONDS)).tolist() == [1, 2]
     handle = await client.put(np.arange(100_000))

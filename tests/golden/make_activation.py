@@ -9,6 +9,7 @@ import os
 os.environ |= {"TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -31,7 +32,7 @@ FUNCTIONS = {
 
 
 def main() -> None:
-    recorded = {}
+    recorded: dict[str, Any] = {}
     for name, function in FUNCTIONS.items():
         x = tf.constant(INPUTS)
         with tf.GradientTape() as tape:

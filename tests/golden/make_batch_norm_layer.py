@@ -57,12 +57,9 @@ def main() -> None:
             wide = record_in_float64(call, own)
             expected += [wide[name].ravel().astype(np.float32) for name in own.outputs]
     path = Path(__file__).with_name("batch_norm_layer.npz")
-    np.savez_compressed(
-        path,
-        manifest=json.dumps({**VERSIONS, "numpy": np.__version__, "cases": entries}),
-        expected=np.concatenate(expected),
-        **{name: np.concatenate(arrays) for name, arrays in recorded.items()},
-    )
+    numbers: dict[str, Any] = {name: np.concatenate(arrays) for name, arrays in recorded.items()}
+    manifest = json.dumps({**VERSIONS, "numpy": np.__version__, "cases": entries})
+    np.savez_compressed(path, manifest=manifest, expected=np.concatenate(expected), **numbers)
 
 
 @dataclass(frozen=True)

@@ -152,15 +152,16 @@ def main() -> None:
         seed, shapes = 1997 + index, network.shapes(num_params)
         drawn = cudnn_rnn_inputs(seed, shapes)
         crc32 = zlib.crc32(b"".join(array.tobytes() for array in drawn.values()))
-        for dtype, stored in numbers.items():
+        for dtype, arrays in numbers.items():
             outputs = run(network, drawn, getattr(torch, dtype))
-            stored += [array.ravel() for array in outputs.values()]
+            arrays += [array.ravel() for array in outputs.values()]
         output_shapes = {name: array.shape for name, array in outputs.items()}
         about = {"name": network.name, "seed": seed, "shapes": shapes, "inputs_crc32": crc32, "outputs": output_shapes}
         cases.append(about | asdict(network) | {"num_units": UNITS})
     manifest = json.dumps({"torch": torch.__version__, "numpy": np.__version__, "cases": cases})
     path = Path(__file__).with_name("cudnn_rnn.npz")
-    np.savez_compressed(path, manifest=manifest, **{dtype: np.concatenate(arrays) for dtype, arrays in numbers.items()})
+    stored: dict[str, Any] = {dtype: np.concatenate(arrays) for dtype, arrays in numbers.items()}
+    np.savez_compressed(path, manifest=manifest, **stored)
 
 
 if __name__ == "__main__":

@@ -91,9 +91,8 @@ class Recording:
     def write(self, path: Path) -> None:
         about = {"tensorflow": tf.__version__, "numpy": np.__version__}
         manifest = json.dumps(about | {"outputs": self.outputs, "cases": self.cases})
-        np.savez_compressed(
-            path, manifest=manifest, **{dtype: np.concatenate(arrays) for dtype, arrays in self.numbers.items()}
-        )
+        numbers: dict[str, Any] = {dtype: np.concatenate(arrays) for dtype, arrays in self.numbers.items()}
+        np.savez_compressed(path, manifest=manifest, **numbers)
 
 
 def main() -> None:

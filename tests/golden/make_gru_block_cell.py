@@ -48,7 +48,9 @@ def main() -> None:
         outputs[f"float64-{cell}-forward"], outputs[f"float64-{cell}-gradient"] = forward, gradient
     about = {"tensorflow": tf.__version__, "numpy": np.__version__, "inputs_crc32": checksums}
     names = {name: list(arrays) for name, arrays in outputs.items()}
-    flat = {name: np.concatenate([array.ravel() for array in arrays.values()]) for name, arrays in outputs.items()}
+    flat: dict[str, Any] = {
+        name: np.concatenate([array.ravel() for array in arrays.values()]) for name, arrays in outputs.items()
+    }
     path = Path(__file__).with_name("gru_block_cell.npz")
     np.savez_compressed(path, manifest=json.dumps(about | {"outputs": names}), **flat)
 

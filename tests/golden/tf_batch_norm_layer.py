@@ -21,6 +21,8 @@ for _module in ("", ".base", ".convolutional", ".core", ".pooling", ".normalizat
 
 tf_slim = importlib.import_module("tf_slim")
 
+__all__ = ["VERSIONS", "batch_norm", "tf", "tf1"]  # TensorFlow is imported from here, after the above
+
 REGULARIZERS: dict[str, Callable[..., Any]] = {
     "l1": lambda l1: tf_slim.l1_regularizer(l1),
     "l2": lambda l2: tf_slim.l2_regularizer(l2),

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -393,13 +393,13 @@ def test_a_server_that_shuts_down_does_not_wait_for_those_who_hold(server: Local
 
 def test_what_nobody_uses(server: LocalServer) -> None:
     with gradserve.connect(server.address) as client, gradserve.connect(server.address) as other:
-        make = [
+        make: list[Callable[[], Any]] = [
             lambda: client.conditional_accumulator("float32", shared_name="a", idle_lease=30),
             lambda: client.sparse_conditional_accumulator("float32", shared_name="b", idle_lease=30.0),
-            lambda: client.gradient_accumulator({"w": GRAD}, shared_name="c", idle_lease=np.float32(30)),
+            lambda: client.gradient_accumulator({"w": GRAD}, shared_name="c", idle_lease=np.float32(30)),  # type: ignore[arg-type]  # a NumPy number
             lambda: client.batch_norm(scope="d", idle_lease=30),
         ]
-        made: list[Any] = [each() for each in make]
+        made = [each() for each in make]
         infos = [*(each.info() for each in made[:3]), made[3].describe()]
         assert [(info.is_private, info.idle_lease) for info in infos] == [(False, 30.0)] * 4
         assert other.list_accumulators()[0].idle_lease == other.list_batch_norm_layers()[0].idle_lease == 30.0

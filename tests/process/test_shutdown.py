@@ -64,7 +64,10 @@ class Raw:
         return health_pb2_grpc.HealthStub(self.channel)
 
     async def usage(self) -> server_messages_pb2.ServerUsage:
-        return (await self.server.GetServerInfo(server_messages_pb2.GetServerInfoRequest())).usage
+        info: server_messages_pb2.GetServerInfoResponse = await self.server.GetServerInfo(
+            server_messages_pb2.GetServerInfoRequest()
+        )
+        return info.usage
 
 
 @contextlib.asynccontextmanager
@@ -91,7 +94,8 @@ class HalfUpload:
     async def finish(self) -> tensor_messages_pb2.PutTensorsResponse:
         await self.call.write(self._half)
         await self.call.done_writing()
-        return await self.call
+        response: tensor_messages_pb2.PutTensorsResponse = await self.call
+        return response
 
 
 async def status_of(call: Awaitable[Any]) -> grpc.StatusCode:

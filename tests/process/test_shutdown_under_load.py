@@ -93,12 +93,15 @@ class Loop:
         descriptor = METHODS[self.method]
         path = f"/{descriptor.containing_service.full_name}/{self.method}"
         if descriptor.client_streaming:
-            await channel.stream_unary(path)(upload_messages())
+            upload: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(path)
+            await upload(upload_messages())
         elif descriptor.server_streaming:
-            async for _ in channel.unary_stream(path)(self._request):
+            download: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(path)
+            async for _ in download(self._request):
                 pass
         else:
-            await channel.unary_unary(path)(self._request)
+            unary: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(path)
+            await unary(self._request)
 
 
 async def test_no_call_of_a_busy_server_is_cancelled(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class CrossCodegen(JITCPUCodegen):
     def __init__(self, triple: str, processor: str) -> None:
         self._triple = triple
         self._processor = processor
-        super().__init__("cross")
+        super().__init__("cross")  # type: ignore[no-untyped-call]
 
     def _init(self, llvm_module: Any) -> None:
         target = llvm.Target.from_triple(self._triple)
@@ -45,11 +45,11 @@ class CrossCodegen(JITCPUCodegen):
         self._tm = target.create_target_machine(cpu=self._processor, opt=3, jit=True)
         self._target_data = self._tm.target_data
         self._data_layout = str(self._target_data)
-        self._engine = NoEngine()
+        self._engine: Any = NoEngine()
         self._loopvect, self._opt_level = False, 0
 
     def _create_empty_module(self, name: str) -> Any:
-        module = super()._create_empty_module(name)
+        module = super()._create_empty_module(name)  # type: ignore[no-untyped-call]
         module.triple = self._triple
         return module
 
@@ -79,7 +79,7 @@ def main() -> None:
     rtsys.initialize(context)  # for this process
     context._internal_codegen = CrossCodegen(given.triple, given.processor)
     with global_compiler_lock:
-        rtsys._library = compile_nrt_functions(context)  # for the kernels
+        rtsys._library = compile_nrt_functions(context)  # type: ignore[no-untyped-call]  # for the kernels
     if given.float16_by_llvm:
         half_precision.converts_float16 = lambda context: True
     for name in prepare(everything=given.all):

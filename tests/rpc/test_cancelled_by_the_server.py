@@ -67,11 +67,11 @@ async def test_it_is_unavailable_after_some_attempts(cancelling: Cancelling, kin
     ):
         await asyncio.to_thread(CALLS[kind], client)
     assert cancelling.met == attempts
-    client = gradserve.aio.connect(cancelling.address, timeout=PATIENCE_SECONDS)
+    aio_client = gradserve.aio.connect(cancelling.address, timeout=PATIENCE_SECONDS)
     with pytest.raises(gradserve.UnavailableError, match=said):
-        await CALLS[kind](client)
+        await CALLS[kind](aio_client)
     assert cancelling.met == 2 * attempts
-    await client.close()
+    await aio_client.close()
 
 
 async def test_another_attempt_is_answered(cancelling: Cancelling) -> None:

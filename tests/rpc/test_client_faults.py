@@ -182,7 +182,8 @@ async def test_who_leaves_in_a_download_leaves_no_trace(tmp_path: Path) -> None:
                 options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
                 async with grpc.aio.insecure_channel(process.address, options=options) as channel:
                     request = tensor_messages_pb2.GetTensorsRequest(handles=[stored.handle])
-                    download: Any = channel.unary_stream(GET)(request.SerializeToString())
+                    call: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(GET)
+                    download = call(request.SerializeToString())
                     for _ in range(after):
                         await download.read()
 

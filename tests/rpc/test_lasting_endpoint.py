@@ -28,7 +28,7 @@ def send_fatal(address: str) -> None:
     """Sends it, and waits until gRPC's server says that it ends."""
     if address.startswith("unix:"):
         connection = socket.socket(socket.AF_UNIX)
-        place: object = address.removeprefix("unix:")
+        place: str | tuple[str, int] = address.removeprefix("unix:")
     else:
         host, _, port = address.rpartition(":")
         connection = socket.socket()

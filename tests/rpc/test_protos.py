@@ -8,11 +8,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gradserve.calls import client, exchange, methods, private_resources, server
+from gradserve.calls import client, exchange, private_resources, server
 from gradserve.calls.accumulators import wire as accumulator_wire
 from gradserve.calls.batch_norm import wire as batch_norm_layer_wire
 from gradserve.calls.raw_ops import batch_norm, cudnn_rnn, cudnn_rnn_params, gru
 from gradserve.calls.tensors import arguments as tensors
+from gradserve.transport import methods
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import METHODS, SERVICES, RawCalls, failure_of
 
@@ -73,7 +74,8 @@ def test_every_method_is_served(raw: RawCalls, method: str) -> None:
 
 @pytest.mark.parametrize("service", [*SERVICES, "NoService"])
 def test_other_methods_are_not(raw: RawCalls, service: str) -> None:
-    call = raw.channel.unary_unary(f"/gradserve.v1.{service}/NoMethod", None, None)
+    path = f"/gradserve.v1.{service}/NoMethod"
+    call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = raw.channel.unary_unary(path)
     with pytest.raises(grpc.RpcError) as raised:
         call(b"", timeout=PATIENCE_SECONDS)
     assert failure_of(raised.value).code is grpc.StatusCode.UNIMPLEMENTED

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -181,7 +182,7 @@ class LookedAt:
 
     def __init__(self, forwards: object, number: int, looked_at: list[int]) -> None:
         self._forwards = forwards
-        self._note = lambda: looked_at.append(number)
+        self._note = partial(looked_at.append, number)
 
     def __getattr__(self, name: str) -> object:
         self._note()

@@ -27,7 +27,7 @@ GET_SERVER_INFO = f"/{SERVER_SERVICE.full_name}/GetServerInfo"
 GET_TENSORS = f"/{TENSOR_SERVICE.full_name}/GetTensors"
 
 
-def subclasses(root: type) -> list[type]:
+def subclasses(root: type[Exception]) -> list[type[Exception]]:
     return [each for child in root.__subclasses__() for each in (child, *subclasses(child))]
 
 

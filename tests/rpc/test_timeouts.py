@@ -17,6 +17,7 @@ from gradserve.transport import channel
 from gradserve_server.cli import cli
 from gradserve_server.rpc import server as rpc_server
 from gradserve_server.rpc.accumulators import service as accumulator_service
+from gradserve_server.rpc.boundary.timeouts import wait_timeout
 from gradserve_server.testing import LocalServer
 from tests.servers.faulty_proxy import FaultyProxy
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
@@ -27,7 +28,11 @@ BAD = [-1.0, -math.inf, math.nan, 1e12]
 @pytest.mark.parametrize("timeout", BAD)
 def test_a_wait_that_cannot_be(client: gradserve.Client, timeout: float) -> None:
     acc = client.conditional_accumulator("float32")
-    for wait in (lambda: acc.take_grad(1, timeout), lambda: acc.read_average(1, timeout)):
+    waits: list[Callable[[], object]] = [
+        lambda: acc.take_grad(1, timeout),
+        lambda: acc.read_average(1, timeout),
+    ]
+    for wait in waits:
         with pytest.raises(gradserve.InvalidArgumentError, match=r"expected a timeout of at least 0 s, math.inf for"):
             wait()
 
@@ -77,10 +82,9 @@ WAITS: dict[str, Wait] = {
 def limits(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     """For how long the server lets each call wait, as they come; None for ever."""
     seen: list[float | None] = []
-    original = accumulator_service.wait_timeout
 
     def record(request: Any, context: Any) -> float | None:
-        seen.append(original(request, context))
+        seen.append(wait_timeout(request, context))
         return seen[-1]
 
     monkeypatch.setattr(accumulator_service, "wait_timeout", record)

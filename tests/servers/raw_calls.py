@@ -93,11 +93,14 @@ class RawCalls:
         path = f"/{descriptor.containing_service.full_name}/{method}"
         encoded = (each if isinstance(each, bytes) else each.SerializeToString() for each in requests)
         if descriptor.client_streaming:
-            return self.channel.stream_unary(path, None, None).future(encoded, timeout=timeout)
+            upload: grpc.StreamUnaryMultiCallable[bytes, bytes] = self.channel.stream_unary(path)
+            return upload.future(encoded, timeout=timeout)
         (request,) = encoded
         if descriptor.server_streaming:
-            return self.channel.unary_stream(path, None, None)(request, timeout=timeout)
-        return self.channel.unary_unary(path, None, None).future(request, timeout=timeout)
+            download: grpc.UnaryStreamMultiCallable[bytes, bytes] = self.channel.unary_stream(path)
+            return download(request, timeout=timeout)
+        unary: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(path)
+        return unary.future(request, timeout=timeout)
 
     def call(self, method: str, *requests: Message | bytes, timeout: float | None = PATIENCE_SECONDS) -> Any:
         """Returns the response, parsed; for a stream of responses the list of them.

@@ -18,7 +18,8 @@ from gradserve.wire.dtypes import to_dtype
 from gradserve.wire.payload import Array, Assembly, PayloadError, buffer_of
 
 STREAM_CLASSES = [messages_pb2.PutTensorsRequest, messages_pb2.GetTensorsResponse]
-DTYPES = [to_dtype(number) for number in tensor_pb2.DataType.values() if number]
+NAMES = [name for name, number in tensor_pb2.DataType.items() if number]
+DTYPES = [to_dtype(tensor_pb2.TensorSpec(dtype=name).dtype) for name in NAMES]
 VARINT_EDGES = [0, 1, 127, 128, 16383, 16384, (1 << 21) - 1, 1 << 21, 1 << 20]
 NOISE = random.Random(5).randbytes((1 << 21) + 1)
 
@@ -82,10 +83,10 @@ def test_chunk_without_pieces_is_an_empty_chunk() -> None:
 @pytest.mark.parametrize("message_class", STREAM_CLASSES)
 @pytest.mark.parametrize("size", VARINT_EDGES)
 def test_decoded_chunk_is_a_view_of_the_generated_message(message_class: Any, size: int) -> None:
-    message = message_class(chunk=NOISE[:size]).SerializeToString()
+    message: bytes = message_class(chunk=NOISE[:size]).SerializeToString()
     part = PartDecoder(message_class.FromString)(message)
     assert isinstance(part, memoryview)
-    assert part == NOISE[:size]
+    assert bytes(part) == NOISE[:size]
     assert part.obj is message
     if size:
         assert np.shares_memory(np.frombuffer(part, np.uint8), np.frombuffer(message, np.uint8))
@@ -118,7 +119,9 @@ def fields(draw: st.DrawFn) -> bytes:
         return tag
     payload = draw(st.binary(max_size=140))
     if number == 1 and draw(st.booleans()):
-        payload = messages_pb2.PutTensorsHeader(tensors=[tensor_pb2.TensorSpec(dtype=3)]).SerializeToString()
+        payload = messages_pb2.PutTensorsHeader(
+            tensors=[tensor_pb2.TensorSpec(dtype=tensor_pb2.DATA_TYPE_FLOAT32)]
+        ).SerializeToString()
     length = draw(st.sampled_from([len(payload)] * 6 + [len(payload) + 1, max(len(payload) - 1, 0), 1 << 31, 1 << 34]))
     return tag + varint(length, draw(st.sampled_from([0, 0, 0, 1, 2, 4, 9]))) + payload
 

@@ -1,6 +1,6 @@
 """Inline tensors put into a message when it is written mean what protobuf would have written."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -12,6 +12,8 @@ from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, batch_norm_layer_pb2, tensor_pb2
 from gradserve.wire.contents import Contents, WithContents, encode_message
 from gradserve.wire.dtypes import to_data_type
+
+Part: TypeAlias = tuple[str, bool, int, list[int] | None]
 
 sizes = st.sampled_from([0, 1, 3, 1000, 4095, 4096, 4097, 70_000])
 components = st.lists(
@@ -38,7 +40,7 @@ def part(name: str, sparse: bool, size: int, dense_shape: list[int] | None, tens
     return component
 
 
-def request(parts: list[Any], tensor: Any) -> messages_pb2.PushPullRequest:
+def request(parts: list[Part], tensor: Any) -> messages_pb2.PushPullRequest:
     return messages_pb2.PushPullRequest(
         accumulator=accumulator_pb2.AccumulatorRef(name="net"),
         request_id=accumulator_pb2.RequestId(client_id="somebody", sequence=2**64 - 1),
@@ -50,7 +52,7 @@ def request(parts: list[Any], tensor: Any) -> messages_pb2.PushPullRequest:
 
 @settings(deadline=None)
 @given(components)
-def test_of_a_request(parts: list[Any]) -> None:
+def test_of_a_request(parts: list[Part]) -> None:
     contents = Contents()
     written = encode_message(WithContents(request(parts, contents.tensor), contents))
     expected = request(parts, ordinary)
@@ -60,7 +62,7 @@ def test_of_a_request(parts: list[Any]) -> None:
 
 @settings(deadline=None)
 @given(components)
-def test_of_a_response(parts: list[Any]) -> None:
+def test_of_a_response(parts: list[Part]) -> None:
     def response(tensor: Any) -> messages_pb2.TakeGradientResponse:
         average = accumulator_pb2.Average(components=[part(*each, tensor) for each in parts], step=7)
         return messages_pb2.TakeGradientResponse(average=average, duplicate=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import grpc
 import numpy as np
 import pytest
+from pydantic import ByteSize
 
 import gradserve
 from gradserve.v1 import tensor_messages_pb2, tensor_pb2, tensor_service_pb2_grpc
@@ -302,7 +303,7 @@ def test_memory_that_is_not_there_gives_back_what_was_reserved(world: World, mon
 
 @pytest.fixture(scope="module")
 def small_server() -> Iterator[LocalServer]:
-    limits = LimitsConfig(max_bytes=1_000_000, max_handles=3)
+    limits = LimitsConfig(max_bytes=ByteSize(1_000_000), max_handles=3)
     leases = LeaseConfig(default_lease_seconds=600, max_lease_seconds=700)
     with LocalServer(ServerConfig(limits=limits, leases=leases)) as local:
         yield local

@@ -61,7 +61,7 @@ def test_inline_and_stored_are_known_by_their_paths(opening: Opening) -> None:
 
 
 def test_what_is_stored_is_found_before_anything_is_looked_at(opening: Opening) -> None:
-    references = {"x": Malformed("wrong"), "y": opening.keep(), "z": Stored("nowhere")}
+    references: dict[str, Reference] = {"x": Malformed("wrong"), "y": opening.keep(), "z": Stored("nowhere")}
     with pytest.raises(NotFoundError, match="no tensor with the handle 'nowhere'") as error, opening.open(references):
         pass
     assert error.value.field == "z.handle"

@@ -78,7 +78,8 @@ def saved_for_gradient(name: str, x: NDArray[Any]) -> NDArray[Any]:
 
 def expected_gradient(name: str, dy: NDArray[Any], saved: NDArray[Any]) -> NDArray[np.float64]:
     derivatives = [derivative(name, float(each)) for each in saved.ravel()]
-    return dy.astype(np.float64) * np.array(derivatives).reshape(dy.shape)
+    expected: NDArray[np.float64] = dy.astype(np.float64) * np.array(derivatives).reshape(dy.shape)
+    return expected
 
 
 def assert_forward(name: str, x: NDArray[Any], actual: NDArray[Any]) -> None:

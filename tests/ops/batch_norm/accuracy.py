@@ -131,7 +131,7 @@ def _assert_moments(
     _assert_near(outputs.reserve_space_1, mean, bounds.mean * deviation + bounds.of_mean * magnitude, "mean")
     allowed = bounds.variance * variance + bounds.of_mean_and_deviation * magnitude * deviation
     _assert_near(outputs.reserve_space_2, variance, allowed, "variance")
-    return outputs.y.tobytes() + outputs.reserve_space_1.tobytes() + outputs.reserve_space_2.tobytes()
+    return b"".join(each.tobytes() for each in (outputs.y, outputs.reserve_space_1, outputs.reserve_space_2))
 
 
 def _assert_gradient_sums(
@@ -152,7 +152,7 @@ def _assert_gradient_sums(
         total = terms.sum(axis=1)
         allowed = bounds.sums * np.abs(terms).sum(axis=1) + bounds.rounding * np.abs(total)
         _assert_near(found, total, allowed, "sum")
-    return outputs.scale_backprop.tobytes() + outputs.offset_backprop.tobytes()
+    return b"".join(each.tobytes() for each in (outputs.scale_backprop, outputs.offset_backprop))
 
 
 def _assert_near(found: NDArray[Any], expected: NDArray[Any], bound: NDArray[Any], what: str) -> None:
