@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import pytest
 
 import gradserve
-from gradserve.calls import retries
 from gradserve.transport.route import PROXY_VARIABLES
 from gradserve_server.testing import LocalServer
 from tests.accumulators.bench import Bench
@@ -53,12 +52,6 @@ def _prepared_ops(server: LocalServer) -> None:
 def client(server_address: str) -> Iterator[gradserve.Client]:
     with gradserve.connect(server_address, timeout=PATIENCE_SECONDS) as connected:
         yield connected
-
-
-@pytest.fixture
-def _no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients do not try again by themselves: every fault reaches the code that calls."""
-    monkeypatch.setattr(retries, "PAUSES_SECONDS", ())
 
 
 @pytest.fixture

@@ -11,12 +11,15 @@ from gradserve.accumulators import (
 from gradserve.address import Address
 from gradserve.batch_norm_layer import BatchNormLayer
 from gradserve.calls.client import ClientCalls
+from gradserve.calls.exchange import check_timeout
 from gradserve.calls.identity import RequestIds
+from gradserve.calls.time_limits import DEFAULT_TIMEOUT_SECONDS, TimeLimits
 from gradserve.face import BlockingFace, BriefErrors, blocking, blocking_making
 from gradserve.public_names import shown
 from gradserve.raw_ops import RawOps
 from gradserve.transport.blocking.transport import GrpcTransport
-from gradserve.transport.settings import DEFAULT_TIMEOUT_SECONDS
+from gradserve.transport.interface import BlockingTransport
+from gradserve.transport.settings import ConnectionSettings
 
 
 def connect(address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> "Client":
@@ -45,10 +48,27 @@ class Client(BlockingFace[ClientCalls]):
         """See `connect`."""
         with BriefErrors():
             place = Address.to_connect(address)
-            calls = ClientCalls(RequestIds(uuid.uuid4().hex), timeout)
-            transport = GrpcTransport(place, timeout)
+            settings = ConnectionSettings(TimeLimits(check_timeout(timeout)))
+            transport = GrpcTransport(place, settings)
+        self._begin(transport, str(place), settings.times)
+
+    @classmethod
+    def _over(cls, transport: BlockingTransport, address: str, times: TimeLimits) -> Self:
+        """Returns a client whose calls a transport carries out that is handed in: another, or with other settings.
+
+        Args:
+            transport: It is the client's from now on, which closes it.
+            address: Of the server, as the client shows it.
+            times: How long calls may take.
+        """
+        client = cls.__new__(cls)
+        client._begin(transport, address, times)
+        return client
+
+    def _begin(self, transport: BlockingTransport, address: str, times: TimeLimits) -> None:
+        calls = ClientCalls(RequestIds(uuid.uuid4().hex), times)
         super().__init__(transport, calls)
-        self.address = str(place)
+        self.address = address
         self.raw_ops = RawOps(transport, calls.raw_ops)
         """TensorFlow's gradient ops and accumulator ops, carried out by the server."""
 

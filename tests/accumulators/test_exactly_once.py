@@ -14,9 +14,13 @@ import numpy as np
 import pytest
 
 import gradserve
+from gradserve.calls.retries import RetryPolicy
+from gradserve.calls.time_limits import TimeLimits
+from gradserve.transport.settings import ConnectionSettings
 from gradserve_server.errors import UnavailableError
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.testing import LocalServer
+from tests.servers.connecting import NO_RETRIES, connect_with, without_retries
 from tests.servers.faulty_proxy import Fault, Faults, FaultyProxy
 from tests.servers.polling import PATIENCE_SECONDS
 
@@ -52,31 +56,37 @@ class Network:
     Attributes:
         address: What clients connect to.
         direct: The server itself.
+        settings: Of the clients.
         faults: Of the connections; None where replies are lost in the server.
     """
 
     address: str
     direct: str
+    settings: ConnectionSettings
     num_faults: Callable[[], int]
     faults: Faults | None = None
     is_seen: bool = True
+
+    def connect(self) -> gradserve.Client:
+        return connect_with(self.address, self.settings)
 
 
 @pytest.fixture(params=["cut connections", "cut connections, the client retries too", "lost replies"])
 def network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
     is_seen = request.param != "cut connections, the client retries too"
-    if is_seen:
-        request.getfixturevalue("_no_retries")
+    settings = ConnectionSettings(TimeLimits(PATIENCE_SECONDS), NO_RETRIES if is_seen else RetryPolicy())
     with ExitStack() as stack:
         if request.param == "lost replies":
             lost = lose_replies(monkeypatch, probability=0.3)
             server = stack.enter_context(LocalServer())
-            yield Network(server.address, server.address, lambda: len(lost))
+            yield Network(server.address, server.address, settings, lambda: len(lost))
         else:
             server = stack.enter_context(LocalServer())
             faults = Faults(mean_reads=30, seed=20)
             proxy = stack.enter_context(FaultyProxy(server.address, faults))
-            yield Network(proxy.address, server.address, lambda: sum(faults.happened.values()), faults, is_seen)
+            yield Network(
+                proxy.address, server.address, settings, lambda: sum(faults.happened.values()), faults, is_seen
+            )
 
 
 def lose_replies(monkeypatch: pytest.MonkeyPatch, probability: float) -> list[str]:
@@ -152,7 +162,7 @@ def test_every_applied_gradient_is_taken_once(network: Network, name: str, layou
 
     def taker(number: int) -> np.ndarray:
         total = np.zeros(size, np.float32)
-        with gradserve.connect(network.address, timeout=PATIENCE_SECONDS) as client:
+        with network.connect() as client:
             acc = persist(lambda _: accumulator(client))
             while total[-1] == 0:
                 total += taken_of(acc, num_required=1 + number)
@@ -161,14 +171,11 @@ def test_every_applied_gradient_is_taken_once(network: Network, name: str, layou
 
     with ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor(NUM_APPLIERS + NUM_TAKERS))
-        shared = stack.enter_context(gradserve.connect(network.address, timeout=PATIENCE_SECONDS))
+        shared = stack.enter_context(network.connect())
         direct = stack.enter_context(gradserve.connect(network.direct, timeout=PATIENCE_SECONDS))
         takers = [threads.submit(taker, number) for number in range(NUM_TAKERS)]
         # Two threads call through one client, the others through one of their own.
-        clients = [shared, shared] + [
-            stack.enter_context(gradserve.connect(network.address, timeout=PATIENCE_SECONDS))
-            for _ in range(NUM_APPLIERS - 2)
-        ]
+        clients = [shared, shared] + [stack.enter_context(network.connect()) for _ in range(NUM_APPLIERS - 2)]
         all_of(
             [
                 threads.submit(applier, client, range(first, NUM_APPLIES, NUM_APPLIERS))
@@ -216,7 +223,7 @@ def test_every_push_pull_is_in_its_round_once(network: Network, name: str, num_f
 
     def worker(number: int) -> list[gradserve.PushPullResult]:
         results: list[gradserve.PushPullResult] = []
-        with gradserve.connect(network.address, timeout=PATIENCE_SECONDS) as client:
+        with network.connect() as client:
             acc = persist(
                 lambda _: client.gradient_accumulator({"g": np.zeros(num_floats)}, name, reduction_type="SUM")
             )
@@ -240,21 +247,22 @@ def test_every_push_pull_is_in_its_round_once(network: Network, name: str, num_f
     assert persist.repeated >= 1 or not network.is_seen
 
 
-@pytest.mark.usefixtures("_no_retries")
 def test_the_proxy_does_every_fault(server_address: str, name: str) -> None:
     faults = Faults(mean_reads=5, seed=3)
     persist = Persistence()
-    with FaultyProxy(server_address, faults) as proxy, gradserve.connect(proxy.address) as client:
+    with (
+        FaultyProxy(server_address, faults) as proxy,
+        connect_with(proxy.address, without_retries(PATIENCE_SECONDS)) as client,
+    ):
         while set(faults.happened) < set(Fault):
             persist(lambda _: client.server_info())
     assert persist.repeated
 
 
-@pytest.mark.usefixtures("_no_retries")
 def test_a_repeated_apply_releases_what_it_uploaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first attempt released its own upload; the repeated call had to upload once more."""
     lost = lose_replies(monkeypatch, probability=1)
-    with LocalServer() as server, gradserve.connect(server.address) as client:
+    with LocalServer() as server, connect_with(server.address, without_retries(PATIENCE_SECONDS)) as client:
         acc = client.conditional_accumulator("float64", (80_000,))
         gradient = np.ones(80_000)
         with pytest.raises(gradserve.UnavailableError) as first:

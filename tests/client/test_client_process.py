@@ -22,9 +22,11 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve import errors
-from gradserve.calls import exchange
+from gradserve.calls.time_limits import TimeLimits
+from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.status import ERRORS, error_from_status
 from gradserve_server.testing import LocalServer
+from tests.servers.connecting import change_times, connect_with
 from tests.servers.faulty_proxy import FaultyProxy
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 from tests.servers.process import ServerProcess
@@ -374,17 +376,15 @@ def test_a_server_that_came_back(tmp_path: Path) -> None:
             assert eventually(lambda: failure_of(client.server_info) is None)
 
 
-@pytest.fixture
-def short_reply_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "_REPLY_SECONDS", 0.3)
+SHORT_TIMES = TimeLimits(0.5, reply=0.3)
 
 
-def test_every_call_has_a_deadline(server_address: str, short_reply_time: None) -> None:
+def test_every_call_has_a_deadline(server_address: str) -> None:
     with FaultyProxy(server_address) as proxy:
         client = gradserve.connect(proxy.address, timeout=PATIENCE_SECONDS)
         made = make_things(client)
-        silent = gradserve.connect(proxy.address, timeout=0.5)
-        made["dense"]._transport._timeout = made["model"]._transport._timeout = 0.5
+        silent = connect_with(proxy.address, ConnectionSettings(SHORT_TIMES))
+        change_times(client, SHORT_TIMES)
         proxy.freeze()
         with ThreadPoolExecutor(len(CALLS)) as threads:
             failures = dict(
@@ -399,12 +399,11 @@ def test_every_call_has_a_deadline(server_address: str, short_reply_time: None) 
         silent.close()
 
 
-async def test_every_call_has_a_deadline_aio(server_address: str, short_reply_time: None) -> None:
+async def test_every_call_has_a_deadline_aio(server_address: str) -> None:
     with FaultyProxy(server_address) as proxy:
         client = gradserve.aio.connect(proxy.address, timeout=PATIENCE_SECONDS)
         made = await make_things_aio(client)
-        transport: Any = client._transport
-        transport._timeout = 0.5
+        change_times(client, SHORT_TIMES)
         proxy.freeze()
         async with asyncio.timeout(PATIENCE_SECONDS):
             failures = await asyncio.gather(*(failure_of_aio(call(client, made)) for call in CALLS.values()))

@@ -5,7 +5,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +15,7 @@ import gradserve.aio
 from gradserve.address import Address
 from gradserve.transport.route import PROXY_VARIABLES, Route
 from gradserve_server.cli import cli
+from tests.servers.connecting import connect_with, connect_with_aio, without_retries
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.process import ServerProcess
 
@@ -195,7 +196,6 @@ async def test_what_is_elsewhere_is_reached_through_it(proxy: ConnectProxy) -> N
     assert set(proxy.asked) == {ELSEWHERE}
 
 
-@pytest.mark.usefixtures("_no_retries")
 async def test_an_error_names_it_without_the_password(server_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with ConnectProxy(server_address, answer="403 Forbidden") as refusing:
         monkeypatch.setenv("http_proxy", f"http://user:secret@{refusing.address}")
@@ -204,12 +204,12 @@ async def test_an_error_names_it_without_the_password(server_address: str, monke
         expected = f"; the connection goes through the proxy of http_proxy=http://{refusing.address}"
         said: list[str] = []
         with (
-            gradserve.connect(ELSEWHERE, timeout=PATIENCE_SECONDS) as client,
+            connect_with(ELSEWHERE, without_retries(PATIENCE_SECONDS)) as client,
             pytest.raises(gradserve.UnavailableError) as raised,
         ):
             await asyncio.to_thread(client.server_info)
         said.append(str(raised.value))
-        aio_client: Any = gradserve.aio.connect(ELSEWHERE, timeout=PATIENCE_SECONDS)
+        aio_client = connect_with_aio(ELSEWHERE, without_retries(PATIENCE_SECONDS))
         with pytest.raises(gradserve.UnavailableError) as raised:
             await aio_client.server_info()
         said.append(str(raised.value))

@@ -9,7 +9,8 @@ import pytest
 
 import gradserve
 from gradserve.calls.exchange import Background, Download, Exchange, Operation, Pause, Unary, Upload
-from gradserve.calls.retries import PAUSES_SECONDS, Attempt, with_retries
+from gradserve.calls.retries import Attempt, RetryPolicy, with_retries
+from gradserve.calls.time_limits import TimeLimits
 from gradserve.errors import GradserveError, NotFoundError, UnavailableError
 from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
 
@@ -18,7 +19,8 @@ WAITING = Unary("AccumulatorService", "TakeGradient", server_messages_pb2.GetSer
 UPLOAD = Upload(tensor_messages_pb2.PutTensorsHeader(), (np.zeros(1000),))
 DOWNLOAD = Download(tensor_messages_pb2.GetTensorsRequest(), 8000)
 TIMEOUT_SECONDS = 60.0
-ATTEMPTS = len(PAUSES_SECONDS) + 1
+POLICY = RetryPolicy()
+ATTEMPTS = len(POLICY.pauses) + 1
 
 
 def one(exchange: Exchange) -> Operation[Any]:
@@ -43,7 +45,7 @@ class Server:
         self._now = 1000.0
 
     def carry_out(self, operation: Operation[Any], timeout: float = TIMEOUT_SECONDS) -> Any:
-        attempts = with_retries(operation, timeout, lambda: self._now)
+        attempts = with_retries(operation, TimeLimits(timeout), POLICY, lambda: self._now)
         try:
             step = next(attempts)
             while True:
@@ -73,7 +75,7 @@ def test_an_attempt_that_succeeds_is_the_answer(exchange: Exchange, failures: in
     server = Server(*unavailable(*["no"] * failures), "answer")
     assert server.carry_out(one(exchange)) == "answer"
     assert len(server.pauses) == failures
-    for pause, usual in zip(server.pauses, PAUSES_SECONDS, strict=False):
+    for pause, usual in zip(server.pauses, POLICY.pauses, strict=False):
         assert pause == pytest.approx(usual, rel=0.21)
 
 
@@ -184,7 +186,7 @@ def test_closing_closes_the_operation() -> None:
         finally:
             ended.append("closed")
 
-    attempts = with_retries(operation(), TIMEOUT_SECONDS)
+    attempts = with_retries(operation(), TimeLimits(TIMEOUT_SECONDS), POLICY, lambda: 0.0)
     next(attempts)
     attempts.close()
     assert ended == ["closed"]

@@ -22,6 +22,7 @@ from gradserve_server.config import LimitsConfig, ServerConfig
 from gradserve_server.errors import UnavailableError
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.testing import LocalServer
+from tests.servers.connecting import connect_with, without_retries
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import RawCalls
 
@@ -172,7 +173,6 @@ def persist(call: Callable[[], T]) -> T:
     raise AssertionError("not acknowledged in 200 attempts")
 
 
-@pytest.mark.usefixtures("_no_retries")
 @pytest.mark.parametrize("updates", [None, "update_ops"], ids=["in place", "delayed"])
 def test_every_forward_counts_once_though_replies_are_lost(
     monkeypatch: pytest.MonkeyPatch, threads: ThreadPoolExecutor, updates: str | None
@@ -180,7 +180,7 @@ def test_every_forward_counts_once_though_replies_are_lost(
     """Each is sent by two clients at once, while others run the updates; with decay d, n of them leave d^n."""
     lost = lose_replies(monkeypatch)
     ids = [uuid.uuid4().hex for _ in range(40)]
-    with LocalServer() as server, gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client:
+    with LocalServer() as server, connect_with(server.address, without_retries(PATIENCE_SECONDS)) as client:
         bn = persist(lambda: averaging_layer(client, updates_collections=updates, decay=0.75, scope="bn"))
         bn.set_variables({name: [1.0, 1.0] for name in START})
 

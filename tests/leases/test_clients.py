@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 import signal
 import subprocess
 import sys
@@ -18,12 +19,14 @@ import pytest
 
 import gradserve
 import gradserve.aio
-from gradserve.calls import private_resources
+from gradserve.calls.time_limits import TimeLimits
+from gradserve.transport.settings import ConnectionSettings
 from gradserve_server.app import Server
 from gradserve_server.config import LeaseConfig, ListenConfig, ServerConfig
 from gradserve_server.rpc import server as rpc_server
 from gradserve_server.testing import LocalServer
 from tests.leases.program import NUM_MADE
+from tests.servers.connecting import connect_with
 from tests.servers.faulty_proxy import FaultyProxy
 from tests.servers.polling import eventually, eventually_async
 
@@ -367,10 +370,10 @@ def test_a_waiting_take_is_told_that_its_client_was_closed(server: LocalServer) 
             other.raw_ops.AccumulatorNumAccumulated(handle=handle)
 
 
-def test_closing_does_not_wait_for_a_silent_server(server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private_resources, "_CLOSING_SECONDS", 0.3)
+def test_closing_does_not_wait_for_a_silent_server(server: LocalServer) -> None:
+    settings = ConnectionSettings(TimeLimits(math.inf, closing=0.3))
     with FaultyProxy(server.address) as proxy:
-        client = gradserve.connect(proxy.address, timeout=float("inf"))
+        client = connect_with(proxy.address, settings)
         client.conditional_accumulator("float32")
         proxy.freeze()
         started = time.monotonic()

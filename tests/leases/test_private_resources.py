@@ -10,6 +10,7 @@ import gradserve
 from gradserve.calls.exchange import Background, Operation, Pause, Unary
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.private_resources import PrivateResources
+from gradserve.calls.time_limits import TimeLimits
 from gradserve.v1.lease_messages_pb2 import EndClientLeaseResponse, HoldClientLeaseResponse
 
 CREATE = Unary("AccumulatorService", "CreateAccumulator", EndClientLeaseResponse())
@@ -39,7 +40,7 @@ class World:
     """A client's private things, and the operations that it carries out in the background."""
 
     def __init__(self) -> None:
-        self.private = PrivateResources(RequestIds("me"))
+        self.private = PrivateResources(RequestIds("me"), TimeLimits())
         self.background: list[Operation[None]] = []
         self.calls: list[str] = []
 

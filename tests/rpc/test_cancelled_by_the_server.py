@@ -10,7 +10,7 @@ import pytest
 
 import gradserve
 import gradserve.aio
-from gradserve.calls.retries import PAUSES_SECONDS
+from gradserve.calls.retries import RetryPolicy
 from gradserve.v1 import server_messages_pb2
 from tests.servers.polling import PATIENCE_SECONDS
 
@@ -59,7 +59,7 @@ async def cancelling() -> AsyncIterator[Cancelling]:
 
 @pytest.mark.parametrize(("kind", "attempts"), [("unary", 5), ("upload", 5), ("download", 1)])
 async def test_it_is_unavailable_after_some_attempts(cancelling: Cancelling, kind: str, attempts: int) -> None:
-    assert len(PAUSES_SECONDS) + 1 == 5
+    assert len(RetryPolicy().pauses) + 1 == 5
     said = "^the server stopped, or something on the way to it gave the call up: CANCELLED$"
     with (
         gradserve.connect(cancelling.address, timeout=PATIENCE_SECONDS) as client,

@@ -13,12 +13,14 @@ from click.testing import CliRunner
 
 import gradserve
 import gradserve.aio
-from gradserve.transport import channel
+from gradserve.calls.time_limits import TimeLimits
+from gradserve.transport.settings import ConnectionSettings, Keepalive, Reconnecting
 from gradserve_server.cli import cli
 from gradserve_server.rpc import server as rpc_server
 from gradserve_server.rpc.accumulators import service as accumulator_service
 from gradserve_server.rpc.boundary.timeouts import wait_timeout
 from gradserve_server.testing import LocalServer
+from tests.servers.connecting import connect_with, connect_with_aio
 from tests.servers.faulty_proxy import FaultyProxy
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 
@@ -190,20 +192,15 @@ async def test_closing_the_client_or_cancelling_the_task_ends_it_aio(server_addr
         await acc.delete()
 
 
-@pytest.fixture
-def impatient_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients that notice soon that nothing comes from a server, also where they connect."""
-    options = dict(channel.CHANNEL_OPTIONS)
-    for key, value in options.items():
-        if key.startswith(("grpc.keepalive_t", "grpc.http2.ping_t")):
-            options[key] = int(value) // 100
-    options["grpc.min_reconnect_backoff_ms"] = 300
-    monkeypatch.setattr(channel, "CHANNEL_OPTIONS", tuple(options.items()))
+IMPATIENT = ConnectionSettings(
+    TimeLimits(math.inf), keepalive=Keepalive(interval=0.3, timeout=0.15), reconnecting=Reconnecting(attempt=0.3)
+)
+"""Of clients that notice soon that nothing comes from a server, also where they connect."""
 
 
-def test_a_server_that_falls_silent_ends_it(server_address: str, impatient_clients: None) -> None:
+def test_a_server_that_falls_silent_ends_it(server_address: str) -> None:
     with FaultyProxy(server_address) as proxy, ThreadPoolExecutor(1) as threads:
-        client = gradserve.connect(proxy.address, timeout=math.inf)
+        client = connect_with(proxy.address, IMPATIENT)
         acc = client.conditional_accumulator("float32")
         waiting = threads.submit(acc.take_grad, 1)
         eventually(lambda: acc.info().num_waiting == 1)
@@ -213,9 +210,9 @@ def test_a_server_that_falls_silent_ends_it(server_address: str, impatient_clien
         client.close()
 
 
-async def test_a_server_that_falls_silent_ends_it_aio(server_address: str, impatient_clients: None) -> None:
+async def test_a_server_that_falls_silent_ends_it_aio(server_address: str) -> None:
     with FaultyProxy(server_address) as proxy:
-        client = gradserve.aio.connect(proxy.address, timeout=math.inf)
+        client = connect_with_aio(proxy.address, IMPATIENT)
         acc = await client.conditional_accumulator("float32")
 
         async def num_waiting() -> int:

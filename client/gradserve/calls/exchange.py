@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
+from gradserve.calls.time_limits import TimeLimits
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_number
 from gradserve.errors import InvalidArgumentError
@@ -17,11 +18,6 @@ from gradserve.wire.durations import encode_duration
 from gradserve.wire.payload import Array
 
 T = TypeVar("T")
-
-_REPLY_SECONDS = 5.0
-"""For an answer that the server gives when a wait ends, its time up, to arrive."""
-
-_SLOWEST_BYTES_PER_SECOND = 1e6
 
 _LONGEST_SECONDS = 315_576_000_000
 
@@ -44,9 +40,9 @@ class Unary:
     wait: float = 0.0
     at_most: float = math.inf
 
-    def time_limit(self, timeout: float) -> float:
-        """Returns how many seconds it may take, for a client with this timeout."""
-        return min(self.wait + _REPLY_SECONDS if self.wait else timeout, self.at_most)
+    def time_limit(self, times: TimeLimits) -> float:
+        """Returns how many seconds it may take."""
+        return min(times.wait(self.wait), self.at_most)
 
 
 @dataclass(frozen=True)
@@ -56,9 +52,9 @@ class Upload:
     header: tensor_messages_pb2.PutTensorsHeader
     arrays: tuple[Array, ...]
 
-    def time_limit(self, timeout: float) -> float:
-        """Returns how many seconds it may take, for a client with this timeout."""
-        return _stream_limit(timeout, sum(array.nbytes for array in self.arrays))
+    def time_limit(self, times: TimeLimits) -> float:
+        """Returns how many seconds it may take."""
+        return times.stream(sum(array.nbytes for array in self.arrays))
 
 
 @dataclass(frozen=True)
@@ -68,9 +64,9 @@ class Download:
     request: tensor_messages_pb2.GetTensorsRequest
     num_bytes: int
 
-    def time_limit(self, timeout: float) -> float:
-        """Returns how many seconds it may take, for a client with this timeout."""
-        return _stream_limit(timeout, self.num_bytes)
+    def time_limit(self, times: TimeLimits) -> float:
+        """Returns how many seconds it may take."""
+        return times.stream(self.num_bytes)
 
 
 @dataclass(frozen=True)
@@ -134,8 +130,3 @@ def upload(
     """Puts arrays on the server; returns their messages with handles."""
     reply: tensor_messages_pb2.PutTensorsResponse = yield Upload(header, arrays)
     return list(reply.tensors)
-
-
-def _stream_limit(timeout: float, num_bytes: int) -> float:
-    """Returns how long a stream may take: the usual time, and that of a slow network."""
-    return timeout + num_bytes / _SLOWEST_BYTES_PER_SECOND

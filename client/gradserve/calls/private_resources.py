@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from gradserve.calls.exchange import Background, Operation, Pause, Unary, encode_idle_lease
 from gradserve.calls.identity import RequestIds
+from gradserve.calls.time_limits import TimeLimits
 from gradserve.errors import (
     CallCancelledError,
     DeadlineExceededError,
@@ -22,8 +23,6 @@ T = TypeVar("T")
 _SERVICE = "LeaseService"
 _PAUSE_SECONDS = 2.0
 """Before the lease is held again, when that has failed."""
-_CLOSING_SECONDS = 10.0
-"""How long a client waits for a server that is silent: without it, what is private ends somewhat later."""
 _UNKNOWN_OUTCOMES = (UnavailableError, DeadlineExceededError, InternalError, CallCancelledError)
 _MAY_PASS = (UnavailableError, DeadlineExceededError, InternalError, ResourceExhaustedError)
 
@@ -37,9 +36,10 @@ class PrivateResources:
     Safe to use from several threads.
     """
 
-    def __init__(self, ids: RequestIds) -> None:
-        """Takes the identity of the client."""
+    def __init__(self, ids: RequestIds, times: TimeLimits) -> None:
+        """Takes the identity of the client, and how long its calls may take."""
         self._ids = ids
+        self._times = times
         self._lock = threading.Lock()
         self._names: set[str] = set()
         self._holder: object | None = None
@@ -86,7 +86,7 @@ class PrivateResources:
             names = set(self._names)
         if names:
             request = messages_pb2.EndClientLeaseRequest(client_id=self._ids.client_id)
-            yield Unary(_SERVICE, "EndClientLease", request, at_most=_CLOSING_SECONDS)
+            yield Unary(_SERVICE, "EndClientLease", request, at_most=self._times.closing)
             self._forget(names)
 
     def _hold(self) -> Operation[None]:

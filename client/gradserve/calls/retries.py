@@ -2,19 +2,34 @@
 
 import math
 import random
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from gradserve.calls.exchange import Background, Download, Exchange, Operation, Pause, Unary, Upload
+from gradserve.calls.time_limits import TimeLimits
 from gradserve.errors import GradserveError, UnavailableError
 
 T = TypeVar("T")
 
-PAUSES_SECONDS = (0.1, 0.2, 0.4, 0.8)
-"""Between attempts, give or take a fifth, so that not all clients of a server that comes back call at once."""
 
-_JITTER = 0.2
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How exchanges are tried again.
+
+    Attributes:
+        pauses: Seconds between attempts, of which there is one more.
+        jitter: The part of a pause that it may be shorter or longer by, so that not all clients of a server that comes
+            back call at once.
+    """
+
+    pauses: tuple[float, ...] = (0.1, 0.2, 0.4, 0.8)
+    jitter: float = 0.2
+
+    def pauses_now(self) -> Iterator[float]:
+        """Yields the pauses of one exchange, each shorter or longer by chance."""
+        for pause in self.pauses:
+            yield pause * random.uniform(1 - self.jitter, 1 + self.jitter)
 
 
 class Attempt(NamedTuple):
@@ -27,7 +42,9 @@ class Attempt(NamedTuple):
 Attempts: TypeAlias = Generator[Attempt | Pause | Background, Any, T]
 
 
-def with_retries(operation: Operation[T], timeout: float, clock: Callable[[], float] = time.monotonic) -> Attempts[T]:
+def with_retries(
+    operation: Operation[T], times: TimeLimits, policy: RetryPolicy, clock: Callable[[], float]
+) -> Attempts[T]:
     """Carries out an operation; tries exchanges again that end with UnavailableError.
 
     All of them may be sent twice: what must count once has an id, and an upload that breaks has left nothing. Only a
@@ -35,7 +52,8 @@ def with_retries(operation: Operation[T], timeout: float, clock: Callable[[], fl
 
     Args:
         operation: The operation.
-        timeout: That of the client, in seconds: attempts and pauses together have the time limit of the exchange.
+        times: How long exchanges may take: attempts and pauses together have the time limit of an exchange.
+        policy: How they are tried again.
         clock: Monotonic, in seconds.
 
     Returns:
@@ -49,7 +67,7 @@ def with_retries(operation: Operation[T], timeout: float, clock: Callable[[], fl
         exchange = next(operation)
         while True:
             try:
-                answer = yield from _attempts(exchange, timeout, clock)
+                answer = yield from _attempts(exchange, times, policy, clock)
             except GradserveError as error:
                 exchange = operation.throw(error)
             else:
@@ -61,12 +79,12 @@ def with_retries(operation: Operation[T], timeout: float, clock: Callable[[], fl
         operation.close()
 
 
-def _attempts(exchange: Exchange, timeout: float, clock: Callable[[], float]) -> Attempts[Any]:
+def _attempts(exchange: Exchange, times: TimeLimits, policy: RetryPolicy, clock: Callable[[], float]) -> Attempts[Any]:
     if isinstance(exchange, Pause | Background):
         return (yield exchange)
-    left = exchange.time_limit(timeout)
+    left = exchange.time_limit(times)
     end = clock() + left
-    pauses = iter(() if isinstance(exchange, Download) else PAUSES_SECONDS)
+    pauses = iter(()) if isinstance(exchange, Download) else policy.pauses_now()
     failures: list[UnavailableError] = []
     while True:
         try:
@@ -80,7 +98,6 @@ def _attempts(exchange: Exchange, timeout: float, clock: Callable[[], float]) ->
         pause = next(pauses, None)
         if pause is None:
             break
-        pause *= random.uniform(1 - _JITTER, 1 + _JITTER)
         left = end - clock() - pause
         if left <= 0:
             break

@@ -1,12 +1,21 @@
 """Carries generators out: what each step is answered by, or its error, goes back to where it was yielded."""
 
+import time
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeVar
 
+from gradserve.calls.exchange import Operation
+from gradserve.calls.retries import Attempts, with_retries
 from gradserve.errors import GradserveError
+from gradserve.transport.settings import ConnectionSettings
 
 StepT = TypeVar("StepT")
 T = TypeVar("T")
+
+
+def attempts(operation: Operation[T], settings: ConnectionSettings) -> Attempts[T]:
+    """Returns the steps of an operation on a connection with these settings, in the time of this machine."""
+    return with_retries(operation, settings.times, settings.retries, time.monotonic)
 
 
 def carry_out(steps: Generator[StepT, Any, T], perform: Callable[[StepT], Any]) -> T:

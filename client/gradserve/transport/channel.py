@@ -10,35 +10,8 @@ from gradserve.address import Address
 from gradserve.errors import CallCancelledError, GradserveError
 from gradserve.transport import methods
 from gradserve.transport.route import Route
+from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.status import error_from_status, explain
-
-KEEPALIVE_INTERVAL_MS = 30_000
-"""After so long without traffic, a connection with calls that wait asks the server for a sign of life. Servers allow
-10 s and more."""
-
-KEEPALIVE_TIMEOUT_MS = 15_000
-"""How long it then waits for a sign of life."""
-
-RECONNECT_BACKOFF_MS = (100, 5_000)
-"""First and longest pause between attempts to connect. gRPC's own grow to 2 minutes, in which a server that is
-back is not noticed."""
-
-CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-    # Where this is longer, a minute unless set, gRPC waits so long in spite of the former.
-    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-    ("grpc.http2.max_pings_without_data", 0),
-    # A request that the server has not seen is sent over another connection if it is not longer; inline tensors are
-    # up to 3 MiB.
-    ("grpc.per_rpc_retry_buffer_size", 4 << 20),
-    ("grpc.initial_reconnect_backoff_ms", RECONNECT_BACKOFF_MS[0]),
-    ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MS[1]),
-    # Two clients of one process have nothing to say to each other.
-    ("grpc.use_local_subchannel_pool", 1),
-)
 
 
 class Channel:
@@ -51,10 +24,10 @@ class Channel:
         unary: Returns what makes a unary call, by the names of service and method.
     """
 
-    def __init__(self, address: Address, open_channel: Callable[..., Any]) -> None:
+    def __init__(self, address: Address, settings: ConnectionSettings, open_channel: Callable[..., Any]) -> None:
         """Takes where the server is, and what opens a channel: of `grpc`, or of `grpc.aio`."""
         self._route = Route.to(address)
-        channel = open_channel(address.target, options=(*CHANNEL_OPTIONS, *self._route.options))
+        channel = open_channel(address.target, options=(*channel_options(settings), *self._route.options))
         put, get = methods.PUT_TENSORS, methods.GET_TENSORS
         self.close: Callable[[], Any] = channel.close
         self.put: Callable[..., Any] = channel.stream_unary(put.path, put.encode, put.decode)
@@ -69,6 +42,26 @@ class Channel:
         return error_from_status(error.code(), message, error.trailing_metadata())
 
 
+def channel_options(settings: ConnectionSettings) -> tuple[tuple[str, int], ...]:
+    """Returns the settings as gRPC's arguments of a channel."""
+    longest = -1 if settings.sizes.longest is None else settings.sizes.longest
+    return (
+        ("grpc.max_receive_message_length", longest),
+        ("grpc.max_send_message_length", longest),
+        ("grpc.keepalive_time_ms", _milliseconds(settings.keepalive.interval)),
+        ("grpc.keepalive_timeout_ms", _milliseconds(settings.keepalive.timeout)),
+        # Where this is longer, a minute unless set, gRPC waits so long in spite of the former.
+        ("grpc.http2.ping_timeout_ms", _milliseconds(settings.keepalive.timeout)),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.per_rpc_retry_buffer_size", settings.sizes.kept),
+        ("grpc.initial_reconnect_backoff_ms", _milliseconds(settings.reconnecting.first_pause)),
+        ("grpc.max_reconnect_backoff_ms", _milliseconds(settings.reconnecting.longest_pause)),
+        ("grpc.min_reconnect_backoff_ms", _milliseconds(settings.reconnecting.attempt)),
+        # Two clients of one process have nothing to say to each other.
+        ("grpc.use_local_subchannel_pool", 1),
+    )
+
+
 def closed() -> GradserveError:
     """Returns the error of a call on a closed channel."""
     return CallCancelledError("the client is closed")
@@ -77,3 +70,7 @@ def closed() -> GradserveError:
 def _make_unary(channel: Any, service: str, method: str) -> Any:
     found = methods.unary(service, method)
     return channel.unary_unary(found.path, found.encode, found.decode)
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)

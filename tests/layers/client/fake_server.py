@@ -15,6 +15,7 @@ from gradserve import TensorHandle
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.exchange import Background, Download, Exchange, Operation, Pause, Unary, Upload
 from gradserve.calls.identity import RequestIds
+from gradserve.calls.time_limits import TimeLimits
 from gradserve.face import AsyncFace, BlockingFace
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
@@ -225,14 +226,14 @@ class Context:
 def blocking_client(server: FakeLayerServer) -> Any:
     client = object.__new__(gradserve.Client)
     transport: Any = _Transport(server)
-    BlockingFace.__init__(client, transport, ClientCalls(RequestIds("me"), 60))
+    BlockingFace.__init__(client, transport, ClientCalls(RequestIds("me"), TimeLimits()))
     return client
 
 
 def asyncio_client(server: FakeLayerServer) -> Any:
     client = object.__new__(gradserve.aio.Client)
     transport: Any = _AsyncTransport(server)
-    AsyncFace.__init__(client, transport, ClientCalls(RequestIds("me"), 60))
+    AsyncFace.__init__(client, transport, ClientCalls(RequestIds("me"), TimeLimits()))
     return client
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from gradserve.calls.accumulators.made import MadeAccumulators
 from gradserve.calls.batch_norm.made import MadeLayers
-from gradserve.calls.exchange import check_timeout
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.private_resources import PrivateResources
 from gradserve.calls.raw_ops import RawOpsCalls
+from gradserve.calls.time_limits import TimeLimits
 
 
 class ClientState:
     """The identity of a client, and what it has made."""
 
-    def __init__(self, ids: RequestIds, timeout: float) -> None:
+    def __init__(self, ids: RequestIds, times: TimeLimits) -> None:
         self._ids = ids
-        self._timeout = check_timeout(timeout)
-        self._private = PrivateResources(ids)
+        self._timeout = times.call
+        self._private = PrivateResources(ids, times)
         self._accumulators = MadeAccumulators(ids, self._private)
         self._layers = MadeLayers()
         self.raw_ops = RawOpsCalls(ids, self._timeout, self._accumulators)

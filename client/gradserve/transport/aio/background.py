@@ -11,9 +11,10 @@ from typing import Any
 import grpc
 
 from gradserve.calls.exchange import Background, Operation, Pause, Unary
-from gradserve.calls.retries import Attempt, with_retries
+from gradserve.calls.retries import Attempt
 from gradserve.errors import GradserveError
-from gradserve.transport.carrying import carry_out_async
+from gradserve.transport.carrying import attempts, carry_out_async
+from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.status import error_from_status
 
 _JOIN_SECONDS = 5.0
@@ -23,11 +24,14 @@ class BackgroundTask:
     """Carries an operation out in a task of the running event loop."""
 
     def __init__(
-        self, operation: Operation[None], timeout: float, call: Callable[[Unary, float | None], Awaitable[Any]]
+        self,
+        operation: Operation[None],
+        settings: ConnectionSettings,
+        call: Callable[[Unary, float | None], Awaitable[Any]],
     ) -> None:
-        """Takes the timeout of the client, and what makes a call."""
+        """Takes the settings of the connection, and what makes a call."""
         self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(_carry_out(operation, timeout, call), name="gradserve-background")
+        self._task = self._loop.create_task(_carry_out(operation, settings, call), name="gradserve-background")
 
     @property
     def is_done(self) -> bool:
@@ -45,13 +49,13 @@ class BackgroundTask:
 
 
 async def _carry_out(
-    operation: Operation[None], timeout: float, call: Callable[[Unary, float | None], Awaitable[Any]]
+    operation: Operation[None], settings: ConnectionSettings, call: Callable[[Unary, float | None], Awaitable[Any]]
 ) -> None:
     async def perform(step: Attempt | Pause | Background) -> Any:
         return await _perform(step, call)
 
     with suppress(GradserveError, grpc.aio.UsageError):  # the latter: the channel is closed
-        await carry_out_async(with_retries(operation, timeout), perform)
+        await carry_out_async(attempts(operation, settings), perform)
 
 
 async def _perform(step: Any, call: Callable[[Unary, float | None], Awaitable[Any]]) -> Any:

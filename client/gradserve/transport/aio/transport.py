@@ -9,11 +9,12 @@ import grpc
 
 from gradserve.address import Address
 from gradserve.calls.exchange import Background, Download, Operation, Pause, Unary, Upload
-from gradserve.calls.retries import Attempt, with_retries
+from gradserve.calls.retries import Attempt
 from gradserve.transport.aio.background import BackgroundTask
-from gradserve.transport.carrying import carry_out_async
+from gradserve.transport.carrying import attempts, carry_out_async
 from gradserve.transport.channel import Channel, closed
 from gradserve.transport.process import OwnProcess
+from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.streams import DownloadParts, upload_parts
 from gradserve.wire.payload import Array
 
@@ -23,18 +24,18 @@ T = TypeVar("T")
 class AsyncGrpcTransport:
     """Runs operations on the event loop it was made on."""
 
-    def __init__(self, address: Address, timeout: float) -> None:
-        self._timeout = timeout
+    def __init__(self, address: Address, settings: ConnectionSettings) -> None:
+        self._settings = settings
         self._process = OwnProcess()
         self._closed = False
-        self._channel = Channel(address, grpc.aio.insecure_channel)
+        self._channel = Channel(address, settings, grpc.aio.insecure_channel)
         self._background: list[BackgroundTask] = []
         weakref.finalize(self, _stop, self._background).atexit = False
 
     async def run(self, operation: Operation[T], /) -> T:
         """Returns the result of an operation, or raises its error."""
         self._process.check()
-        return await carry_out_async(with_retries(operation, self._timeout), self._perform)
+        return await carry_out_async(attempts(operation, self._settings), self._perform)
 
     async def close(self) -> None:
         """Closes the channel; calls under way end with CallCancelledError."""
@@ -86,7 +87,7 @@ class AsyncGrpcTransport:
             return await unary(exchange.service, exchange.method)(exchange.request, timeout=timeout)
 
         self._background[:] = [each for each in self._background if not each.is_done]
-        self._background.append(BackgroundTask(operation, self._timeout, call))
+        self._background.append(BackgroundTask(operation, self._settings, call))
 
 
 def _stop(background: Sequence[BackgroundTask]) -> None:

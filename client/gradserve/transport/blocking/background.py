@@ -14,9 +14,10 @@ from typing import Any
 import grpc
 
 from gradserve.calls.exchange import Operation, Pause, Unary
-from gradserve.calls.retries import Attempt, with_retries
+from gradserve.calls.retries import Attempt
 from gradserve.errors import GradserveError, UnavailableError
-from gradserve.transport.carrying import carry_out
+from gradserve.transport.carrying import attempts, carry_out
+from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.status import error_from_status
 
 _JOIN_SECONDS = 5.0
@@ -43,11 +44,11 @@ class BackgroundThread:
     """
 
     def __init__(
-        self, operation: Operation[None], timeout: float, start_call: Callable[[Unary, float | None], Any]
+        self, operation: Operation[None], settings: ConnectionSettings, start_call: Callable[[Unary, float | None], Any]
     ) -> None:
-        """Takes the timeout of the client, and what starts a call."""
+        """Takes the settings of the connection, and what starts a call."""
         self._operation = operation
-        self._timeout = timeout
+        self._settings = settings
         self._start_call = start_call
         # Calls that have ended, forks that begin, and None to stop: safe to put to in a finalizer, whatever that
         # interrupts.
@@ -76,7 +77,7 @@ class BackgroundThread:
 
     def _run(self) -> None:
         with suppress(GradserveError, _StoppedError):
-            carry_out(with_retries(self._operation, self._timeout), self._perform)
+            carry_out(attempts(self._operation, self._settings), self._perform)
 
     def _perform(self, step: Any) -> Any:
         match step:

@@ -9,11 +9,12 @@ import grpc
 
 from gradserve.address import Address
 from gradserve.calls.exchange import Background, Download, Operation, Pause, Unary, Upload
-from gradserve.calls.retries import Attempt, with_retries
+from gradserve.calls.retries import Attempt
 from gradserve.transport.blocking.background import BackgroundThread
-from gradserve.transport.carrying import carry_out
+from gradserve.transport.carrying import attempts, carry_out
 from gradserve.transport.channel import Channel, closed
 from gradserve.transport.process import OwnProcess
+from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.streams import DownloadParts, upload_parts
 from gradserve.wire.payload import Array
 
@@ -23,18 +24,18 @@ T = TypeVar("T")
 class GrpcTransport:
     """Runs operations in the calling thread. Safe to use from several threads."""
 
-    def __init__(self, address: Address, timeout: float) -> None:
-        self._timeout = timeout
+    def __init__(self, address: Address, settings: ConnectionSettings) -> None:
+        self._settings = settings
         self._process = OwnProcess()
         self._closed = False
-        self._channel = Channel(address, grpc.insecure_channel)
+        self._channel = Channel(address, settings, grpc.insecure_channel)
         self._background: list[BackgroundThread] = []
         weakref.finalize(self, _stop, self._background).atexit = False
 
     def run(self, operation: Operation[T], /) -> T:
         """Returns the result of an operation, or raises its error."""
         self._process.check()
-        return carry_out(with_retries(operation, self._timeout), self._perform)
+        return carry_out(attempts(operation, self._settings), self._perform)
 
     def close(self) -> None:
         """Closes the channel; calls under way in other threads end with CallCancelledError."""
@@ -83,7 +84,7 @@ class GrpcTransport:
             return unary(exchange.service, exchange.method).future(exchange.request, timeout=timeout)
 
         self._background[:] = [each for each in self._background if not each.is_done]
-        self._background.append(BackgroundThread(operation, self._timeout, start_call))
+        self._background.append(BackgroundThread(operation, self._settings, start_call))
 
 
 def _stop(background: Sequence[BackgroundThread]) -> None:

@@ -1,0 +1,36 @@
+"""Clients with other settings than those that users can give."""
+
+from dataclasses import replace
+from typing import Any
+
+import gradserve
+import gradserve.aio
+from gradserve.address import Address
+from gradserve.calls.retries import RetryPolicy
+from gradserve.calls.time_limits import TimeLimits
+from gradserve.transport.aio.transport import AsyncGrpcTransport
+from gradserve.transport.blocking.transport import GrpcTransport
+from gradserve.transport.settings import ConnectionSettings
+
+NO_RETRIES = RetryPolicy(pauses=())
+"""Clients do not try again by themselves: every fault reaches the code that calls."""
+
+
+def connect_with(address: str, settings: ConnectionSettings) -> gradserve.Client:
+    transport = GrpcTransport(Address.to_connect(address), settings)
+    return gradserve.Client._over(transport, address, settings.times)
+
+
+def connect_with_aio(address: str, settings: ConnectionSettings) -> gradserve.aio.Client:
+    transport = AsyncGrpcTransport(Address.to_connect(address), settings)
+    return gradserve.aio.Client._over(transport, address, settings.times)
+
+
+def without_retries(timeout: float) -> ConnectionSettings:
+    return ConnectionSettings(TimeLimits(timeout), NO_RETRIES)
+
+
+def change_times(face: Any, times: TimeLimits) -> None:
+    """Changes how long the later calls of a client, accumulator or layer may take, and those of all of its client."""
+    transport = face._transport
+    transport._settings = replace(transport._settings, times=times)
