@@ -107,13 +107,13 @@ class Server:
             new_id=_new_id,
             new_seed=partial(secrets.randbits, 63),
         )
-        residence = Residence(self.store, host, device, self._compute)
+        residence = Residence(host, device, self._compute)
         opener = TensorOpener(self.store, residence)
         placer = Placer(self.store, limits.inline_limit_bytes, limits.max_message_bytes)
         started = time.monotonic()
         self._grpc = GrpcServer(
             tensors=TensorServicer(self.store, residence, config.runtime.stream_idle_seconds),
-            accumulators=AccumulatorServicer(self.registry, self.store, residence, placer),
+            accumulators=AccumulatorServicer(self.registry, opener, placer),
             gradient_ops=GradientOpsServicer(self.runner, opener, placer),
             batch_norm_layers=BatchNormLayerServicer(self.layers, self.store, opener, residence, placer),
             leases=LeaseServicer(self.lifetimes.clients),

@@ -14,6 +14,9 @@
 `gradserve_server.rpc.boundary.status` gives each its gRPC status code.
 """
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
 
 class ServiceError(Exception):
     """A request failed. The message is meant for whoever sent it.
@@ -63,3 +66,20 @@ class UnavailableError(ServiceError):
 
 class InternalError(ServiceError):
     """A library that the server relies on failed, or is not there."""
+
+
+@contextmanager
+def request_fields(paths: Mapping[str, str]) -> Iterator[None]:
+    """Names fields in errors as the request does, where the domain has other names for them.
+
+    Args:
+        paths: By the domain's name, which may be the beginning of a longer path.
+    """
+    try:
+        yield
+    except ServiceError as error:
+        for name, path in paths.items():
+            if error.field is not None and (error.field == name or error.field.startswith(f"{name}.")):
+                error.field = path + error.field.removeprefix(name)
+                break
+        raise

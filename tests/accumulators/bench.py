@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -60,11 +60,11 @@ class Bench:
         return self.registry.create(key, AccumulatorSpec(parts, **spec), lifetime)[0]
 
 
-def gradient(*values: float) -> Callable[[], AbstractContextManager[Gradient]]:
+def gradient(*values: float) -> Callable[[], AbstractAsyncContextManager[Gradient]]:
     return holding(np.array(values, np.float32))
 
 
-def holding(values: np.ndarray) -> Callable[[], AbstractContextManager[Gradient]]:
+def holding(values: np.ndarray) -> Callable[[], AbstractAsyncContextManager[Gradient]]:
     return lambda: nullcontext(Gradient({"": values}))
 
 

@@ -1,7 +1,7 @@
 """What accumulators hold, and how they are found."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 
 import numpy as np
 import pytest
@@ -77,8 +77,8 @@ class TestMemory:
         def fetched_from_nobody() -> Gradient:
             raise NotFoundError("no tensor")
 
-        @contextmanager
-        def broken() -> Iterator[Gradient]:
+        @asynccontextmanager
+        async def broken() -> AsyncIterator[Gradient]:
             yield fetched_from_nobody()
 
         with pytest.raises(NotFoundError):

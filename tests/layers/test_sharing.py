@@ -58,7 +58,7 @@ async def test_what_another_call_hides_meanwhile(
         new_handle=lambda: "stored",
     )
     host = CpuDevice(BufferPool(0))
-    residence = Residence(store, host, host, InlineCompute())
+    residence = Residence(host, host, InlineCompute())
     opener = TensorOpener(store, residence)
     service = BatchNormLayerServicer(bench.registry, store, opener, residence, Placer(store, 1 << 20, 1 << 20))
     await bench.layer().build(np.dtype(np.float32), (-1, 3))

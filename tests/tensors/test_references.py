@@ -30,7 +30,7 @@ class Opening:
         self.world = World()
         self.device = SeparateDevice()
         host = CpuDevice(BufferPool(0))
-        self.opener = TensorOpener(self.world.store, Residence(self.world.store, host, self.device, InlineCompute()))
+        self.opener = TensorOpener(self.world.store, Residence(host, self.device, InlineCompute()))
         self.open = self.opener.open
 
     def keep(self, array: Any = None, *, shared: bool = False) -> Stored:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,8 +24,9 @@ from gradserve_server.tensors.quotas import Quota
 
 T = TypeVar("T")
 
-OpenGradient = Callable[[], AbstractContextManager[Gradient]]
-"""Fetches the gradient of a call. The context is left without an exception when it was accepted or dropped."""
+OpenGradient = Callable[[], AbstractAsyncContextManager[Gradient]]
+"""Fetches the gradient of a call, in host memory. The context is left without an exception when it was accepted or
+dropped."""
 
 
 class Accumulator:
@@ -226,8 +227,8 @@ class Accumulator:
         *,
         one_per_worker: bool,
     ) -> Applied:
-        with self._ledger.room_for(call), open_gradient() as given:
-            async with self._exclusive():
+        with self._ledger.room_for(call):
+            async with open_gradient() as given, self._exclusive():
                 outcome = self._ledger.judge(contribution, one_per_worker=one_per_worker)
                 gradient = await self._sum.check(given, joins=outcome is not Outcome.STALE)
                 event = GradientAnswered(call, contribution, outcome, awaits_average=pull is not None)
@@ -303,8 +304,9 @@ class Accumulator:
             assert not isinstance(known, Taken | Waiter), "another kind of call has another fingerprint"
             applied = known if isinstance(known, Applied) else await asyncio.shield(known)
             # What a repeated call brought along goes the way of what the first one did, unless it is the same.
-            with contextlib.suppress(ServiceError), open_gradient():
-                pass
+            with contextlib.suppress(ServiceError):
+                async with open_gradient():
+                    pass
             return applied, True
         once = one_per_worker or self.spec.one_per_worker
         task = self._own(self._apply(call, contribution, open_gradient, pull, one_per_worker=once))

@@ -1,7 +1,7 @@
 """Tensors under leased handles."""
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -242,17 +242,6 @@ class TensorStore:
         for handle in handles:
             if handle in self._entries:
                 self._entries[handle].shared = True
-
-    def find(self, handles: Iterable[str]) -> dict[str, Array]:
-        """Returns those of the tensors that exist, by handle; does not renew their leases."""
-        return {handle: self._entries[handle].array for handle in handles if handle in self._entries}
-
-    def relocate(self, arrays: Mapping[str, Array]) -> None:
-        """Puts copies, of which nobody else knows, in the place of stored tensors that are still there."""
-        for handle, array in arrays.items():
-            entry = self._entries.get(handle)
-            if entry is not None:
-                entry.array, entry.shared = array, False
 
     def delete(self, handles: Sequence[str]) -> int:
         """Deletes those that exist; returns how many that were."""

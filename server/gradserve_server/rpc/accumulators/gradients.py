@@ -1,7 +1,6 @@
 """Accumulator messages and their domain values."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
@@ -10,9 +9,11 @@ from numpy.typing import NDArray
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.dtypes import is_real, to_data_type, to_dtype
-from gradserve_server.accumulators.accumulator import Accumulator, OpenGradient
-from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, SparseSlices, Value
+from gradserve.wire.dtypes import to_data_type, to_dtype
+from gradserve_server.accumulators.accumulator import Accumulator
+from gradserve_server.accumulators.component_names import components_named
+from gradserve_server.accumulators.given import GivenComponent, GivenDense, GivenGradient, GivenSparse
+from gradserve_server.accumulators.gradient import Average, Contribution, SparseSlices
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.spec import (
     AccumulatorSpec,
@@ -24,10 +25,8 @@ from gradserve_server.accumulators.spec import (
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
-from gradserve_server.rpc.accumulators.component_names import components_named
 from gradserve_server.rpc.boundary.lifetimes import encode_idle_lease
-from gradserve_server.rpc.tensors.messages import MAX_COMPONENTS, check_count, decode_tensor, request_fields
-from gradserve_server.tensors.store import TensorStore
+from gradserve_server.rpc.tensors.messages import MAX_COMPONENTS, check_count, decode_reference
 
 _REDUCTIONS = {
     accumulator_pb2.REDUCTION_UNSPECIFIED: Reduction.MEAN,
@@ -157,26 +156,27 @@ def decode_take_id(request: messages_pb2.TakeGradientRequest) -> RequestId | Non
     return _request_id(request.request_id, "take", request.num_required)
 
 
-def decode_gradient(
-    store: TensorStore, spec: AccumulatorSpec, request: GradientRequest
-) -> tuple[RequestId | None, Contribution, OpenGradient]:
-    """Reads a gradient: the id of the call, what it counts, and what fetches it when its turn has come.
+def decode_gradient(request: GradientRequest) -> tuple[RequestId | None, Contribution, GivenGradient]:
+    """Reads a gradient: the id of the call, what it counts, and what it consists of.
 
     Raises:
         InvalidArgumentError: It has too many parts, or its id is not one.
     """
     check_count(request.gradient, MAX_COMPONENTS, "components", "gradient")
-    return _gradient_id(request), _contribution(request), _gradient_opener(store, spec, request)
+    given = GivenGradient([_given(part) for part in request.gradient], request.release_handles)
+    return _gradient_id(request), _contribution(request), given
 
 
-def gradient_handles(request: GradientRequest) -> list[str]:
-    """Returns the handles of the stored tensors that a gradient consists of."""
-    return [
-        tensor.handle
-        for index, part in enumerate(request.gradient)
-        for _, tensor in _tensors_of(part, f"gradient[{index}]")
-        if tensor.WhichOneof("data") == "handle"
-    ]
+def _given(part: accumulator_pb2.ComponentGradient) -> GivenComponent:
+    kind = part.WhichOneof("value")
+    if kind == "dense":
+        return GivenComponent(part.name, GivenDense(decode_reference(part.dense)))
+    if kind is None:
+        return GivenComponent(part.name, None)
+    sparse = part.sparse
+    dense_shape = tuple(sparse.dense_shape.dims) if sparse.HasField("dense_shape") else None
+    value = GivenSparse(decode_reference(sparse.indices), decode_reference(sparse.values), dense_shape)
+    return GivenComponent(part.name, value)
 
 
 def _gradient_id(request: GradientRequest) -> RequestId | None:
@@ -191,9 +191,9 @@ def _gradient_id(request: GradientRequest) -> RequestId | None:
     if isinstance(request, messages_pb2.PushPullRequest):
         pull = (request.num_required, counts_one_per_worker(request))
     digest = blake2b(digest_size=16)
-    for index, component in enumerate(request.gradient):
+    for component in request.gradient:
         digest.update(component.name.encode() + b"\0")
-        for _, tensor in _tensors_of(component, f"gradient[{index}]"):
+        for tensor in _tensors_of(component):
             digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
             digest.update(_summary(tensor.content))
         if component.sparse.HasField("dense_shape"):
@@ -236,103 +236,10 @@ def _contribution(request: GradientRequest) -> Contribution:
     )
 
 
-def _gradient_opener(store: TensorStore, spec: AccumulatorSpec, request: GradientRequest) -> OpenGradient:
-    @contextmanager
-    def open_gradient() -> Iterator[Gradient]:
-        tensors = {
-            path: tensor
-            for index, part in enumerate(request.gradient)
-            for path, tensor in _tensors_of(part, f"gradient[{index}]")
-            if tensor.WhichOneof("data") == "handle"
-        }
-        handles = [tensor.handle for tensor in tensors.values()]
-        with (
-            components_named("gradient", request.gradient),
-            request_fields({f"handles[{index}]": f"{path}.handle" for index, path in enumerate(tensors)}),
-            store.use(handles, release=request.release_handles) as inputs,
-        ):
-            values = _decode_values(spec, request.gradient, inputs.arrays)
-            distinct = len(handles) == len(set(handles))
-            with request_fields(_component_paths(spec, request.gradient)):
-                yield Gradient(values, owned=inputs.exclusive and distinct)
-
-    return open_gradient
-
-
-def _tensors_of(part: accumulator_pb2.ComponentGradient, path: str) -> list[tuple[str, tensor_pb2.Tensor]]:
+def _tensors_of(part: accumulator_pb2.ComponentGradient) -> list[tensor_pb2.Tensor]:
     if part.WhichOneof("value") == "sparse":
-        sparse = part.sparse
-        return [(f"{path}.sparse.indices", sparse.indices), (f"{path}.sparse.values", sparse.values)]
-    return [(f"{path}.dense", part.dense)]
-
-
-def _component_paths(spec: AccumulatorSpec, parts: Sequence[accumulator_pb2.ComponentGradient]) -> dict[str, str]:
-    """Returns where in a request, whose parts are those of `spec`, each component stands."""
-    if len(spec.components) == 1:
-        return {spec.components[0].field: "gradient[0]"}
-    fields = {component.name: component.field for component in spec.components}
-    return {fields[part.name]: f"gradient[{index}]" for index, part in enumerate(parts)}
-
-
-def _decode_values(
-    spec: AccumulatorSpec,
-    parts: Sequence[accumulator_pb2.ComponentGradient],
-    stored: dict[str, NDArray[Any]],
-) -> dict[str, Value]:
-    by_name = {component.name: component for component in spec.components}
-    values: dict[str, Value] = {}
-    for index, part in enumerate(parts):
-        field = f"gradient[{index}]"
-        name = part.name
-        if not name and len(spec.components) == 1:
-            name = spec.components[0].name
-        if name not in by_name:
-            raise InvalidArgumentError(f"expected components {sorted(by_name)}, got {name!r}", field=f"{field}.name")
-        if name in values:
-            raise InvalidArgumentError(f"expected every component once, got {name!r} twice", field=f"{field}.name")
-        values[name] = _decode_value(by_name[name], part, stored, field)
-    missing = sorted(by_name.keys() - values.keys())
-    if missing:
-        raise InvalidArgumentError(f"expected every component, got none for {missing}", field="gradient")
-    return values
-
-
-def _decode_value(
-    component: ComponentSpec,
-    part: accumulator_pb2.ComponentGradient,
-    stored: dict[str, NDArray[Any]],
-    field: str,
-) -> Value:
-    given = part.WhichOneof("value")
-    expected = "sparse" if component.layout is Layout.SPARSE else "dense"
-    if given != expected:
-        raise InvalidArgumentError(
-            f"expected a {expected} value for component {component.name!r}, got {given or 'none'}", field=field
-        )
-    if given == "dense":
-        dense: NDArray[Any] = decode_tensor(part.dense, stored, f"{field}.dense")
-        _check_values_dtype(component, part.dense, dense, f"{field}.dense.dtype")
-        return dense
-    sparse = part.sparse
-    indices = decode_tensor(sparse.indices, stored, f"{field}.sparse.indices")
-    values = decode_tensor(sparse.values, stored, f"{field}.sparse.values")
-    _check_dtype(indices, (np.dtype(np.int64), np.dtype(np.int32)), f"{field}.sparse.indices.dtype")
-    _check_values_dtype(component, sparse.values, values, f"{field}.sparse.values.dtype")
-    dense_shape = tuple(sparse.dense_shape.dims) if sparse.HasField("dense_shape") else None
-    return SparseSlices(indices.astype(np.int64, copy=False), values, dense_shape)
-
-
-def _check_values_dtype(component: ComponentSpec, tensor: tensor_pb2.Tensor, array: NDArray[Any], field: str) -> None:
-    """Checks a dtype. What came inline was made for this component; a stored tensor may be converted to it."""
-    if tensor.WhichOneof("data") == "content":
-        _check_dtype(array, (component.dtype,), field)
-    elif not is_real(array.dtype):
-        raise InvalidArgumentError(f"expected {component.dtype} or another real dtype, got {array.dtype}", field=field)
-
-
-def _check_dtype(array: NDArray[Any], expected: tuple[np.dtype[Any], ...], field: str) -> None:
-    if array.dtype not in expected:
-        raise InvalidArgumentError(f"expected dtype {' or '.join(map(str, expected))}, got {array.dtype}", field=field)
+        return [part.sparse.indices, part.sparse.values]
+    return [part.dense]
 
 
 PlaceArrays = Callable[[list[NDArray[Any]]], list[tensor_pb2.Tensor]]

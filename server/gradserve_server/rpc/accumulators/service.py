@@ -7,6 +7,7 @@ from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.contents import Contents, WithContents
 from gradserve_server.accumulators.accumulator import Accumulator
+from gradserve_server.accumulators.given import open_gradient
 from gradserve_server.accumulators.gradient import Average
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.results import Applied, Outcome
@@ -19,24 +20,21 @@ from gradserve_server.rpc.accumulators.gradients import (
     decode_take_id,
     encode_average,
     encode_info,
-    gradient_handles,
 )
 from gradserve_server.rpc.boundary.lifetimes import decode_lifetime
 from gradserve_server.rpc.boundary.paging import page_of
 from gradserve_server.rpc.boundary.status import Context
 from gradserve_server.rpc.boundary.timeouts import wait_timeout
 from gradserve_server.rpc.tensors.messages import Placer
-from gradserve_server.tensors.residence import Residence
-from gradserve_server.tensors.store import TensorStore
+from gradserve_server.tensors.opening import TensorOpener
 
 
 class AccumulatorServicer:
     """Serves the accumulators of a registry. The protos say what each method does."""
 
-    def __init__(self, registry: AccumulatorRegistry, store: TensorStore, residence: Residence, placer: Placer) -> None:
+    def __init__(self, registry: AccumulatorRegistry, opener: TensorOpener, placer: Placer) -> None:
         self._registry = registry
-        self._store = store
-        self._residence = residence
+        self._opener = opener
         self._placer = placer
 
     async def CreateAccumulator(
@@ -77,9 +75,9 @@ class AccumulatorServicer:
         self, request: messages_pb2.ApplyGradientRequest, context: Context
     ) -> messages_pb2.ApplyGradientResponse:
         with self._using(request.accumulator) as accumulator:
-            gradient = decode_gradient(self._store, accumulator.spec, request)
-            await self._residence.bring_to_host(gradient_handles(request))
-            applied, duplicate = await accumulator.apply(*gradient)
+            call, contribution, given = decode_gradient(request)
+            opening = partial(open_gradient, self._opener, accumulator.spec, given)
+            applied, duplicate = await accumulator.apply(call, contribution, opening)
             return messages_pb2.ApplyGradientResponse(
                 outcome=_outcome(applied),
                 duplicate=duplicate,
@@ -111,10 +109,11 @@ class AccumulatorServicer:
     async def PushPull(self, request: messages_pb2.PushPullRequest, context: Context) -> WithContents:
         with self._using(request.accumulator) as accumulator:
             self._placer.check(request.placement)
-            gradient = decode_gradient(self._store, accumulator.spec, request)
-            await self._residence.bring_to_host(gradient_handles(request))
+            call, contribution, given = decode_gradient(request)
             applied, average, duplicate = await accumulator.push_pull(
-                *gradient,
+                call,
+                contribution,
+                partial(open_gradient, self._opener, accumulator.spec, given),
                 request.num_required,
                 wait_timeout(request, context),
                 one_per_worker=counts_one_per_worker(request),

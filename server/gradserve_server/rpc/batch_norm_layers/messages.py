@@ -8,7 +8,7 @@ from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve.v1 import layer_pb2, tensor_pb2
 from gradserve.wire.dtypes import to_data_type
 from gradserve_server.devices.device import Array
-from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.errors import InvalidArgumentError, request_fields
 from gradserve_server.layers.batch_norm.config import UPDATE_OPS, BatchNormConfig, IgnoredArgument, RandomAdjustment
 from gradserve_server.layers.batch_norm.implementation import Implementation
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
@@ -19,7 +19,7 @@ from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.boundary.lifetimes import encode_idle_lease
-from gradserve_server.rpc.tensors.messages import check_count, decode_tensor, encode_spec, request_fields
+from gradserve_server.rpc.tensors.messages import check_count, decode_tensor, encode_spec
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
 

@@ -14,7 +14,7 @@ from gradserve.v1 import layer_pb2, tensor_pb2
 from gradserve.wire.contents import Contents, WithContents
 from gradserve.wire.dtypes import to_dtype
 from gradserve_server.devices.device import Array
-from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.errors import InvalidArgumentError, request_fields
 from gradserve_server.layers.batch_norm.calls import ForwardCall
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.spec import CallInputs
@@ -36,7 +36,7 @@ from gradserve_server.rpc.boundary.lifetimes import decode_lifetime
 from gradserve_server.rpc.boundary.paging import page_of
 from gradserve_server.rpc.boundary.status import Context
 from gradserve_server.rpc.gradient_ops.calls import decode_inputs
-from gradserve_server.rpc.tensors.messages import MAX_COMPONENTS, Placer, check_count, decode_duration, request_fields
+from gradserve_server.rpc.tensors.messages import MAX_COMPONENTS, Placer, check_count, decode_duration
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore

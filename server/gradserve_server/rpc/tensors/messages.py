@@ -1,8 +1,7 @@
 """Tensor messages and arrays."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from gradserve.v1 import tensor_pb2
 from gradserve.wire.contents import Contents
 from gradserve.wire.dtypes import to_data_type, to_dtype
 from gradserve_server.devices.device import Array
-from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError, ServiceError
+from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError, request_fields
 from gradserve_server.tensors.references import Inline, Malformed, Reference, Stored
 from gradserve_server.tensors.store import TensorSpec, TensorStore
 
@@ -58,23 +57,6 @@ def check_count(things: Sized, limit: int, what: str, field: str) -> None:
     """
     if len(things) > limit:
         raise InvalidArgumentError(f"expected at most {limit} {what}, got {len(things)}", field=field)
-
-
-@contextmanager
-def request_fields(paths: Mapping[str, str]) -> Iterator[None]:
-    """Names fields in errors as the request does, where the domain has other names for them.
-
-    Args:
-        paths: By the domain's name, which may be the beginning of a longer path.
-    """
-    try:
-        yield
-    except ServiceError as error:
-        for name, path in paths.items():
-            if error.field is not None and (error.field == name or error.field.startswith(f"{name}.")):
-                error.field = path + error.field.removeprefix(name)
-                break
-        raise
 
 
 def decode_tensor(tensor: tensor_pb2.Tensor, stored: Mapping[str, Array], field: str) -> Array:

@@ -8,7 +8,7 @@ from gradserve.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve.wire.chunks import Chunk, PartDecoder, cut, encode_part
 from gradserve.wire.durations import encode_duration
 from gradserve.wire.payload import Assembly, PayloadError, buffer_of
-from gradserve_server.errors import DeadlineExceededError, InvalidArgumentError
+from gradserve_server.errors import DeadlineExceededError, InvalidArgumentError, request_fields
 from gradserve_server.rpc.boundary.handlers import Codec
 from gradserve_server.rpc.boundary.paging import page_of
 from gradserve_server.rpc.boundary.status import Context
@@ -19,7 +19,6 @@ from gradserve_server.rpc.tensors.messages import (
     decode_spec,
     encode_handle,
     encode_spec,
-    request_fields,
 )
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore

@@ -3,15 +3,22 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
-from gradserve.v1 import accumulator_pb2
 from gradserve_server.errors import ServiceError
 
-Components = Sequence[accumulator_pb2.ComponentGradient] | Sequence[accumulator_pb2.ComponentSpec]
+
+class Named(Protocol):
+    """A component of a request; its name may be empty."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        ...
 
 
 @contextmanager
-def components_named(field: str, components: Components) -> Iterator[None]:
+def components_named(field: str, components: Sequence[Named]) -> Iterator[None]:
     """Begins the message of an error about a component with its name, where it has one.
 
     Args:

@@ -1,0 +1,156 @@
+"""The gradient of a request, from what the request refers to."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from gradserve_server.accumulators.component_names import components_named
+from gradserve_server.accumulators.gradient import Array, Gradient, SparseSlices, Value
+from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout
+from gradserve_server.errors import InvalidArgumentError, request_fields
+from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
+from gradserve_server.tensors.references import Reference
+
+
+@dataclass(frozen=True)
+class GivenDense:
+    """A dense value."""
+
+    tensor: Reference
+
+
+@dataclass(frozen=True)
+class GivenSparse:
+    """Rows of a larger tensor; see `SparseSlices`."""
+
+    indices: Reference
+    values: Reference
+    dense_shape: tuple[int, ...] | None = None
+
+
+GivenValue: TypeAlias = GivenDense | GivenSparse
+
+
+@dataclass(frozen=True)
+class GivenComponent:
+    """A component as a request has it: without a name where it means the only one, without a value by mistake."""
+
+    name: str
+    value: GivenValue | None
+
+
+@dataclass(frozen=True)
+class GivenGradient:
+    """A gradient as a request has it.
+
+    Attributes:
+        components: In the order of the request.
+        release: Whether its stored tensors go once it was accepted or dropped.
+    """
+
+    components: Sequence[GivenComponent]
+    release: bool = False
+
+
+@asynccontextmanager
+async def open_gradient(opener: TensorOpener, spec: AccumulatorSpec, given: GivenGradient) -> AsyncIterator[Gradient]:
+    """Holds the tensors of a gradient, in host memory, while the accumulator uses them.
+
+    Args:
+        opener: What opens them.
+        spec: Of the accumulator.
+        given: The gradient.
+
+    Raises:
+        InvalidArgumentError: The components are not those of the spec, or a tensor is malformed.
+        NotFoundError: A handle does not exist.
+        MemoryError: There is no memory for what has to be brought to the host.
+    """
+    components = given.components
+    with (
+        components_named("gradient", components),
+        opener.open(_references(components), release=given.release) as tensors,
+    ):
+        if not tensors.is_on_host:
+            await tensors.bring_to_host()
+        values = _values(spec, components, tensors)
+        with request_fields(_component_paths(spec, components)):
+            yield Gradient(values, owned=tensors.exclusive)
+
+
+def _references(components: Sequence[GivenComponent]) -> dict[str, Reference]:
+    references: dict[str, Reference] = {}
+    for index, component in enumerate(components):
+        value = component.value
+        if isinstance(value, GivenDense):
+            references[f"gradient[{index}].dense"] = value.tensor
+        elif value is not None:
+            references[f"gradient[{index}].sparse.indices"] = value.indices
+            references[f"gradient[{index}].sparse.values"] = value.values
+    return references
+
+
+def _component_paths(spec: AccumulatorSpec, components: Sequence[GivenComponent]) -> Mapping[str, str]:
+    """Returns where in a request, whose components are those of `spec`, each of them stands."""
+    if len(spec.components) == 1:
+        return {spec.components[0].field: "gradient[0]"}
+    fields = {component.name: component.field for component in spec.components}
+    return {fields[given.name]: f"gradient[{index}]" for index, given in enumerate(components)}
+
+
+def _values(spec: AccumulatorSpec, components: Sequence[GivenComponent], tensors: OpenedTensors) -> dict[str, Value]:
+    by_name = {component.name: component for component in spec.components}
+    values: dict[str, Value] = {}
+    for index, given in enumerate(components):
+        field = f"gradient[{index}]"
+        name = given.name
+        if not name and len(spec.components) == 1:
+            name = spec.components[0].name
+        if name not in by_name:
+            raise InvalidArgumentError(f"expected components {sorted(by_name)}, got {name!r}", field=f"{field}.name")
+        if name in values:
+            raise InvalidArgumentError(f"expected every component once, got {name!r} twice", field=f"{field}.name")
+        values[name] = _value(by_name[name], given.value, tensors, field)
+    missing = sorted(by_name.keys() - values.keys())
+    if missing:
+        raise InvalidArgumentError(f"expected every component, got none for {missing}", field="gradient")
+    return values
+
+
+def _value(component: ComponentSpec, given: GivenValue | None, tensors: OpenedTensors, field: str) -> Value:
+    is_sparse = component.layout is Layout.SPARSE
+    if given is None or isinstance(given, GivenSparse) is not is_sparse:
+        kind = "none" if given is None else "sparse" if isinstance(given, GivenSparse) else "dense"
+        expected = "sparse" if is_sparse else "dense"
+        raise InvalidArgumentError(
+            f"expected a {expected} value for component {component.name!r}, got {kind}", field=field
+        )
+    if isinstance(given, GivenDense):
+        dense: Array = tensors[f"{field}.dense"]
+        _check_values_dtype(component, tensors, dense, f"{field}.dense")
+        return dense
+    indices: Array = tensors[f"{field}.sparse.indices"]
+    values: Array = tensors[f"{field}.sparse.values"]
+    _check_dtype(indices, (np.dtype(np.int64), np.dtype(np.int32)), f"{field}.sparse.indices")
+    _check_values_dtype(component, tensors, values, f"{field}.sparse.values")
+    return SparseSlices(indices.astype(np.int64, copy=False), values, given.dense_shape)
+
+
+def _check_values_dtype(component: ComponentSpec, tensors: OpenedTensors, array: Array, path: str) -> None:
+    """Checks a dtype. What came inline was made for this component; a stored tensor may be converted to it."""
+    if not tensors.is_stored(path):
+        _check_dtype(array, (component.dtype,), path)
+    elif array.dtype.kind == "c":
+        raise InvalidArgumentError(
+            f"expected {component.dtype} or another real dtype, got {array.dtype}", field=f"{path}.dtype"
+        )
+
+
+def _check_dtype(array: Array, expected: tuple[np.dtype[np.generic], ...], path: str) -> None:
+    if array.dtype not in expected:
+        raise InvalidArgumentError(
+            f"expected dtype {' or '.join(map(str, expected))}, got {array.dtype}", field=f"{path}.dtype"
+        )
