@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import random
+from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -14,8 +16,9 @@ import gradserve
 import gradserve.aio
 from gradserve.v1 import tensor_messages_pb2
 from gradserve_server.errors import NotFoundError
+from gradserve_server.rpc.boundary.faults import Faults
 from gradserve_server.rpc.boundary.grpc_log import ClientFaults
-from gradserve_server.rpc.boundary.status import status_boundary
+from gradserve_server.rpc.boundary.handlers import make_handler
 from tests.servers.polling import eventually, eventually_async
 from tests.servers.process import ServerProcess
 from tests.servers.raw_calls import METHODS
@@ -197,6 +200,9 @@ async def test_who_leaves_in_a_download_leaves_no_trace(tmp_path: Path) -> None:
 class Gone:
     """The context of a call whose client has left."""
 
+    def time_remaining(self) -> None:
+        return None
+
     async def abort(self, *_: object) -> None:
         raise grpc.aio.InternalError('Failed "execute_batch"')
 
@@ -204,23 +210,42 @@ class Gone:
         raise grpc.aio.InternalError('Failed "execute_batch"')
 
 
+class Servicer:
+    """Raises an error where one response is expected, and answers a stream."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+
+    def __getattr__(self, method: str) -> Any:
+        return self._stream if METHODS[method].server_streaming else self._unary
+
+    async def _unary(self, request: Any, call: Any) -> Any:
+        assert self._error is not None
+        raise self._error
+
+    async def _stream(self, request: Any, call: Any) -> AsyncIterator[Any]:
+        yield b""
+
+
+def handler_of(method: str, servicer: Servicer) -> Any:
+    service: Any = METHODS[method].containing_service
+    details: Any = SimpleNamespace(method=path_of(method))
+    return make_handler(service, servicer, (Faults(),)).service(details)
+
+
 @pytest.mark.parametrize("error", [NotFoundError("no such handle"), ValueError("a fault")], ids=["expected", "fault"])
 async def test_an_error_that_nobody_waits_for(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    context: Any = Gone()
     with pytest.raises(asyncio.CancelledError):
-        async with status_boundary("some.Method", context):
-            raise error
+        await handler_of("GetServerInfo", Servicer(error)).unary_unary(b"", Gone())
     levels = [(record.levelname, record.exc_info is not None) for record in caplog.records]
     assert levels == [("DEBUG", False)] if isinstance(error, NotFoundError) else [("ERROR", True), ("DEBUG", False)]
 
 
 async def test_a_response_that_nobody_waits_for(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    context: Any = Gone()
     with pytest.raises(asyncio.CancelledError):
-        async with status_boundary("some.Method", context):
-            await context.write(b"")
+        await handler_of("GetTensors", Servicer()).unary_stream(b"", Gone())
     assert [(record.levelname, record.exc_info) for record in caplog.records] == [("DEBUG", None)]
 
 

@@ -17,6 +17,7 @@ from gradserve.transport.status import ERRORS, error_from_status
 from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
 from gradserve_server import errors as server_errors
 from gradserve_server.rpc.boundary.admission import Admission
+from gradserve_server.rpc.boundary.faults import Faults
 from gradserve_server.rpc.boundary.handlers import make_handler
 from gradserve_server.rpc.boundary.status import STATUS_CODES
 from gradserve_server.rpc.server import SERVICES
@@ -40,10 +41,10 @@ class RaisingServicer:
     def __getattr__(self, method: str) -> Any:
         return self._stream if method == "GetTensors" else self._unary
 
-    async def _unary(self, request: Any, context: Any) -> Any:
+    async def _unary(self, request: Any, call: Any) -> Any:
         raise self._error
 
-    async def _stream(self, request: Any, context: Any) -> AsyncIterator[Any]:
+    async def _stream(self, request: Any, call: Any) -> AsyncIterator[Any]:
         yield tensor_messages_pb2.GetTensorsResponse(chunk=b"first")
         raise self._error
 
@@ -52,8 +53,9 @@ class RaisingServicer:
 async def raising_server(error: BaseException, admission: Admission | None = None) -> AsyncIterator[str]:
     """Runs a server whose every method raises `error`; yields its address."""
     server = grpc.aio.server()
+    chain = (Faults(), admission or Admission())
     for service in SERVICES:
-        server.add_generic_rpc_handlers((make_handler(service, RaisingServicer(error), admission or Admission()),))
+        server.add_generic_rpc_handlers((make_handler(service, RaisingServicer(error), chain),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

@@ -18,6 +18,7 @@ from gradserve.transport.settings import ConnectionSettings, Keepalive, Reconnec
 from gradserve_server.cli import cli
 from gradserve_server.rpc import server as rpc_server
 from gradserve_server.rpc.accumulators import service as accumulator_service
+from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.timeouts import wait_timeout
 from gradserve_server.testing import LocalServer
 from tests.servers.connecting import connect_with, connect_with_aio
@@ -85,8 +86,8 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     """For how long the server lets each call wait, as they come; None for ever."""
     seen: list[float | None] = []
 
-    def record(request: Any, context: Any) -> float | None:
-        seen.append(wait_timeout(request, context))
+    def record(request: Any, call: Call) -> float | None:
+        seen.append(wait_timeout(request, call))
         return seen[-1]
 
     monkeypatch.setattr(accumulator_service, "wait_timeout", record)

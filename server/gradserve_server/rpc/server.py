@@ -22,11 +22,14 @@ from gradserve_server.config import LimitsConfig
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.boundary.admission import Admission
+from gradserve_server.rpc.boundary.faults import Faults
 from gradserve_server.rpc.boundary.grpc_log import quiet_client_faults
 from gradserve_server.rpc.boundary.handlers import make_handler
+from gradserve_server.rpc.boundary.malformed import RefuseMalformed
 from gradserve_server.rpc.gradient_ops.service import GradientOpsServicer
 from gradserve_server.rpc.health.service import HealthServicer
 from gradserve_server.rpc.leases.service import LeaseServicer
+from gradserve_server.rpc.listeners.arrivals import Arrivals
 from gradserve_server.rpc.listeners.endpoint import Endpoint, LastingEndpoint
 from gradserve_server.rpc.server_info.service import ServerServicer
 from gradserve_server.rpc.tensors.service import STREAM_CODECS, TensorServicer
@@ -70,6 +73,7 @@ class GrpcServer:
         limits: LimitsConfig,
     ) -> None:
         self._admission = Admission()
+        self._arrivals = Arrivals(self._admission)
         options = (
             ("grpc.max_receive_message_length", int(limits.max_message_bytes)),
             ("grpc.max_send_message_length", -1),
@@ -88,16 +92,16 @@ class GrpcServer:
         names = [descriptor.full_name for descriptor in SERVICES]
         self._health = HealthServicer(names)
         described = reflection.ReflectionServicer([*names, _HEALTH.full_name, _REFLECTION.full_name])
-        always = Admission()
+        chain = (Faults(), self._admission, RefuseMalformed())
         handlers = (
             *(
-                make_handler(descriptor, servicer, self._admission, STREAM_CODECS if servicer is tensors else None)
+                make_handler(descriptor, servicer, chain, STREAM_CODECS if servicer is tensors else None)
                 for descriptor, servicer in zip(SERVICES, servicers, strict=True)
             ),
-            make_handler(_HEALTH, self._health, always),
-            make_handler(_REFLECTION, described, self._admission),
+            make_handler(_HEALTH, self._health, (Faults(), RefuseMalformed())),
+            make_handler(_REFLECTION, described, chain),
         )
-        self._endpoint = LastingEndpoint(partial(Endpoint, handlers, (self._admission,), options))
+        self._endpoint = LastingEndpoint(partial(Endpoint, handlers, (self._arrivals,), options))
 
     def bind(self, addresses: Sequence[Address]) -> list[Address]:
         """Binds to addresses; returns them with the ports that were picked for port 0.
@@ -120,5 +124,5 @@ class GrpcServer:
     async def stop(self, grace: float) -> None:
         """Closes the ports, lets calls under way go on for `grace` seconds, then ends them with UNAVAILABLE."""
         end = time.monotonic() + grace
-        await self._admission.settle(self._endpoint.probe)
-        await self._endpoint.stop(max(end - time.monotonic(), 0), self._admission.refuse)
+        await self._arrivals.settle(self._endpoint.probe)
+        await self._endpoint.stop(max(end - time.monotonic(), 0), self._arrivals.refuse)

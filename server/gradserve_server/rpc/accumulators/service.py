@@ -21,9 +21,9 @@ from gradserve_server.rpc.accumulators.gradients import (
     encode_average,
     encode_info,
 )
+from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.lifetimes import decode_lifetime
 from gradserve_server.rpc.boundary.paging import page_of
-from gradserve_server.rpc.boundary.status import Context
 from gradserve_server.rpc.boundary.timeouts import wait_timeout
 from gradserve_server.rpc.tensors.messages import Placer
 from gradserve_server.tensors.opening import TensorOpener
@@ -38,7 +38,7 @@ class AccumulatorServicer:
         self._placer = placer
 
     async def CreateAccumulator(
-        self, request: messages_pb2.CreateAccumulatorRequest, context: Context
+        self, request: messages_pb2.CreateAccumulatorRequest, call: Call
     ) -> messages_pb2.CreateAccumulatorResponse:
         key = decode_key(request.accumulator)
         lifetime = decode_lifetime(request.lifetime)
@@ -46,7 +46,7 @@ class AccumulatorServicer:
         return messages_pb2.CreateAccumulatorResponse(info=encode_info(key, accumulator, lifetime), created=created)
 
     async def GetAccumulator(
-        self, request: messages_pb2.GetAccumulatorRequest, context: Context
+        self, request: messages_pb2.GetAccumulatorRequest, call: Call
     ) -> messages_pb2.GetAccumulatorResponse:
         key = decode_key(request.accumulator)
         with self._using(request.accumulator) as accumulator:
@@ -54,7 +54,7 @@ class AccumulatorServicer:
         return messages_pb2.GetAccumulatorResponse(info=info)
 
     async def ListAccumulators(
-        self, request: messages_pb2.ListAccumulatorsRequest, context: Context
+        self, request: messages_pb2.ListAccumulatorsRequest, call: Call
     ) -> messages_pb2.ListAccumulatorsResponse:
         page = page_of(request.page_size, request.page_token, default_size=100)
         found = self._registry.page(request.container or DEFAULT_CONTAINER, page.after, page.size + 1)
@@ -66,18 +66,18 @@ class AccumulatorServicer:
         )
 
     async def DeleteAccumulator(
-        self, request: messages_pb2.DeleteAccumulatorRequest, context: Context
+        self, request: messages_pb2.DeleteAccumulatorRequest, call: Call
     ) -> messages_pb2.DeleteAccumulatorResponse:
         deleted = self._registry.delete(decode_key(request.accumulator), request.accumulator.incarnation)
         return messages_pb2.DeleteAccumulatorResponse(deleted=deleted)
 
     async def ApplyGradient(
-        self, request: messages_pb2.ApplyGradientRequest, context: Context
+        self, request: messages_pb2.ApplyGradientRequest, call: Call
     ) -> messages_pb2.ApplyGradientResponse:
         with self._using(request.accumulator) as accumulator:
-            call, contribution, given = decode_gradient(request)
+            request_id, contribution, given = decode_gradient(request)
             opening = partial(open_gradient, self._opener, accumulator.spec, given)
-            applied, duplicate = await accumulator.apply(call, contribution, opening)
+            applied, duplicate = await accumulator.apply(request_id, contribution, opening)
             return messages_pb2.ApplyGradientResponse(
                 outcome=_outcome(applied),
                 duplicate=duplicate,
@@ -85,11 +85,11 @@ class AccumulatorServicer:
                 num_accumulated=applied.num_accumulated,
             )
 
-    async def TakeGradient(self, request: messages_pb2.TakeGradientRequest, context: Context) -> WithContents:
+    async def TakeGradient(self, request: messages_pb2.TakeGradientRequest, call: Call) -> WithContents:
         with self._using(request.accumulator) as accumulator:
             self._placer.check(request.placement)
             average, duplicate = await accumulator.take(
-                decode_take_id(request), request.num_required, wait_timeout(request, context)
+                decode_take_id(request), request.num_required, wait_timeout(request, call)
             )
             contents = Contents()
             response = messages_pb2.TakeGradientResponse(
@@ -97,25 +97,25 @@ class AccumulatorServicer:
             )
             return WithContents(response, contents)
 
-    async def ReadAverage(self, request: messages_pb2.ReadAverageRequest, context: Context) -> WithContents:
+    async def ReadAverage(self, request: messages_pb2.ReadAverageRequest, call: Call) -> WithContents:
         with self._using(request.accumulator) as accumulator:
             self._placer.check(request.placement)
             step = request.step if request.HasField("step") else None
-            average = await accumulator.read_average(step, wait_timeout(request, context))
+            average = await accumulator.read_average(step, wait_timeout(request, call))
             contents = Contents()
             response = messages_pb2.ReadAverageResponse(average=self._encode(average, request.placement, contents))
             return WithContents(response, contents)
 
-    async def PushPull(self, request: messages_pb2.PushPullRequest, context: Context) -> WithContents:
+    async def PushPull(self, request: messages_pb2.PushPullRequest, call: Call) -> WithContents:
         with self._using(request.accumulator) as accumulator:
             self._placer.check(request.placement)
-            call, contribution, given = decode_gradient(request)
+            request_id, contribution, given = decode_gradient(request)
             applied, average, duplicate = await accumulator.push_pull(
-                call,
+                request_id,
                 contribution,
                 partial(open_gradient, self._opener, accumulator.spec, given),
                 request.num_required,
-                wait_timeout(request, context),
+                wait_timeout(request, call),
                 one_per_worker=counts_one_per_worker(request),
             )
             stale = applied.outcome is Outcome.STALE
@@ -129,13 +129,13 @@ class AccumulatorServicer:
             return WithContents(response, contents)
 
     async def GetNumAccumulated(
-        self, request: messages_pb2.GetNumAccumulatedRequest, context: Context
+        self, request: messages_pb2.GetNumAccumulatedRequest, call: Call
     ) -> messages_pb2.GetNumAccumulatedResponse:
         with self._using(request.accumulator) as accumulator:
             return messages_pb2.GetNumAccumulatedResponse(num_accumulated=accumulator.num_accumulated)
 
     async def SetGlobalStep(
-        self, request: messages_pb2.SetGlobalStepRequest, context: Context
+        self, request: messages_pb2.SetGlobalStepRequest, call: Call
     ) -> messages_pb2.SetGlobalStepResponse:
         with self._using(request.accumulator) as accumulator:
             await accumulator.set_global_step(request.global_step)

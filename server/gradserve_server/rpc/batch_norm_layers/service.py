@@ -32,9 +32,9 @@ from gradserve_server.rpc.batch_norm_layers.messages import (
     encode_info,
     open_variables,
 )
+from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.lifetimes import decode_lifetime
 from gradserve_server.rpc.boundary.paging import page_of
-from gradserve_server.rpc.boundary.status import Context
 from gradserve_server.rpc.gradient_ops.calls import decode_inputs
 from gradserve_server.rpc.tensors.messages import MAX_COMPONENTS, Placer, check_count, decode_duration
 from gradserve_server.tensors.opening import TensorOpener
@@ -60,7 +60,7 @@ class BatchNormLayerServicer:
         self._placer = placer
 
     async def CreateBatchNormLayer(
-        self, request: messages_pb2.CreateBatchNormLayerRequest, context: Context
+        self, request: messages_pb2.CreateBatchNormLayerRequest, call: Call
     ) -> messages_pb2.CreateBatchNormLayerResponse:
         key, reuse = decode_key(request.layer), decode_reuse(request.reuse)
         lifetime = decode_lifetime(request.lifetime)
@@ -74,7 +74,7 @@ class BatchNormLayerServicer:
         return messages_pb2.CreateBatchNormLayerResponse(info=encode_info(key, layer, lifetime), created=created)
 
     async def DescribeBatchNormLayer(
-        self, request: messages_pb2.DescribeBatchNormLayerRequest, context: Context
+        self, request: messages_pb2.DescribeBatchNormLayerRequest, call: Call
     ) -> messages_pb2.DescribeBatchNormLayerResponse:
         key = decode_key(request.layer)
         with self._using(request.layer) as layer:
@@ -82,7 +82,7 @@ class BatchNormLayerServicer:
         return messages_pb2.DescribeBatchNormLayerResponse(info=info)
 
     async def ListBatchNormLayers(
-        self, request: messages_pb2.ListBatchNormLayersRequest, context: Context
+        self, request: messages_pb2.ListBatchNormLayersRequest, call: Call
     ) -> messages_pb2.ListBatchNormLayersResponse:
         page = page_of(request.page_size, request.page_token, default_size=100)
         found = self._registry.page(
@@ -98,16 +98,16 @@ class BatchNormLayerServicer:
         )
 
     async def DeleteBatchNormLayer(
-        self, request: messages_pb2.DeleteBatchNormLayerRequest, context: Context
+        self, request: messages_pb2.DeleteBatchNormLayerRequest, call: Call
     ) -> messages_pb2.DeleteBatchNormLayerResponse:
         deleted = self._registry.delete(decode_key(request.layer), request.layer.incarnation)
         return messages_pb2.DeleteBatchNormLayerResponse(deleted=deleted)
 
-    async def BatchNormForward(self, request: messages_pb2.BatchNormForwardRequest, context: Context) -> WithContents:
+    async def BatchNormForward(self, request: messages_pb2.BatchNormForwardRequest, call: Call) -> WithContents:
         with self._using(request.layer) as layer:
             self._placer.check(request.placement)
             check_count(request.released_forward_ids, MAX_COMPONENTS, "forwards", "released_forward_ids")
-            call = ForwardCall(
+            forward = ForwardCall(
                 is_training=request.is_training if request.HasField("is_training") else True,
                 forward_id=request.forward_id,
                 keep_for_backward=request.keep_for_backward if request.HasField("keep_for_backward") else None,
@@ -120,7 +120,7 @@ class BatchNormLayerServicer:
                 # What is kept of the forward refers to its inputs too.
                 opened.tensors.share()
                 with self._delivery(request.placement, contents, keep=keep, shared=True) as delivery:
-                    result = await layer.forward(opened.inputs, call, on_host=not keep, deliver=delivery.add)
+                    result = await layer.forward(opened.inputs, forward, on_host=not keep, deliver=delivery.add)
                 opened.tensors.relocate(result.moved)
             (outputs,) = delivery.tensors
             drawn_scale, drawn_bias = (None, None) if result.drawn is None else map(contents.tensor, result.drawn)
@@ -136,16 +136,16 @@ class BatchNormLayerServicer:
             )
             return WithContents(response, contents)
 
-    async def BatchNormBackward(self, request: messages_pb2.BatchNormBackwardRequest, context: Context) -> WithContents:
+    async def BatchNormBackward(self, request: messages_pb2.BatchNormBackwardRequest, call: Call) -> WithContents:
         with self._using(request.layer) as layer:
             self._placer.check(request.placement)
             contents = Contents()
             with open_inputs(self._opener, decode_inputs(request, _OutputsGradient), _OutputsGradient) as opened:
-                call = layer.check_backward(request.forward_id, opened.inputs.outputs_gradient)
-                keep = self._placer.keeps(call.checked.output_bytes, request.placement)
+                backward = layer.check_backward(request.forward_id, opened.inputs.outputs_gradient)
+                keep = self._placer.keeps(backward.checked.output_bytes, request.placement)
                 with self._delivery(request.placement, contents, keep=keep, shared=False) as delivery:
                     computed = await layer.backward(
-                        call,
+                        backward,
                         retain=request.retain_forward,
                         on_host=not keep,
                         deliver=lambda gradients: delivery.add(*arrays_of(gradients).values()),
@@ -156,7 +156,7 @@ class BatchNormLayerServicer:
             return WithContents(response, contents)
 
     async def ReleaseBatchNormForwards(
-        self, request: messages_pb2.ReleaseBatchNormForwardsRequest, context: Context
+        self, request: messages_pb2.ReleaseBatchNormForwardsRequest, call: Call
     ) -> messages_pb2.ReleaseBatchNormForwardsResponse:
         with self._using(request.layer) as layer:
             check_count(request.forward_ids, MAX_COMPONENTS, "forwards", "forward_ids")
@@ -165,7 +165,7 @@ class BatchNormLayerServicer:
             )
 
     async def RunBatchNormUpdates(
-        self, request: messages_pb2.RunBatchNormUpdatesRequest, context: Context
+        self, request: messages_pb2.RunBatchNormUpdatesRequest, call: Call
     ) -> messages_pb2.RunBatchNormUpdatesResponse:
         check_count(request.forward_ids, MAX_COMPONENTS, "forwards", "forward_ids")
         if request.WhichOneof("target") == "collection":
@@ -182,7 +182,7 @@ class BatchNormLayerServicer:
         return messages_pb2.RunBatchNormUpdatesResponse(num_run=count)
 
     async def GetBatchNormVariables(
-        self, request: messages_pb2.GetBatchNormVariablesRequest, context: Context
+        self, request: messages_pb2.GetBatchNormVariablesRequest, call: Call
     ) -> WithContents:
         with self._using(request.layer) as layer:
             self._placer.check(request.placement)
@@ -203,7 +203,7 @@ class BatchNormLayerServicer:
             return WithContents(response, contents)
 
     async def SetBatchNormVariables(
-        self, request: messages_pb2.SetBatchNormVariablesRequest, context: Context
+        self, request: messages_pb2.SetBatchNormVariablesRequest, call: Call
     ) -> messages_pb2.SetBatchNormVariablesResponse:
         with (
             self._using(request.layer) as layer,

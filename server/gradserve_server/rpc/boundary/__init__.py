@@ -1,1 +1,1 @@
-"""The boundary around every call: admission, timeouts, errors and statuses."""
+"""The boundary around every call: a chain of interceptors, and gRPC on its far side."""

@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable
 from functools import partial
 from typing import Any, NoReturn
 
@@ -45,33 +44,30 @@ Trailers = tuple[tuple[str, str | bytes], ...]
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-@asynccontextmanager
-async def status_boundary(method: str, context: Context) -> AsyncIterator[None]:
-    """Turns what is raised inside into the status of the call."""
-    try:
-        yield
-    except ServiceError as error:
-        if isinstance(error, InternalError):
-            _log.exception("%s failed", method)
-        await _abort(context, error)
-    except MemoryError:
-        _log.exception("%s ran out of memory", method)
-        await _abort(context, ResourceExhaustedError("the server has no memory left for this call"))
-    except grpc.aio.AbortError:
-        raise
-    except grpc.aio.InternalError:
-        # Nothing can be sent any more.
-        _log.debug("the client of %s left while it was answered", method)
-        raise asyncio.CancelledError from None
-    except Exception:
-        _log.exception("%s failed", method)
-        await _end(context, grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
-
-
-async def _abort(context: Context, error: ServiceError) -> None:
+async def end_with(error: ServiceError, context: Context) -> NoReturn:
+    """Ends a call with the status of an error."""
     message = _cut(error.message)
     code = STATUS_CODES[type(error)]
-    await _end(context, code, message, _details(code, message, error.field))
+    aborting: Awaitable[NoReturn] = context.abort(code, message, _details(code, message, error.field))
+    try:
+        await aborting
+    except grpc.aio.AbortError as aborted:
+        task = asyncio.current_task()
+        assert task is not None
+        task.add_done_callback(partial(_release_frames, aborted))
+        raise
+    except grpc.aio.InternalError:
+        _log.debug("a client left before it learned of %s: %s", code.name, message)
+        raise asyncio.CancelledError from None
+
+
+async def write(response: Any, method: str, context: Context) -> None:
+    """Sends a response of a stream. Where nothing can be sent any more, the call is cancelled."""
+    try:
+        await context.write(response)
+    except grpc.aio.InternalError:
+        _log.debug("the client of %s left while it was answered", method)
+        raise asyncio.CancelledError from None
 
 
 def _cut(message: str) -> str:
@@ -83,20 +79,6 @@ def _cut(message: str) -> str:
         if num_bytes > _MAX_MESSAGE_BYTES:
             return message[:index] + " ..."
     return message
-
-
-async def _end(context: Context, code: grpc.StatusCode, message: str, trailers: Trailers = ()) -> None:
-    aborting: Awaitable[NoReturn] = context.abort(code, message, trailers)
-    try:
-        await aborting
-    except grpc.aio.AbortError as aborted:
-        task = asyncio.current_task()
-        assert task is not None
-        task.add_done_callback(partial(_release_frames, aborted))
-        raise
-    except grpc.aio.InternalError:
-        _log.debug("a client left before it learned of %s: %s", code.name, message)
-        raise asyncio.CancelledError from None
 
 
 def _release_frames(aborted: grpc.aio.AbortError, _done: object) -> None:

@@ -1,15 +1,15 @@
 """How long a call may wait."""
 
-from typing import Any, cast
+from typing import Any
 
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.rpc.boundary.status import Context
+from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.tensors.messages import decode_duration
 
 _MAX_MARGIN_SECONDS = 0.2
 
 
-def wait_timeout(request: Any, context: Context) -> float | None:
+def wait_timeout(request: Any, call: Call) -> float | None:
     """Returns for how many seconds a call may wait, None for ever.
 
     The request's own `timeout`, and a little less than the deadline of the call: an answer that is under way when
@@ -21,8 +21,7 @@ def wait_timeout(request: Any, context: Context) -> float | None:
     timeout = decode_duration(request, "timeout")
     if timeout is not None and timeout < 0:
         raise InvalidArgumentError(f"expected a timeout of at least 0, got {timeout:g} s", field="timeout")
-    # The stubs forget that a call may have no deadline.
-    remaining = cast("float | None", context.time_remaining())
+    remaining = call.time_left()
     if remaining is None:
         return timeout
     within = max(remaining - min(_MAX_MARGIN_SECONDS, remaining / 10), 0.0)

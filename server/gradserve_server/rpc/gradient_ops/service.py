@@ -19,7 +19,7 @@ from gradserve_server.ops.gru.declaration import GRU_BLOCK_CELL, GRU_BLOCK_CELL_
 from gradserve_server.ops.inputs import open_inputs
 from gradserve_server.ops.operation import Op
 from gradserve_server.ops.runner import OpRunner, arrays_of, check_call
-from gradserve_server.rpc.boundary.status import Context
+from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.gradient_ops.calls import decode_attributes, decode_inputs, encode_response
 from gradserve_server.rpc.tensors.messages import Placer
 from gradserve_server.tensors.opening import TensorOpener
@@ -33,39 +33,35 @@ class GradientOpsServicer:
         self._opener = opener
         self._placer = placer
 
-    async def FusedBatchNorm(self, request: batch_norm_pb2.FusedBatchNormRequest, context: Context) -> WithContents:
+    async def FusedBatchNorm(self, request: batch_norm_pb2.FusedBatchNormRequest, call: Call) -> WithContents:
         return await self._run(FUSED_BATCH_NORM, request, batch_norm_pb2.FusedBatchNormResponse)
 
-    async def FusedBatchNormGrad(
-        self, request: batch_norm_pb2.FusedBatchNormGradRequest, context: Context
-    ) -> WithContents:
+    async def FusedBatchNormGrad(self, request: batch_norm_pb2.FusedBatchNormGradRequest, call: Call) -> WithContents:
         return await self._run(FUSED_BATCH_NORM_GRAD, request, batch_norm_pb2.FusedBatchNormGradResponse)
 
-    async def GRUBlockCell(self, request: gru_pb2.GRUBlockCellRequest, context: Context) -> WithContents:
+    async def GRUBlockCell(self, request: gru_pb2.GRUBlockCellRequest, call: Call) -> WithContents:
         return await self._run(GRU_BLOCK_CELL, request, gru_pb2.GRUBlockCellResponse)
 
-    async def GRUBlockCellGrad(self, request: gru_pb2.GRUBlockCellGradRequest, context: Context) -> WithContents:
+    async def GRUBlockCellGrad(self, request: gru_pb2.GRUBlockCellGradRequest, call: Call) -> WithContents:
         return await self._run(GRU_BLOCK_CELL_GRAD, request, gru_pb2.GRUBlockCellGradResponse)
 
-    async def CudnnRNN(self, request: cudnn_rnn_pb2.CudnnRNNRequest, context: Context) -> WithContents:
+    async def CudnnRNN(self, request: cudnn_rnn_pb2.CudnnRNNRequest, call: Call) -> WithContents:
         return await self._run(CUDNN_RNN, request, cudnn_rnn_pb2.CudnnRNNResponse)
 
-    async def CudnnRNNBackprop(self, request: cudnn_rnn_pb2.CudnnRNNBackpropRequest, context: Context) -> WithContents:
+    async def CudnnRNNBackprop(self, request: cudnn_rnn_pb2.CudnnRNNBackpropRequest, call: Call) -> WithContents:
         return await self._run(CUDNN_RNN_BACKPROP, request, cudnn_rnn_pb2.CudnnRNNBackpropResponse)
 
-    async def CudnnRNNParamsSize(
-        self, request: cudnn_rnn_pb2.CudnnRNNParamsSizeRequest, context: Context
-    ) -> WithContents:
+    async def CudnnRNNParamsSize(self, request: cudnn_rnn_pb2.CudnnRNNParamsSizeRequest, call: Call) -> WithContents:
         return await self._run(CUDNN_RNN_PARAMS_SIZE, request, cudnn_rnn_pb2.CudnnRNNParamsSizeResponse)
 
     async def CudnnRNNCanonicalToParams(
-        self, request: cudnn_rnn_pb2.CudnnRNNCanonicalToParamsRequest, context: Context
+        self, request: cudnn_rnn_pb2.CudnnRNNCanonicalToParamsRequest, call: Call
     ) -> WithContents:
         response = cudnn_rnn_pb2.CudnnRNNCanonicalToParamsResponse
         return await self._run(CUDNN_RNN_CANONICAL_TO_PARAMS, request, response)
 
     async def CudnnRNNParamsToCanonical(
-        self, request: cudnn_rnn_pb2.CudnnRNNParamsToCanonicalRequest, context: Context
+        self, request: cudnn_rnn_pb2.CudnnRNNParamsToCanonicalRequest, call: Call
     ) -> WithContents:
         response = cudnn_rnn_pb2.CudnnRNNParamsToCanonicalResponse
         return await self._run(CUDNN_RNN_PARAMS_TO_CANONICAL, request, response)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gradserve_server.errors import NotFoundError
-from gradserve_server.rpc.boundary.status import Context
+from gradserve_server.rpc.boundary.call import Call
 
 _Response = health_pb2.HealthCheckResponse
 
@@ -27,12 +27,12 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         """Answers NOT_SERVING from now on, also to those who watch, and ends their streams."""
         self._draining.set()
 
-    async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> _Response:
+    async def Check(self, request: health_pb2.HealthCheckRequest, call: Call) -> _Response:
         if request.service not in self._names:
             raise NotFoundError(f"no service {request.service!r}", field="service")
         return _response(serving=not self._draining.is_set())
 
-    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> AsyncIterator[_Response]:
+    async def Watch(self, request: health_pb2.HealthCheckRequest, call: Call) -> AsyncIterator[_Response]:
         if request.service not in self._names:
             yield _Response(status=_Response.SERVICE_UNKNOWN)
             await self._draining.wait()

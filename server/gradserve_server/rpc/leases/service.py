@@ -2,7 +2,7 @@
 
 from gradserve.v1 import lease_messages_pb2 as messages_pb2
 from gradserve_server.leases.clients import ClientLeases
-from gradserve_server.rpc.boundary.status import Context
+from gradserve_server.rpc.boundary.call import Call
 
 
 class LeaseServicer:
@@ -12,11 +12,11 @@ class LeaseServicer:
         self._clients = clients
 
     async def HoldClientLease(
-        self, request: messages_pb2.HoldClientLeaseRequest, context: Context
+        self, request: messages_pb2.HoldClientLeaseRequest, call: Call
     ) -> messages_pb2.HoldClientLeaseResponse:
         return messages_pb2.HoldClientLeaseResponse(replaced=await self._clients.hold(request.client_id))
 
     async def EndClientLease(
-        self, request: messages_pb2.EndClientLeaseRequest, context: Context
+        self, request: messages_pb2.EndClientLeaseRequest, call: Call
     ) -> messages_pb2.EndClientLeaseResponse:
         return messages_pb2.EndClientLeaseResponse(num_deleted=await self._clients.end(request.client_id))

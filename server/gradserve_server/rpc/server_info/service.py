@@ -7,7 +7,7 @@ from gradserve.v1 import server_messages_pb2 as messages_pb2
 from gradserve.wire.durations import encode_duration
 from gradserve_server.config import LeaseConfig, LimitsConfig
 from gradserve_server.devices.inventory import DeviceDescription
-from gradserve_server.rpc.boundary.status import Context
+from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.tensors.quotas import Quota
 
 
@@ -67,7 +67,7 @@ class ServerServicer:
         self._uptime = uptime
 
     async def GetServerInfo(
-        self, request: messages_pb2.GetServerInfoRequest, context: Context
+        self, request: messages_pb2.GetServerInfoRequest, call: Call
     ) -> messages_pb2.GetServerInfoResponse:
         return messages_pb2.GetServerInfoResponse(
             version=self._version,

@@ -9,9 +9,9 @@ from gradserve.wire.chunks import Chunk, PartDecoder, cut, encode_part
 from gradserve.wire.durations import encode_duration
 from gradserve.wire.payload import Assembly, PayloadError, buffer_of
 from gradserve_server.errors import DeadlineExceededError, InvalidArgumentError, request_fields
-from gradserve_server.rpc.boundary.handlers import Codec
+from gradserve_server.rpc.boundary.call import Call
+from gradserve_server.rpc.boundary.codec import Codec
 from gradserve_server.rpc.boundary.paging import page_of
-from gradserve_server.rpc.boundary.status import Context
 from gradserve_server.rpc.tensors.messages import (
     MAX_STREAM_TENSORS,
     check_count,
@@ -41,7 +41,7 @@ class TensorServicer:
         self._stream_idle_seconds = stream_idle_seconds
 
     async def PutTensors(
-        self, requests: AsyncIterator[messages_pb2.PutTensorsRequest | memoryview], context: Context
+        self, requests: AsyncIterator[messages_pb2.PutTensorsRequest | memoryview], call: Call
     ) -> messages_pb2.PutTensorsResponse:
         loop = asyncio.get_running_loop()
         idle = self._stream_idle_seconds
@@ -72,7 +72,7 @@ class TensorServicer:
         )
 
     async def GetTensors(
-        self, request: messages_pb2.GetTensorsRequest, context: Context
+        self, request: messages_pb2.GetTensorsRequest, call: Call
     ) -> AsyncIterator[messages_pb2.GetTensorsResponse | Chunk]:
         if not request.handles:
             raise InvalidArgumentError("expected at least one handle, got none", field="handles")
@@ -85,12 +85,12 @@ class TensorServicer:
                 yield chunk
 
     async def DeleteTensors(
-        self, request: messages_pb2.DeleteTensorsRequest, context: Context
+        self, request: messages_pb2.DeleteTensorsRequest, call: Call
     ) -> messages_pb2.DeleteTensorsResponse:
         return messages_pb2.DeleteTensorsResponse(num_deleted=self._store.delete(request.handles))
 
     async def ListTensors(
-        self, request: messages_pb2.ListTensorsRequest, context: Context
+        self, request: messages_pb2.ListTensorsRequest, call: Call
     ) -> messages_pb2.ListTensorsResponse:
         page = page_of(request.page_size, request.page_token, default_size=1000)
         if page.after and not _SERIAL.fullmatch(page.after):

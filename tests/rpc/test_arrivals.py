@@ -11,8 +11,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gradserve.v1 import server_messages_pb2, server_service_pb2_grpc
 from gradserve_server.rpc.boundary.admission import Admission
+from gradserve_server.rpc.boundary.faults import Faults
 from gradserve_server.rpc.boundary.handlers import make_handler
 from gradserve_server.rpc.health.service import HealthServicer
+from gradserve_server.rpc.listeners.arrivals import Arrivals
 from gradserve_server.rpc.server import SERVICES
 from tests.servers.polling import PATIENCE_SECONDS
 
@@ -23,15 +25,16 @@ class AnsweringServicer:
     def __getattr__(self, method: str) -> Any:
         return self._answer
 
-    async def _answer(self, request: Any, context: Any) -> Any:
+    async def _answer(self, request: Any, call: Any) -> Any:
         return server_messages_pb2.GetServerInfoResponse(version="answered")
 
 
 class Served:
     """A server behind an admission, and a client of it."""
 
-    def __init__(self, admission: Admission, channel: grpc.aio.Channel) -> None:
+    def __init__(self, admission: Admission, arrivals: Arrivals, channel: grpc.aio.Channel) -> None:
         self.admission = admission
+        self.arrivals = arrivals
         self._info: Any = server_service_pb2_grpc.ServerServiceStub(channel)
         self._health: Any = health_pb2_grpc.HealthStub(channel)
 
@@ -49,13 +52,15 @@ class Served:
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
     admission = Admission()
-    server = grpc.aio.server(interceptors=(admission,))
-    server.add_generic_rpc_handlers([make_handler(each, AnsweringServicer(), admission) for each in SERVICES])
+    arrivals = Arrivals(admission)
+    server = grpc.aio.server(interceptors=(arrivals,))
+    chain = (Faults(), admission)
+    server.add_generic_rpc_handlers([make_handler(each, AnsweringServicer(), chain) for each in SERVICES])
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer([]), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=(("grpc.enable_retries", 0),)) as channel:
-        yield Served(admission, channel)
+        yield Served(admission, arrivals, channel)
     await server.stop(None)
 
 
@@ -91,9 +96,9 @@ async def test_calls_are_kept_until_clients_were_told_and_health_is_not(served: 
     early = [served.call() for _ in range(3)]
     # An answer on the same connection: by now the calls before it have arrived.
     assert await served.health() == health_pb2.HealthCheckResponse.SERVING
-    await served.admission.settle(served.probe)
+    await served.arrivals.settle(served.probe)
     assert not any(call.done() for call in early)
-    served.admission.refuse()
+    served.arrivals.refuse()
     for call in (*early, served.call()):
         await refused(call)
 
@@ -105,24 +110,24 @@ async def test_a_kept_call_can_be_given_up(served: Served) -> None:
     given_up.cancel()
     with pytest.raises(asyncio.CancelledError):
         await given_up
-    served.admission.refuse()
+    served.arrivals.refuse()
     await refused(kept)
 
 
 async def test_a_server_that_nobody_calls_settles_at_once(served: Served) -> None:
-    settling = asyncio.ensure_future(served.admission.settle(served.probe))
+    settling = asyncio.ensure_future(served.arrivals.settle(served.probe))
     await asyncio.sleep(0)
     assert settling.done()
 
 
 async def test_calls_that_keep_coming_do_not_hold_up_the_stop(served: Served) -> None:
     async with arriving(served):
-        await asyncio.wait_for(served.admission.settle(served.probe), PATIENCE_SECONDS)
+        await asyncio.wait_for(served.arrivals.settle(served.probe), PATIENCE_SECONDS)
 
 
 async def test_a_call_that_just_came_is_followed_by_a_quiet_moment(served: Served) -> None:
     await served.health()
-    settling = asyncio.ensure_future(served.admission.settle(served.probe))
+    settling = asyncio.ensure_future(served.arrivals.settle(served.probe))
     await asyncio.sleep(0)
     assert not settling.done()
     await asyncio.wait_for(settling, PATIENCE_SECONDS)
@@ -138,7 +143,7 @@ async def test_calls_that_came_before_the_end_are_taken(served: Served) -> None:
         kept.extend(served.call() for _ in range(50))
         await served.health()
 
-    await served.admission.settle(probe)
-    served.admission.refuse()
+    await served.arrivals.settle(probe)
+    served.arrivals.refuse()
     for call in kept:
         await refused(call)

@@ -1,0 +1,40 @@
+"""Errors that are no answer."""
+
+import logging
+from typing import Any
+
+from google.protobuf.descriptor import MethodDescriptor
+
+from gradserve_server.errors import InternalError, ResourceExhaustedError, ServiceError
+from gradserve_server.rpc.boundary.call import Call
+from gradserve_server.rpc.boundary.chain import Handle
+
+_log = logging.getLogger(__name__)
+
+
+class Faults:
+    """Turns whatever is raised into a ServiceError, and logs what is a fault of the server's.
+
+    Clients learn nothing of an unexpected error but that there was one.
+    """
+
+    def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
+        """Returns a handle that raises nothing but ServiceError."""
+        name = method.full_name
+
+        async def told(request: Any, call: Call) -> Any:
+            try:
+                return await handle(request, call)
+            except InternalError:
+                _log.exception("%s failed", name)
+                raise
+            except ServiceError:
+                raise
+            except MemoryError:
+                _log.exception("%s ran out of memory", name)
+                raise ResourceExhaustedError("the server has no memory left for this call") from None
+            except Exception:
+                _log.exception("%s failed", name)
+                raise InternalError("internal error; the server's log has the details") from None
+
+        return told

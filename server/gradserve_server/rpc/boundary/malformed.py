@@ -1,0 +1,58 @@
+"""Messages that are not valid protobuf."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import DecodeError
+
+from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.rpc.boundary.call import Call
+from gradserve_server.rpc.boundary.chain import Handle
+
+Decode = Callable[[bytes], Any]
+
+
+@dataclass(frozen=True)
+class MalformedMessage:
+    """What stands for a message that could not be decoded, and why."""
+
+    reason: str
+
+
+def tolerant(decode: Decode) -> Decode:
+    """Makes a malformed message a value: raised while gRPC decodes, an error would reach the client as UNKNOWN."""
+
+    def decode_or_say_why(message: bytes) -> Any:
+        try:
+            return decode(message)
+        except DecodeError as error:
+            return MalformedMessage(str(error))
+
+    return decode_or_say_why
+
+
+class RefuseMalformed:
+    """Answers malformed messages with InvalidArgumentError."""
+
+    def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
+        """Returns a handle that passes on what is well formed."""
+        if method.client_streaming:
+            return lambda requests, call: handle(_checked_all(requests), call)
+
+        def checked(request: Any, call: Call) -> Any:
+            return handle(_checked(request), call)
+
+        return checked
+
+
+def _checked(request: Any) -> Any:
+    if isinstance(request, MalformedMessage):
+        raise InvalidArgumentError(f"the message is not valid protobuf of the expected type: {request.reason}")
+    return request
+
+
+async def _checked_all(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _checked(request)
