@@ -102,7 +102,11 @@ def test_every_exception_is_public() -> None:
 @pytest.mark.parametrize("tree", [client_errors, server_errors], ids=["client", "server"])
 def test_the_drawn_tree_is_complete(tree: Any) -> None:
     assert tree.__doc__ is not None
-    defined = {name for name, value in vars(tree).items() if isinstance(value, type)}
+    defined = {
+        name
+        for name, value in vars(tree).items()
+        if getattr(value, "__module__", "") == tree.__name__ and isinstance(value, type)
+    }
     drawn = {word for word in tree.__doc__.replace("(", " ").split() if word in defined}
     assert drawn == defined
 
