@@ -49,7 +49,7 @@ class Client(BlockingFace[ClientCalls]):
         with BriefErrors():
             place = Address.to_connect(address)
             settings = ConnectionSettings(TimeLimits(check_timeout(timeout)))
-            transport = GrpcTransport(place, settings)
+            transport = GrpcTransport((place,), settings)
         self._begin(transport, str(place), settings.times)
 
     @classmethod

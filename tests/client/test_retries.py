@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.calls.exchange import Background, Download, Exchange, Operation, Pause, Unary, Upload
-from gradserve.calls.retries import Attempt, RetryPolicy, with_retries
+from gradserve.calls.exchange import Background, Download, Exchange, Operation, Pause, Together, Unary, Upload
+from gradserve.calls.retries import RetryPolicy, Step, with_retries
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.errors import GradserveError, NotFoundError, UnavailableError
 from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
@@ -54,8 +54,8 @@ class Server:
         except StopIteration as stop:
             return stop.value
 
-    def _meet(self, step: Attempt | Pause | Background) -> Any:
-        assert not isinstance(step, Background)
+    def _meet(self, step: Step) -> Any:
+        assert not isinstance(step, Background | Together)
         if isinstance(step, Pause):
             self.pauses.append(step.seconds)
             self._now += step.seconds

@@ -17,12 +17,12 @@ NO_RETRIES = RetryPolicy(pauses=())
 
 
 def connect_with(address: str, settings: ConnectionSettings) -> gradserve.Client:
-    transport = GrpcTransport(Address.to_connect(address), settings)
+    transport = GrpcTransport((Address.to_connect(address),), settings)
     return gradserve.Client._over(transport, address, settings.times)
 
 
 def connect_with_aio(address: str, settings: ConnectionSettings) -> gradserve.aio.Client:
-    transport = AsyncGrpcTransport(Address.to_connect(address), settings)
+    transport = AsyncGrpcTransport((Address.to_connect(address),), settings)
     return gradserve.aio.Client._over(transport, address, settings.times)
 
 

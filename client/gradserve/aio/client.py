@@ -49,7 +49,7 @@ class Client(AsyncFace[ClientCalls]):
         with BriefErrors():
             place = Address.to_connect(address)
             settings = ConnectionSettings(TimeLimits(check_timeout(timeout)))
-            transport = AsyncGrpcTransport(place, settings)
+            transport = AsyncGrpcTransport((place,), settings)
         self._begin(transport, str(place), settings.times)
 
     @classmethod

@@ -32,6 +32,7 @@ class Unary:
         request: The request.
         wait: For how many seconds the server may wait on purpose, math.inf for ever. 0: the client's timeout applies.
         at_most: How many seconds it may take, whatever the client's timeout.
+        target: Which server it is with, by its place among those of the transport.
     """
 
     service: str
@@ -39,6 +40,7 @@ class Unary:
     request: Message | WithContents
     wait: float = 0.0
     at_most: float = math.inf
+    target: int = 0
 
     def time_limit(self, times: TimeLimits) -> float:
         """Returns how many seconds it may take."""
@@ -47,10 +49,17 @@ class Unary:
 
 @dataclass(frozen=True)
 class Upload:
-    """A PutTensors stream. Answered by the response."""
+    """A PutTensors stream. Answered by the response.
+
+    Attributes:
+        header: What comes before the payload.
+        arrays: The payload.
+        target: Which server it is with, by its place among those of the transport.
+    """
 
     header: tensor_messages_pb2.PutTensorsHeader
     arrays: tuple[Array, ...]
+    target: int = 0
 
     def time_limit(self, times: TimeLimits) -> float:
         """Returns how many seconds it may take."""
@@ -59,10 +68,17 @@ class Upload:
 
 @dataclass(frozen=True)
 class Download:
-    """A GetTensors stream. Answered by a list of new arrays."""
+    """A GetTensors stream. Answered by a list of new arrays.
+
+    Attributes:
+        request: What is read.
+        num_bytes: The size of the payload.
+        target: Which server it is with, by its place among those of the transport.
+    """
 
     request: tensor_messages_pb2.GetTensorsRequest
     num_bytes: int
+    target: int = 0
 
     def time_limit(self, times: TimeLimits) -> float:
         """Returns how many seconds it may take."""
@@ -86,7 +102,14 @@ class Background:
     begin: Callable[[], "Operation[None]"]
 
 
-Exchange: TypeAlias = Unary | Upload | Download | Pause | Background
+@dataclass(frozen=True)
+class Together:
+    """Operations to be carried out at the same time: see `gradserve.calls.together`. Answered by their results."""
+
+    operations: "tuple[Operation[Any], ...]"
+
+
+Exchange: TypeAlias = Unary | Upload | Download | Pause | Background | Together
 Operation: TypeAlias = Generator[Exchange, Any, T]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from gradserve.calls.exchange import Background, Download, Exchange, Operation, Pause, Unary, Upload
+from gradserve.calls.exchange import Background, Download, Exchange, Operation, Pause, Together, Unary, Upload
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.errors import GradserveError, UnavailableError
 
@@ -39,7 +39,8 @@ class Attempt(NamedTuple):
     timeout: float | None
 
 
-Attempts: TypeAlias = Generator[Attempt | Pause | Background, Any, T]
+Step: TypeAlias = Attempt | Pause | Background | Together
+Attempts: TypeAlias = Generator[Step, Any, T]
 
 
 def with_retries(
@@ -80,7 +81,7 @@ def with_retries(
 
 
 def _attempts(exchange: Exchange, times: TimeLimits, policy: RetryPolicy, clock: Callable[[], float]) -> Attempts[Any]:
-    if isinstance(exchange, Pause | Background):
+    if isinstance(exchange, Pause | Background | Together):
         return (yield exchange)
     left = exchange.time_limit(times)
     end = clock() + left

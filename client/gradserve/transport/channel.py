@@ -30,8 +30,8 @@ class Channel:
         channel = open_channel(address.target, options=(*channel_options(settings), *self._route.options))
         put, get = methods.PUT_TENSORS, methods.GET_TENSORS
         self.close: Callable[[], Any] = channel.close
-        self.put: Callable[..., Any] = channel.stream_unary(put.path, put.encode, put.decode)
-        self.get: Callable[..., Any] = channel.unary_stream(get.path, get.encode, get.decode)
+        self.put: Any = channel.stream_unary(put.path, put.encode, put.decode)
+        self.get: Any = channel.unary_stream(get.path, get.encode, get.decode)
         self.unary = functools.cache(functools.partial(_make_unary, channel))
 
     def failure(self, error: Any, *, is_closed: bool) -> GradserveError:

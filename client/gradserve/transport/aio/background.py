@@ -10,8 +10,8 @@ from typing import Any
 
 import grpc
 
-from gradserve.calls.exchange import Background, Operation, Pause, Unary
-from gradserve.calls.retries import Attempt
+from gradserve.calls.exchange import Operation, Pause, Unary
+from gradserve.calls.retries import Attempt, Step
 from gradserve.errors import GradserveError
 from gradserve.transport.carrying import attempts, carry_out_async
 from gradserve.transport.settings import ConnectionSettings
@@ -51,7 +51,7 @@ class BackgroundTask:
 async def _carry_out(
     operation: Operation[None], settings: ConnectionSettings, call: Callable[[Unary, float | None], Awaitable[Any]]
 ) -> None:
-    async def perform(step: Attempt | Pause | Background) -> Any:
+    async def perform(step: Step) -> Any:
         return await _perform(step, call)
 
     with suppress(GradserveError, grpc.aio.UsageError):  # the latter: the channel is closed

@@ -1,4 +1,4 @@
-"""Carries operations out over a gRPC channel, with asyncio."""
+"""Carries operations out over gRPC channels, with asyncio."""
 
 import asyncio
 import weakref
@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 import grpc
 
 from gradserve.address import Address
-from gradserve.calls.exchange import Background, Download, Operation, Pause, Unary, Upload
-from gradserve.calls.retries import Attempt
+from gradserve.calls.exchange import Background, Download, Operation, Pause, Together, Unary, Upload
+from gradserve.calls.retries import Attempt, Attempts, Step
 from gradserve.transport.aio.background import BackgroundTask
+from gradserve.transport.aio.together import ConcurrentSteps
 from gradserve.transport.carrying import attempts, carry_out_async
 from gradserve.transport.channel import Channel, closed
 from gradserve.transport.process import OwnProcess
@@ -24,43 +25,55 @@ T = TypeVar("T")
 class AsyncGrpcTransport:
     """Runs operations on the event loop it was made on."""
 
-    def __init__(self, address: Address, settings: ConnectionSettings) -> None:
+    def __init__(self, addresses: Sequence[Address], settings: ConnectionSettings) -> None:
+        """Takes where the servers are, in the order in which exchanges name them as targets, and the settings."""
         self._settings = settings
         self._process = OwnProcess()
         self._closed = False
-        self._channel = Channel(address, settings, grpc.aio.insecure_channel)
+        self._channels = tuple(Channel(address, settings, grpc.aio.insecure_channel) for address in addresses)
         self._background: list[BackgroundTask] = []
         weakref.finalize(self, _stop, self._background).atexit = False
 
     async def run(self, operation: Operation[T], /) -> T:
         """Returns the result of an operation, or raises its error."""
         self._process.check()
-        return await carry_out_async(attempts(operation, self._settings), self._perform)
+        return await carry_out_async(self._attempts(operation), self._perform)
 
     async def close(self) -> None:
-        """Closes the channel; calls under way end with CallCancelledError."""
+        """Closes the channels; calls under way end with CallCancelledError."""
         self._process.check()
         self._closed = True
         _stop(self._background)
         for each in self._background:
             await each.join()
-        await self._channel.close()
+        for channel in self._channels:
+            await channel.close()
 
-    async def _perform(self, step: Attempt | Pause | Background) -> Any:
+    def _attempts(self, operation: Operation[T]) -> Attempts[T]:
+        return attempts(operation, self._settings)
+
+    async def _perform(self, step: Step) -> Any:
+        match step:
+            case Attempt():
+                return await self._call(step, self._channels[step.exchange.target])
+            case Pause(seconds):
+                return await asyncio.sleep(seconds)
+            case Background(begin):
+                return self._begin(begin())
+            case Together(operations):
+                return await ConcurrentSteps(self._perform, self._attempts).run(operations)
+
+    async def _call(self, attempt: Attempt, channel: Channel) -> Any:
         try:
-            match step:
+            match attempt:
                 case Attempt(Unary(service, method, request), timeout):
-                    return await self._channel.unary(service, method)(request, timeout=timeout)
+                    return await channel.unary(service, method)(request, timeout=timeout)
                 case Attempt(Upload() as upload, timeout):
-                    return await self._channel.put(upload_parts(upload), timeout=timeout)
+                    return await channel.put(upload_parts(upload), timeout=timeout)
                 case Attempt(Download(request), timeout):
-                    return await self._download(request, timeout)
-                case Pause(seconds):
-                    return await asyncio.sleep(seconds)
-                case Background(begin):
-                    return self._begin(begin())
+                    return await _read(channel.get(request, timeout=timeout))
         except grpc.RpcError as error:
-            raise self._channel.failure(error, is_closed=self._closed) from None
+            raise channel.failure(error, is_closed=self._closed) from None
         except grpc.aio.UsageError:
             raise closed() from None
         except asyncio.CancelledError:
@@ -70,24 +83,25 @@ class AsyncGrpcTransport:
                 raise closed() from None
             raise
 
-    async def _download(self, request: Any, timeout: float | None) -> list[Array]:
-        parts = DownloadParts()
-        call = self._channel.get(request, timeout=timeout)
-        try:
-            async for part in call:
-                parts.add(part)
-        finally:
-            call.cancel()
-        return parts.finish()
-
     def _begin(self, operation: Operation[None]) -> None:
-        unary = self._channel.unary
+        channels = self._channels
 
         async def call(exchange: Unary, timeout: float | None) -> Any:
-            return await unary(exchange.service, exchange.method)(exchange.request, timeout=timeout)
+            unary = channels[exchange.target].unary(exchange.service, exchange.method)
+            return await unary(exchange.request, timeout=timeout)
 
         self._background[:] = [each for each in self._background if not each.is_done]
         self._background.append(BackgroundTask(operation, self._settings, call))
+
+
+async def _read(call: Any) -> list[Array]:
+    parts = DownloadParts()
+    try:
+        async for part in call:
+            parts.add(part)
+    finally:
+        call.cancel()
+    return parts.finish()
 
 
 def _stop(background: Sequence[BackgroundTask]) -> None:

@@ -1,16 +1,18 @@
-"""Carries operations out over a gRPC channel, blocking."""
+"""Carries operations out over gRPC channels, blocking."""
 
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
 
 from gradserve.address import Address
-from gradserve.calls.exchange import Background, Download, Operation, Pause, Unary, Upload
-from gradserve.calls.retries import Attempt
+from gradserve.calls.exchange import Background, Download, Operation, Pause, Together, Unary, Upload
+from gradserve.calls.retries import Attempt, Attempts, Step
 from gradserve.transport.blocking.background import BackgroundThread
+from gradserve.transport.blocking.together import ConcurrentSteps
 from gradserve.transport.carrying import attempts, carry_out
 from gradserve.transport.channel import Channel, closed
 from gradserve.transport.process import OwnProcess
@@ -24,52 +26,44 @@ T = TypeVar("T")
 class GrpcTransport:
     """Runs operations in the calling thread. Safe to use from several threads."""
 
-    def __init__(self, address: Address, settings: ConnectionSettings) -> None:
+    def __init__(self, addresses: Sequence[Address], settings: ConnectionSettings) -> None:
+        """Takes where the servers are, in the order in which exchanges name them as targets, and the settings."""
         self._settings = settings
         self._process = OwnProcess()
         self._closed = False
-        self._channel = Channel(address, settings, grpc.insecure_channel)
+        self._channels = tuple(Channel(address, settings, grpc.insecure_channel) for address in addresses)
         self._background: list[BackgroundThread] = []
         weakref.finalize(self, _stop, self._background).atexit = False
 
     def run(self, operation: Operation[T], /) -> T:
         """Returns the result of an operation, or raises its error."""
         self._process.check()
-        return carry_out(attempts(operation, self._settings), self._perform)
+        return carry_out(self._attempts(operation), self._perform)
 
     def close(self) -> None:
-        """Closes the channel; calls under way in other threads end with CallCancelledError."""
+        """Closes the channels; calls under way in other threads end with CallCancelledError."""
         self._process.check()
         self._closed = True
         _stop(self._background)
         for each in self._background:
             each.join()
-        self._channel.close()
+        for channel in self._channels:
+            channel.close()
 
-    def _perform(self, step: Attempt | Pause | Background) -> Any:
-        try:
-            match step:
-                case Attempt(Unary(service, method, request), timeout):
-                    return self._channel.unary(service, method)(request, timeout=timeout)
-                case Attempt(Upload() as upload, timeout):
-                    return self._channel.put(upload_parts(upload), timeout=timeout)
-                case Attempt(Download(request), timeout):
-                    return self._download(request, timeout)
-                case Pause(seconds):
-                    return time.sleep(seconds)
-                case Background(begin):
-                    return self._begin(begin())
-        except grpc.RpcError as error:
-            raise self._channel.failure(error, is_closed=self._closed) from None
-        except ValueError:
-            # What gRPC raises for a call on a closed channel; its words depend on the kind of call.
-            if self._closed:
-                raise closed() from None
-            raise
+    def start(self, attempt: Attempt, /) -> Any:
+        """Begins a call, and returns gRPC's object for it: of a unary call or an upload a future."""
+        channel = self._channels[attempt.exchange.target]
+        match attempt:
+            case Attempt(Unary(service, method, request), timeout):
+                return channel.unary(service, method).future(request, timeout=timeout)
+            case Attempt(Upload() as upload, timeout):
+                return channel.put.future(upload_parts(upload), timeout=timeout)
+            case Attempt(Download(request), timeout):
+                return channel.get(request, timeout=timeout)
 
-    def _download(self, request: Any, timeout: float | None) -> list[Array]:
+    def read(self, call: Any, /) -> list[Array]:
+        """Returns what a download brings."""
         parts = DownloadParts()
-        call = self._channel.get(request, timeout=timeout)
         try:
             for part in call:
                 parts.add(part)
@@ -77,14 +71,52 @@ class GrpcTransport:
             call.cancel()
         return parts.finish()
 
-    def _begin(self, operation: Operation[None]) -> None:
-        unary = self._channel.unary
+    def answer(self, attempt: Attempt, outcome: Callable[[], Any], /) -> Any:
+        """Returns the answer to an attempt; raises its error as one of gradserve."""
+        try:
+            return outcome()
+        except grpc.RpcError as error:
+            raise self._channels[attempt.exchange.target].failure(error, is_closed=self._closed) from None
+        except ValueError:
+            # What gRPC raises for a call on a closed channel; its words depend on the kind of call.
+            if self._closed:
+                raise closed() from None
+            raise
+
+    def begin(self, operation: Operation[None], /) -> None:
+        """Carries an operation out in the background."""
+        channels = self._channels
 
         def start_call(exchange: Unary, timeout: float | None) -> Any:
-            return unary(exchange.service, exchange.method).future(exchange.request, timeout=timeout)
+            unary = channels[exchange.target].unary(exchange.service, exchange.method)
+            return unary.future(exchange.request, timeout=timeout)
 
         self._background[:] = [each for each in self._background if not each.is_done]
         self._background.append(BackgroundThread(operation, self._settings, start_call))
+
+    def _attempts(self, operation: Operation[T]) -> Attempts[T]:
+        return attempts(operation, self._settings)
+
+    def _perform(self, step: Step) -> Any:
+        match step:
+            case Attempt():
+                return self.answer(step, partial(self._call, step))
+            case Pause(seconds):
+                return time.sleep(seconds)
+            case Background(begin):
+                return self.begin(begin())
+            case Together(operations):
+                return ConcurrentSteps(self, self._attempts).run(operations)
+
+    def _call(self, attempt: Attempt) -> Any:
+        """Makes a call, and waits for it in this thread: quicker than for a future."""
+        channel = self._channels[attempt.exchange.target]
+        match attempt:
+            case Attempt(Unary(service, method, request), timeout):
+                return channel.unary(service, method)(request, timeout=timeout)
+            case Attempt(Upload() as upload, timeout):
+                return channel.put(upload_parts(upload), timeout=timeout)
+        return self.read(self.start(attempt))
 
 
 def _stop(background: Sequence[BackgroundThread]) -> None:

@@ -1,0 +1,50 @@
+"""Operations of one of several servers, and operations that run at the same time."""
+
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from gradserve.calls.exchange import Background, Exchange, Operation, Pause, Together
+from gradserve.errors import GradserveError
+
+T = TypeVar("T")
+
+
+def together(*operations: Operation[T]) -> Operation[list[T]]:
+    """Runs operations at the same time; returns their results, in the order of the operations.
+
+    The first error ends the others: what they wait for, and whatever they ask for after that, is answered by
+    CallCancelledError, as by a client that was closed. When all have ended, that first error is raised. Whether the
+    server has carried a cancelled call out is not known: what must count once has an id, and can be sent again.
+    """
+    results: list[T] = yield Together(operations)
+    return results
+
+
+def at_target(target: int, operation: Operation[T]) -> Operation[T]:
+    """Sends all exchanges of an operation to one of several servers, by its place among those of the transport."""
+    try:
+        exchange = next(operation)
+        while True:
+            try:
+                answer = yield _aimed(target, exchange)
+            except GradserveError as error:
+                exchange = operation.throw(error)
+            else:
+                exchange = operation.send(answer)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        operation.close()
+
+
+def _aimed(target: int, exchange: Exchange) -> Exchange:
+    match exchange:
+        case Pause():
+            return exchange
+        case Background(begin):
+            return Background(lambda: at_target(target, begin()))
+        case Together(operations):
+            return Together(tuple(at_target(target, each) for each in operations))
+    aimed: Any = replace(exchange, target=target)
+    return aimed  # type: ignore[no-any-return]

@@ -1,0 +1,186 @@
+"""Which steps of operations that run together are begun, and given up: without I/O, for both transports."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from gradserve.calls.exchange import Background, Operation, Pause, Together
+from gradserve.calls.retries import Attempt, Attempts
+from gradserve.errors import CallCancelledError, GradserveError
+
+
+class Member:
+    """One of the operations that run together.
+
+    Attributes:
+        steps: The operation, with its retries.
+        group: Those that it runs together with.
+        place: Its place among them.
+        inner: The operations that it waits for itself, while it does.
+        waits: Whether a step of it is under way.
+        has_ended: Whether it has a result or an error.
+    """
+
+    def __init__(self, steps: Attempts[Any], group: "Group", place: int) -> None:
+        self.steps = steps
+        self.group = group
+        self.place = place
+        self.inner: Group | None = None
+        self.waits = False
+        self.has_ended = False
+
+
+class Group:
+    """Operations of which the first error ends all.
+
+    Attributes:
+        outer: The operation that waits for them; None: it is whoever runs the schedule.
+        members: The operations.
+        results: Of those that have ended, by their places.
+        error: The first one.
+        num_left: How many have not ended.
+    """
+
+    def __init__(self, outer: Member | None, operations: Sequence[Attempts[Any]]) -> None:
+        self.outer = outer
+        self.members = [Member(steps, self, place) for place, steps in enumerate(operations)]
+        self.results: list[Any] = [None] * len(self.members)
+        self.error: BaseException | None = None
+        self.num_left = len(self.members)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its members are not to begin anything any more."""
+        return self.error is not None or (self.outer is not None and self.outer.group.is_over)
+
+
+class Steps(Protocol):
+    """What carries steps out, and reports later how each has ended: by `Schedule.answer` or `Schedule.fail`."""
+
+    def begin(self, member: Member, step: Attempt | Pause | Background, /) -> None:
+        """Begins a step."""
+        ...
+
+    def cancel(self, member: Member, /) -> None:
+        """Breaks the step of a member off, which is not to be reported any more."""
+        ...
+
+
+class Schedule:
+    """Advances operations that run together, in whatever thread or task calls it, whenever a step of one has ended."""
+
+    def __init__(
+        self,
+        operations: Sequence[Operation[Any]],
+        attempts: Callable[[Operation[Any]], Attempts[Any]],
+        steps: Steps,
+    ) -> None:
+        """Begins them.
+
+        Args:
+            operations: The operations.
+            attempts: Returns an operation with its retries.
+            steps: What carries steps out.
+        """
+        self._attempts = attempts
+        self._steps = steps
+        self._root = self._group(None, operations)
+        self._begin_members(self._root)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all operations have ended."""
+        return not self._root.num_left
+
+    def results(self) -> list[Any]:
+        """Returns the results of operations that have all ended, or raises the first error."""
+        if self._root.error is not None:
+            raise self._root.error
+        return self._root.results
+
+    def answer(self, member: Member, answer: Any) -> None:
+        """Lets an operation go on with the answer to its step."""
+        member.waits = False
+        self._advance(member, partial(member.steps.send, answer))
+
+    def fail(self, member: Member, error: BaseException) -> None:
+        """Lets an operation go on with the error of its step; what is no GradserveError ends it."""
+        member.waits = False
+        if isinstance(error, GradserveError):
+            self._advance(member, partial(member.steps.throw, error))
+        else:
+            member.steps.close()
+            self._end(member, None, error)
+
+    def close(self) -> None:
+        """Gives up whatever has not ended, as for an operation that is interrupted. Safe to call again."""
+        self._close(self._root)
+
+    def _group(self, outer: Member | None, operations: Sequence[Operation[Any]]) -> Group:
+        return Group(outer, [self._attempts(operation) for operation in operations])
+
+    def _begin_members(self, group: Group) -> None:
+        for member in group.members:
+            self._advance(member, partial(next, member.steps))
+
+    def _advance(self, member: Member, resume: Callable[[], Any]) -> None:
+        try:
+            step = resume()
+        except StopIteration as stop:
+            self._end(member, stop.value, None)
+        except BaseException as error:
+            self._end(member, None, error)
+        else:
+            self._begin(member, step)
+
+    def _begin(self, member: Member, step: Attempt | Pause | Background | Together) -> None:
+        if member.group.is_over:
+            self.fail(member, _given_up())
+        elif not isinstance(step, Together):
+            member.waits = True
+            self._steps.begin(member, step)
+        elif not step.operations:
+            self.answer(member, [])
+        else:
+            member.inner = self._group(member, step.operations)
+            self._begin_members(member.inner)
+
+    def _end(self, member: Member, result: Any, error: BaseException | None) -> None:
+        group = member.group
+        member.has_ended = True
+        group.results[member.place] = result
+        if error is not None and group.error is None:
+            group.error = error
+            for other in group.members:
+                self._give_up(other)
+        group.num_left -= 1
+        if not group.num_left and group.outer is not None:
+            group.outer.inner = None
+            if group.error is None:
+                self.answer(group.outer, group.results)
+            else:
+                self.fail(group.outer, group.error)
+
+    def _give_up(self, member: Member) -> None:
+        if member.inner is not None:
+            for each in member.inner.members:
+                self._give_up(each)
+        elif member.waits:
+            self._steps.cancel(member)
+            self.fail(member, _given_up())
+
+    def _close(self, group: Group) -> None:
+        for member in group.members:
+            if member.has_ended:
+                continue
+            if member.inner is not None:
+                self._close(member.inner)
+            if member.waits:
+                member.waits = False
+                self._steps.cancel(member)
+            member.has_ended = True
+            member.steps.close()
+
+
+def _given_up() -> GradserveError:
+    return CallCancelledError("given up: another of the operations that ran together has failed")
