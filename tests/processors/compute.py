@@ -6,17 +6,22 @@ FusedBatchNorm alone, whose sums could depend on that. Prints a digest of what F
 
 import hashlib
 import sys
+from dataclasses import replace
 from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
 
 from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.host.kernel_table import PreparedKernels, flat
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.ops.activation.cpu.family import CpuActivation
+from gradserve_server.ops.activation.cpu.kernels import IN_FLOAT32
 from gradserve_server.ops.batch_norm.cpu.family import CpuBatchNorm
+from gradserve_server.ops.batch_norm.cpu.kernels import FUSED_BATCH_NORM
 from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
+from gradserve_server.ops.gru.cpu.kernels import CONVERSIONS
 from tests.ops.activation.cases import assert_forward, values
 from tests.ops.batch_norm.accuracy import assert_sums_within_bounds
 
@@ -25,12 +30,10 @@ HARD = ("noise", "outlier first", "signs that alternate", "a level that changes"
 
 def digest_of_batch_norm() -> str:
     """Checks sums of what is hard to add up; returns a digest of all results."""
-    from gradserve_server.ops.batch_norm.cpu.compile import compile_kernels
-
     batch_norm = CpuBatchNorm(CpuDevice(BufferPool(1 << 26)), ForkJoin(1))
-    kernels = compile_kernels(FLOAT32, lambda: False)
-    assert kernels is not None
-    batch_norm._kernels[FLOAT32] = kernels
+    batch_norm._kernels = PreparedKernels(replace(FUSED_BATCH_NORM, types={FLOAT32: FUSED_BATCH_NORM.types[FLOAT32]}))
+    batch_norm.prepare(lambda: False)
+    assert batch_norm._kernels.get(FLOAT32) is not None
     digest = hashlib.sha256()
     for data_format in ("NHWC", "NCHW"):
         for name in HARD:
@@ -40,35 +43,31 @@ def digest_of_batch_norm() -> str:
 
 def check_conversions() -> None:
     """Checks every float16, and float32 of all magnitudes and about all halves between two float16."""
-    from gradserve_server.ops.gru.cpu.compile import compile_conversions
-
     numbers = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
     with np.errstate(all="ignore"):
         factors = 1 + np.array([0, 2.0**-12, -(2.0**-12), 2.0**-11, -(2.0**-11), 2.0**-11 + 2.0**-20])
         near = (numbers[:, None] * factors).astype(np.float32).reshape(-1)
     random = np.random.default_rng(0).integers(0, 1 << 32, 1 << 20, np.uint32).view(np.float32)
     for dtype in (FLOAT16, BFLOAT16):
-        kernels = compile_conversions(dtype, lambda: False)
+        kernels = CONVERSIONS.compile(dtype, lambda: False)
         assert kernels is not None
         wide = np.empty_like(numbers)
         bits = np.arange(1 << 16, dtype=np.uint16)
-        kernels.to_float32(bits.view(kernels.bits), 1 << 14, wide, np.zeros(2, np.int64))
+        kernels.to_float32(flat(bits.view(dtype)), 1 << 14, wide, np.zeros(2, np.int64))
         _assert_same(wide, bits.view(dtype).astype(np.float32))
         given = np.concatenate((near, random))
-        narrow = np.empty(given.size, kernels.bits)
-        kernels.from_float32(given, 1 << 14, narrow, np.zeros(2, np.int64))
+        narrow = np.empty(given.size, dtype)
+        kernels.from_float32(given, 1 << 14, flat(narrow), np.zeros(2, np.int64))
         with np.errstate(all="ignore"):
-            _assert_same(narrow.view(dtype), given.astype(dtype))
+            _assert_same(narrow, given.astype(dtype))
 
 
 def check_activations() -> None:
     """Checks functions of every kind, in float32 and 16 bits."""
-    from gradserve_server.ops.activation.cpu.compile import compile_kernels
-
-    kernels = compile_kernels(FLOAT32, lambda: False)
-    assert kernels is not None
     family = CpuActivation(ForkJoin(1))
-    family._kernels[FLOAT32] = kernels
+    family._kernels = PreparedKernels(IN_FLOAT32)
+    family.prepare(lambda: False)
+    assert family._kernels.get(FLOAT32) is not None
     for dtype in (FLOAT32, FLOAT16, BFLOAT16):
         for name in ("relu", "tanh", "softplus", "gelu"):
             x = values(dtype)

@@ -9,11 +9,12 @@ from typing import Any
 
 import llvmlite.binding as llvm
 import numba
+from numba import types
 from numba.core import compiler, compiler_machinery, errors, typed_passes
 from numba.core.caching import FunctionCache
 from numba.core.codegen import JITCodeLibrary
 
-from gradserve_server.devices.host.kernels import KernelError
+from gradserve_server.devices.host.kernel_table import KernelError
 from gradserve_server.devices.host.object_file import undefined_symbols
 
 
@@ -45,6 +46,19 @@ def compile_kernel(function: Callable[..., None], argument_types: tuple[Any, ...
     kernel.disable_compile()
     compiled: Callable[..., None] = kernel
     return compiled
+
+
+def argument_types(declared: str) -> tuple[Any, ...]:
+    """Returns Numba's types of arguments; see `kernel_table.Declared`."""
+    return tuple(_argument_type(argument) for argument in declared.split(", "))
+
+
+def _argument_type(argument: str) -> Any:
+    name, bracket, axes = argument.removeprefix("const ").removesuffix("]").partition("[")
+    element = getattr(types, name)
+    if not bracket:
+        return element
+    return types.Array(element, int(axes or 1), "C", readonly=argument.startswith("const "))
 
 
 def _dispatcher(function: Callable[..., None]) -> Any:

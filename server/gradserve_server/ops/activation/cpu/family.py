@@ -7,21 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.device import aligned
-from gradserve_server.devices.host.kernels import prepare_each
+from gradserve_server.devices.host.kernel_table import Kernel, PreparedKernels
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.ops.activation.cpu.kernels import (
-    BFLOAT16_ELEMENTS,
-    FLOAT16_ELEMENTS,
-    FLOAT32_ELEMENTS,
-    Kernel,
-    Kernels,
-)
+from gradserve_server.ops.activation.cpu.element_kinds import BFLOAT16_ELEMENTS, FLOAT16_ELEMENTS, FLOAT32_ELEMENTS
+from gradserve_server.ops.activation.cpu.kernels import IN_FLOAT32, IN_FLOAT64, Kernels
 from gradserve_server.ops.activation.reference import activation, activation_grad
 from gradserve_server.ops.activation.spec import NAMES
-from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, widened
-
-_ARITHMETIC: tuple[np.dtype[Any], ...] = (FLOAT32, FLOAT64)
-"""In the order in which their kernels are prepared."""
+from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, widened
 
 _KINDS: dict[np.dtype[Any], int] = {
     FLOAT32: FLOAT32_ELEMENTS,
@@ -31,8 +23,6 @@ _KINDS: dict[np.dtype[Any], int] = {
 
 _CHUNK_ELEMENTS = 1 << 15
 """Work of ten microseconds or more: for less, no thread is woken up."""
-
-_NUM_COUNTERS = 2
 
 
 class CpuActivation:
@@ -44,14 +34,11 @@ class CpuActivation:
     def __init__(self, parallel: ForkJoin) -> None:
         """Computes with all threads of `parallel`."""
         self._parallel = parallel
-        self._kernels: dict[np.dtype[Any], Kernels] = {}
+        self._kernels = PreparedKernels(IN_FLOAT32, IN_FLOAT64)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
-        from gradserve_server.ops.activation.cpu.compile import compile_kernels
-
-        for dtype, kernels in prepare_each("activation functions", _ARITHMETIC, compile_kernels, stop):
-            self._kernels[dtype] = kernels
+        self._kernels.prepare(stop)
 
     def forward(self, name: str, x: NDArray[Any], out: NDArray[Any]) -> None:
         """Computes an activation function; `out` may be `x`."""
@@ -81,7 +68,4 @@ class CpuActivation:
         if kind is not None:
             all_bytes = [array.view(np.uint8) for array in flat_inputs]
             arguments = (kind, *all_bytes, out.size, _CHUNK_ELEMENTS, flat_out.view(np.uint8))
-        index, counters = NAMES.index(name), np.zeros(_NUM_COUNTERS, np.int64)
-        num_chunks = -(-out.size // _CHUNK_ELEMENTS)
-        self._parallel.run(lambda: kernel(index, *arguments, counters), num_chunks)
-        kernels.wait_until_done(counters, num_chunks)
+        kernels.run(self._parallel, kernel, (NAMES.index(name), *arguments), -(-out.size // _CHUNK_ELEMENTS))

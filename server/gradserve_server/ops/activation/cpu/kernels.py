@@ -1,24 +1,39 @@
-"""The kernels of activation functions on the host: what they take and do.
+"""The kernels of activation functions on the host: what they take and do; see `loops`."""
 
-Each takes chunks of its work until none is left. Any number of threads may call it with the same arguments, at the
-same time or later, and one alone does it all; who needs the results must `wait_until_done`. What comes out does not
-depend on how many threads there are.
-"""
-
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
-Kernel: TypeAlias = Callable[..., None]
-
-FLOAT32_ELEMENTS, FLOAT16_ELEMENTS, BFLOAT16_ELEMENTS = range(3)
-"""What those that compute with float32 take for `kind`."""
+from gradserve_server.devices.host.kernel_table import ChunkedKernels, Declared, Kernel, KernelTable
+from gradserve_server.ops.dtypes import FLOAT32, FLOAT64
 
 
 @dataclass(frozen=True)
-class Kernels:
+class Kernels(ChunkedKernels):
     """The kernels that compute with float32 or float64, which do what `loops` says."""
 
-    wait_until_done: Kernel
     forward: Kernel
     gradient: Kernel
+
+
+IN_FLOAT32 = KernelTable(
+    what="activation functions",
+    package=__package__,
+    kernels=Kernels,
+    types={FLOAT32: {}},
+    declared={
+        "forward": Declared("loops.forward_float32", "int64, int64, const uint8[], int64, int64, uint8[]"),
+        "gradient": Declared(
+            "loops.gradient_float32", "int64, int64, const uint8[], const uint8[], int64, int64, uint8[]"
+        ),
+    },
+)
+
+IN_FLOAT64 = KernelTable(
+    what="activation functions",
+    package=__package__,
+    kernels=Kernels,
+    types={FLOAT64: {}},
+    declared={
+        "forward": Declared("loops.forward_float64", "int64, const float64[], int64, float64[]"),
+        "gradient": Declared("loops.gradient_float64", "int64, const float64[], const float64[], int64, float64[]"),
+    },
+)

@@ -12,6 +12,7 @@ from numba.extending import register_jitable
 
 from gradserve_server.devices.host.activations import hyperbolic_tangent, sigmoid
 from gradserve_server.devices.host.intrinsics import DONE, count_up, read, write
+from gradserve_server.ops.activation.cpu.element_kinds import BFLOAT16_ELEMENTS, FLOAT16_ELEMENTS
 from gradserve_server.ops.activation.cpu.functions import (
     elu,
     gelu,
@@ -34,7 +35,6 @@ from gradserve_server.ops.activation.cpu.functions import (
     softsign,
     swish,
 )
-from gradserve_server.ops.activation.cpu.kernels import BFLOAT16_ELEMENTS, FLOAT16_ELEMENTS
 from gradserve_server.ops.activation.spec import NAMES
 
 _TAKEN = 1
@@ -53,7 +53,7 @@ def forward_float32(
 
     Args:
         activation: The index of its name.
-        kind: Which elements x and out have; see `kernels`.
+        kind: Which elements x and out have; see `element_kinds`.
         x: The bytes of the input.
         size: The number of elements.
         chunk_elements: The elements of a chunk.
@@ -103,7 +103,7 @@ def gradient_float32(
 
     Args:
         activation: The index of its name.
-        kind: Which elements dy, saved and out have; see `kernels`.
+        kind: Which elements dy, saved and out have; see `element_kinds`.
         dy: The bytes of the gradient with respect to the result.
         saved: The bytes of the result or the input.
         size: The number of elements.

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.device import CpuDevice, aligned
-from gradserve_server.devices.host.kernels import prepare_each
+from gradserve_server.devices.host.kernel_table import PreparedKernels, flat
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.ops.batch_norm.cpu.kernels import Kernel, Kernels
+from gradserve_server.ops.batch_norm.cpu.kernels import FUSED_BATCH_NORM, Kernels
 from gradserve_server.ops.batch_norm.reference import fused_batch_norm, fused_batch_norm_grad
 from gradserve_server.ops.batch_norm.spec import (
     ForwardAttributes,
@@ -22,10 +22,6 @@ from gradserve_server.ops.batch_norm.spec import (
     GradInputs,
     GradOutputs,
 )
-from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
-
-_DTYPES = (FLOAT32, BFLOAT16, FLOAT16, FLOAT64)
-"""In the order in which their kernels are prepared."""
 
 _MIN_PLANE = 16
 """Loops along smaller planes are too short: such x is seen as rows."""
@@ -40,8 +36,6 @@ _MIN_CHUNK_ROWS = 128
 _PLANES_CHUNK_BYTES = 1 << 20
 """Second-level caches are about as large or larger: the second pass over a chunk finds it there."""
 
-_NUM_COUNTERS = 5
-
 
 class CpuBatchNorm:
     """The kernels, and when to use which.
@@ -53,14 +47,11 @@ class CpuBatchNorm:
         """Allocates outputs on `device` and computes big ones with all threads of `parallel`."""
         self._device = device
         self._parallel = parallel
-        self._kernels: dict[np.dtype[Any], Kernels] = {}
+        self._kernels = PreparedKernels(FUSED_BATCH_NORM)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
-        from gradserve_server.ops.batch_norm.cpu.compile import compile_kernels
-
-        for dtype, kernels in prepare_each("FusedBatchNorm", _DTYPES, compile_kernels, stop):
-            self._kernels[dtype] = kernels
+        self._kernels.prepare(stop)
 
     def forward(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
         """Computes FusedBatchNorm."""
@@ -111,15 +102,17 @@ class CpuBatchNorm:
             mean, variance = np.empty(geometry.channels), np.empty(geometry.channels)
         else:
             mean, variance = inputs.mean.astype(np.float64), inputs.variance.astype(np.float64)
-        x, scale, offset = kernels.flat(inputs.x), aligned(inputs.scale), aligned(inputs.offset)
-        arguments = (x, scale, offset, attributes.epsilon, attributes.is_training, has_relu)
-        outputs = (mean, variance, kernels.flat(y))
+        x, scale, offset = flat(inputs.x), aligned(inputs.scale), aligned(inputs.offset)
+        inputs_and_options = (x, scale, offset, attributes.epsilon, attributes.is_training, has_relu)
+        outputs = (mean, variance, flat(y))
         rows = _Rows.of(geometry)
         if rows:
-            self._run(kernels, kernels.rows_forward, arguments + rows.arguments(scale.dtype) + outputs, rows.num_chunks)
+            arguments = (*inputs_and_options, *rows.arguments(scale.dtype), *outputs)
+            kernels.run(self._parallel, kernels.rows_forward, arguments, rows.num_chunks)
         else:
             planes = _Planes.of(geometry, x.nbytes)
-            self._run(kernels, kernels.planes_forward, arguments + planes.arguments() + outputs, planes.num_chunks)
+            arguments = (*inputs_and_options, *planes.arguments(), *outputs)
+            kernels.run(self._parallel, kernels.planes_forward, arguments, planes.num_chunks)
         return _forward_outputs(inputs, attributes, geometry, y, mean, variance)
 
     def _run_gradient(
@@ -131,12 +124,12 @@ class CpuBatchNorm:
         relu_offset: NDArray[Any] | None,
     ) -> GradOutputs:
         x_backprop = self._device.empty(inputs.x.shape, inputs.x.dtype)
-        x, dy, scale = kernels.flat(inputs.x), kernels.flat(inputs.y_backprop), aligned(inputs.scale)
+        x, dy, scale = flat(inputs.x), flat(inputs.y_backprop), aligned(inputs.scale)
         mean, variance = aligned(inputs.reserve_space_1), aligned(inputs.reserve_space_2)
         options = (variance, attributes.epsilon, attributes.is_training)
         totals, dots = np.empty((2, geometry.channels))
         scale_backprop, offset_backprop = np.empty((2, geometry.channels), scale.dtype)
-        outputs = (totals, dots, scale_backprop, offset_backprop, kernels.flat(x_backprop))
+        outputs = (totals, dots, scale_backprop, offset_backprop, flat(x_backprop))
         rows = _Rows.of(geometry)
         if rows:
             affine = (np.empty(0, scale.dtype),) * 2
@@ -145,19 +138,14 @@ class CpuBatchNorm:
                 multiplier = scale / np.sqrt(variance.astype(np.float64) + attributes.epsilon)
                 affine = (rows.expand(multiplier.astype(scale.dtype)), rows.expand(relu_offset))
             arguments = (dy, x, scale, rows.expand(mean), *affine, *options, *rows.arguments(scale.dtype))
-            self._run(kernels, kernels.rows_gradient, arguments + outputs, rows.num_chunks)
+            kernels.run(self._parallel, kernels.rows_gradient, arguments + outputs, rows.num_chunks)
         else:
             planes = _Planes.of(geometry, x.nbytes + dy.nbytes)
             offset = np.empty(0, scale.dtype) if relu_offset is None else aligned(relu_offset)
             arguments = (dy, x, scale, mean, offset, *options, *planes.arguments())
-            self._run(kernels, kernels.planes_gradient, arguments + outputs, planes.num_chunks)
+            kernels.run(self._parallel, kernels.planes_gradient, arguments + outputs, planes.num_chunks)
         nothing = np.empty(0, scale.dtype)
         return GradOutputs(x_backprop, scale_backprop, offset_backprop, nothing, nothing.copy())
-
-    def _run(self, kernels: Kernels, kernel: Kernel, arguments: tuple[Any, ...], num_chunks: int) -> None:
-        counters = np.zeros(_NUM_COUNTERS, np.int64)
-        self._parallel.run(lambda: kernel(*arguments, counters), num_chunks)
-        kernels.wait_until_done(counters, num_chunks)
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,6 @@ T and U are the dtypes of `spec`; T comes as `intrinsics` says. x has one of two
   one more row. Loops run along rows, so they are long however few channels there are.
 * planes [outer, channels, inner]. Loops run along a plane.
 
-Each kernel takes chunks of its work until none is left. Any number of threads may call it with the same arguments, at
-the same time or later, and one alone does it all; who needs the results must `wait_until_done`. What comes out does not
-depend on how many threads there are.
-
 Sums are in U within a block and in float64 over blocks. A block is cut into the same partial sums on every processor,
 none of which is rounded more than 40 times; docs/fused_batch_norm.md has the bounds of the errors that follow. Moments
 are first those of differences from an estimate of the mean. Where it turns out to be further than a standard deviation
@@ -18,29 +14,46 @@ blocks are combined as by Chan, Golub and LeVeque, "Updating formulae and a pair
 variances", 1979.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from gradserve_server.devices.device import aligned
-
-Kernel: TypeAlias = Callable[..., None]
+from gradserve_server.devices.host.kernel_table import ELEMENTS, ChunkedKernels, Declared, Kernel, KernelTable
+from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 
 @dataclass(frozen=True)
-class Kernels:
-    """The kernels for one T, and in which dtype they take its arrays."""
+class Kernels(ChunkedKernels):
+    """The kernels for one T."""
 
-    bits: np.dtype[Any]
-    wait_until_done: Kernel
     rows_forward: Kernel
     rows_gradient: Kernel
     planes_forward: Kernel
     planes_gradient: Kernel
 
-    def flat(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Returns an array of T as the kernels take it."""
-        return aligned(array).reshape(-1).view(self.bits)
+
+_FORWARD = "const {T}[], const {U}[], const {U}[], float64, bool, bool"
+_GRADIENT = "const {T}[], const {T}[], const {U}[], const {U}[]"
+_OPTIONS = "const {U}[], float64, bool"
+_ROWS = "int64, int64, int64, float64[3], {U}[]"
+_PLANES = "int64, int64"
+_MOMENTS = "float64[], float64[], {T}[]"
+_SUMS = "float64[], float64[], {U}[], {U}[], {T}[]"
+
+FUSED_BATCH_NORM = KernelTable(
+    what="FusedBatchNorm",
+    package=__package__,
+    kernels=Kernels,
+    types={
+        dtype: {"T": ELEMENTS[dtype], "U": "float64" if dtype == FLOAT64 else "float32"}
+        for dtype in (FLOAT32, BFLOAT16, FLOAT16, FLOAT64)
+    },
+    declared={
+        "rows_gradient": Declared(
+            "rows.rows_gradient", f"{_GRADIENT}, const {{U}}[], const {{U}}[], {_OPTIONS}, {_ROWS}, {_SUMS}"
+        ),
+        "rows_forward": Declared("rows.rows_forward", f"{_FORWARD}, {_ROWS}, {_MOMENTS}"),
+        "planes_gradient": Declared(
+            "planes.planes_gradient", f"{_GRADIENT}, const {{U}}[], {_OPTIONS}, {_PLANES}, {_SUMS}"
+        ),
+        "planes_forward": Declared("planes.planes_forward", f"{_FORWARD}, {_PLANES}, {_MOMENTS}"),
+    },
+)

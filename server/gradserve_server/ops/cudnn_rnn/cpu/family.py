@@ -7,11 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.kernels import prepare_each
+from gradserve_server.devices.host.kernel_table import PreparedKernels
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.ops.cudnn_rnn import reserve
 from gradserve_server.ops.cudnn_rnn.cpu.kernel_cells import KernelCells
+from gradserve_server.ops.cudnn_rnn.cpu.kernels import CUDNN_RNN
 from gradserve_server.ops.cudnn_rnn.cpu.numpy_cells import NumpyCells
 from gradserve_server.ops.cudnn_rnn.cpu.pseudo_layer import PseudoLayer, States
 from gradserve_server.ops.cudnn_rnn.cpu.saved import (
@@ -32,7 +33,6 @@ from gradserve_server.ops.cudnn_rnn.spec import (
     ForwardOutputs,
     Problem,
 )
-from gradserve_server.ops.dtypes import FLOAT32, FLOAT64
 
 
 class CpuCudnnRnn:
@@ -49,14 +49,11 @@ class CpuCudnnRnn:
         self._device = device
         self._parallel = parallel
         self._new_id = new_id
-        self._cells: dict[np.dtype[Any], Cells] = {FLOAT32: NumpyCells(), FLOAT64: NumpyCells()}
+        self._kernels = PreparedKernels(CUDNN_RNN)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
-        from gradserve_server.ops.cudnn_rnn.cpu.compile import compile_kernels
-
-        for dtype, kernels in prepare_each("CudnnRNN", (FLOAT32, FLOAT64), compile_kernels, stop):
-            self._cells[dtype] = KernelCells(kernels)
+        self._kernels.prepare(stop)
 
     def forward(self, inputs: ForwardInputs, problem: Problem) -> ForwardOutputs:
         """Computes CudnnRNN.
@@ -81,7 +78,9 @@ class CpuCudnnRnn:
             return self._call(problem, lengths).backprop(inputs, memory)
 
     def _call(self, problem: Problem, lengths: NDArray[np.int64]) -> "_Call":
-        return _Call(self._device, self._parallel, self._cells[problem.compute_dtype], problem, lengths)
+        kernels = self._kernels.get(problem.compute_dtype)
+        cells = NumpyCells() if kernels is None else KernelCells(kernels)
+        return _Call(self._device, self._parallel, cells, problem, lengths)
 
 
 class _Call:

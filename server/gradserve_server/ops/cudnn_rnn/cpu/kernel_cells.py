@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from gradserve_server.ops.cudnn_rnn.cpu.kernels import Kernel, Kernels
+from gradserve_server.devices.host.kernel_table import Kernel
+from gradserve_server.ops.cudnn_rnn.cpu.kernels import Kernels
 from gradserve_server.ops.cudnn_rnn.cpu.scan import BackwardScan, ForwardScan, Geometry, Step
 from gradserve_server.ops.cudnn_rnn.network import Mode
 
@@ -24,17 +25,17 @@ class KernelCells:
 
     def forward_step(self, scan: ForwardScan, rows: slice) -> Step:
         """Returns what does one step of a way forward, for these sequences."""
-        return _single_steps(self._kernels.forward[scan.geometry.mode], scan.geometry, rows, _forward_arrays(scan))
+        return _single_steps(self._kernels.forward(scan.geometry.mode), scan.geometry, rows, _forward_arrays(scan))
 
     def backward_step(self, scan: BackwardScan, rows: slice) -> Step:
         """Returns what does one step of a way back, for these sequences."""
-        return _single_steps(self._kernels.backward[scan.geometry.mode], scan.geometry, rows, _backward_arrays(scan))
+        return _single_steps(self._kernels.backward(scan.geometry.mode), scan.geometry, rows, _backward_arrays(scan))
 
     def scan_forward(self, scan: ForwardScan) -> bool:
         """Does all steps, the products too, if the batch is small."""
         if not _pays(scan):
             return False
-        kernel = self._kernels.forward[scan.geometry.mode]
+        kernel = self._kernels.forward(scan.geometry.mode)
         kernel(0, scan.geometry.steps, 0, scan.geometry.batch, True, *_sizes(scan.geometry), *_forward_arrays(scan))
         return True
 
@@ -42,7 +43,7 @@ class KernelCells:
         """Does all steps, the products too, if the batch is small."""
         if not _pays(scan):
             return False
-        kernel = self._kernels.backward[scan.geometry.mode]
+        kernel = self._kernels.backward(scan.geometry.mode)
         kernel(0, scan.geometry.steps, 0, scan.geometry.batch, True, *_sizes(scan.geometry), *_backward_arrays(scan))
         return True
 

@@ -42,18 +42,60 @@ and the backward kernels with
   [T, B, 4, H]: n, r, z, and the gradient with respect to R_n h_(t-1) + bR_n.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
+from gradserve_server.devices.host.kernel_table import ELEMENTS, Declared, Kernel, KernelTable
 from gradserve_server.ops.cudnn_rnn.network import Mode
-
-Kernel: TypeAlias = Callable[..., None]
+from gradserve_server.ops.dtypes import FLOAT32, FLOAT64
 
 
 @dataclass(frozen=True)
 class Kernels:
     """The kernels for one U."""
 
-    forward: Mapping[Mode, Kernel]
-    backward: Mapping[Mode, Kernel]
+    lstm_forward: Kernel
+    lstm_backward: Kernel
+    gru_forward: Kernel
+    gru_backward: Kernel
+    vanilla_forward: Kernel
+    vanilla_backward: Kernel
+
+    def forward(self, mode: Mode) -> Kernel:
+        """Returns the kernel for the way forward."""
+        return {Mode.LSTM: self.lstm_forward, Mode.GRU: self.gru_forward}.get(mode, self.vanilla_forward)
+
+    def backward(self, mode: Mode) -> Kernel:
+        """Returns the kernel for the way back."""
+        return {Mode.LSTM: self.lstm_backward, Mode.GRU: self.gru_backward}.get(mode, self.vanilla_backward)
+
+
+_STEPS = "int64, int64, int64, int64, bool, bool, int64, int64"
+_GATED = f"{_STEPS}, const int64[], const {{U}}[]"
+_VANILLA = f"{_STEPS}, bool, const int64[], const {{U}}[]"
+_POSITION = "int64, int64"
+_READ, _MADE = "const {U}[]", "{U}[]"
+
+CUDNN_RNN = KernelTable(
+    what="CudnnRNN",
+    package=__package__,
+    kernels=Kernels,
+    types={dtype: {"U": ELEMENTS[dtype]} for dtype in (FLOAT32, FLOAT64)},
+    declared={
+        "lstm_forward": Declared(
+            "lstm.lstm_forward", ", ".join((_GATED, _MADE, _READ, _MADE, _MADE, _MADE, _POSITION))
+        ),
+        "lstm_backward": Declared(
+            "lstm.lstm_backward", ", ".join((_GATED, _READ, _READ, _READ, _POSITION, _MADE, _MADE, _MADE))
+        ),
+        "gru_forward": Declared("gru.gru_forward", ", ".join((_GATED, _MADE, _READ, _MADE, _MADE, _MADE, _POSITION))),
+        "gru_backward": Declared(
+            "gru.gru_backward", ", ".join((_GATED, _READ, _READ, _READ, _READ, _POSITION, _MADE, _MADE, _MADE))
+        ),
+        "vanilla_forward": Declared(
+            "vanilla.vanilla_forward", ", ".join((_VANILLA, _MADE, _READ, _READ, _MADE, _POSITION))
+        ),
+        "vanilla_backward": Declared(
+            "vanilla.vanilla_backward", ", ".join((_VANILLA, _READ, _READ, _POSITION, _MADE, _MADE))
+        ),
+    },
+)

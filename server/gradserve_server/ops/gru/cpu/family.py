@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.kernels import prepare_each
+from gradserve_server.devices.host.kernel_table import Kernel, PreparedKernels, flat
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.products import Product, Products
 from gradserve_server.devices.host.summation import Summation, sum_of_rows
-from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, widened
-from gradserve_server.ops.gru.cpu.kernels import Conversions, Kernel, Kernels
+from gradserve_server.ops.dtypes import FLOAT32, widened
+from gradserve_server.ops.gru.cpu.kernels import CONVERSIONS, GRU_BLOCK_CELL, Conversions, Kernels
 from gradserve_server.ops.gru.reference import gru_block_cell, gru_block_cell_grad
 from gradserve_server.ops.gru.spec import (
     CellInputs,
@@ -24,14 +24,8 @@ from gradserve_server.ops.gru.spec import (
     Sizes,
 )
 
-_ARITHMETIC: tuple[np.dtype[Any], ...] = (FLOAT32, FLOAT64)
-_CONVERTED: tuple[np.dtype[Any], ...] = (BFLOAT16, FLOAT16)
-"""All in the order in which their kernels are prepared."""
-
 _CHUNK_ELEMENTS = 1 << 14
 """Work of about ten microseconds: for less, no thread is woken up."""
-
-_NUM_COUNTERS = 2
 
 
 class CpuGRU:
@@ -47,36 +41,34 @@ class CpuGRU:
         self._device = device
         self._parallel = parallel
         self._products = Products(parallel)
-        self._kernels: dict[np.dtype[Any], Kernels] = {}
-        self._conversions: dict[np.dtype[Any], Conversions] = {}
+        self._kernels = PreparedKernels(GRU_BLOCK_CELL)
+        self._conversions = PreparedKernels(CONVERSIONS)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
-        from gradserve_server.ops.gru.cpu.compile import compile_conversions, compile_kernels
-
-        for dtype, kernels in prepare_each("GRUBlockCell", _ARITHMETIC, compile_kernels, stop):
-            self._kernels[dtype] = kernels
-        for dtype, conversions in prepare_each("GRUBlockCell", _CONVERTED, compile_conversions, stop):
-            self._conversions[dtype] = conversions
+        self._kernels.prepare(stop)
+        self._conversions.prepare(stop)
 
     def cell(self, inputs: CellInputs, sizes: Sizes) -> CellOutputs:
         """Computes GRUBlockCell."""
         dtype = inputs.x.dtype
         with np.errstate(all="ignore"):
-            if not self._is_prepared(dtype):
+            kernels = self._kernels_for(dtype)
+            if kernels is None:
                 return gru_block_cell(np, inputs, sizes)
             wide = CellInputs(*self._widened(inputs))
-            outputs = self._cell(self._kernels[wide.x.dtype], wide, sizes)
+            outputs = self._cell(kernels, wide, sizes)
             return CellOutputs(*(self._rounded(output, dtype) for output in outputs))
 
     def gradient(self, inputs: GradInputs, attributes: GradAttributes, sizes: Sizes) -> GradOutputs:
         """Computes GRUBlockCellGrad."""
         dtype = inputs.x.dtype
         with np.errstate(all="ignore"):
-            if not self._is_prepared(dtype):
+            kernels = self._kernels_for(dtype)
+            if kernels is None:
                 return gru_block_cell_grad(np, inputs, attributes, sizes)
             wide = GradInputs(*self._widened(inputs))
-            outputs = self._gradient(self._kernels[wide.x.dtype], wide, sizes)
+            outputs = self._gradient(kernels, wide, sizes)
             if attributes.weight_gradients:
                 _, _, d_c_bar, d_r_bar_u_bar = outputs
                 outputs += self._weight_gradients(wide, d_c_bar, d_r_bar_u_bar, sizes)
@@ -150,19 +142,13 @@ class CpuGRU:
         """Runs a kernel in chunks of rows; the first dimension is their number, the last their length."""
         chunk_rows = max(_CHUNK_ELEMENTS // max(dimensions[-1], 1), 1)
         flat_inputs, flat_outputs = ([array.reshape(-1) for array in group] for group in (inputs, outputs))
-        self._run_chunks(
-            kernels, kernel, (*flat_inputs, *dimensions, chunk_rows, *flat_outputs), -(-dimensions[0] // chunk_rows)
-        )
+        arguments = (*flat_inputs, *dimensions, chunk_rows, *flat_outputs)
+        kernels.run(self._parallel, kernel, arguments, -(-dimensions[0] // chunk_rows))
 
-    def _run_chunks(
-        self, kernels: Kernels | Conversions, kernel: Kernel, arguments: tuple[Any, ...], num_chunks: int
-    ) -> None:
-        counters = np.zeros(_NUM_COUNTERS, np.int64)
-        self._parallel.run(lambda: kernel(*arguments, counters), num_chunks)
-        kernels.wait_until_done(counters, num_chunks)
-
-    def _is_prepared(self, dtype: np.dtype[Any]) -> bool:
-        return widened(dtype) in self._kernels and (dtype.itemsize > 2 or dtype in self._conversions)
+    def _kernels_for(self, dtype: np.dtype[Any]) -> Kernels | None:
+        """Returns the kernels for a dtype, if all that it needs are ready."""
+        is_ready = dtype.itemsize > 2 or self._conversions.get(dtype) is not None
+        return self._kernels.get(widened(dtype)) if is_ready else None
 
     def _widened(self, inputs: CellInputs) -> list[NDArray[Any]]:
         """Returns all inputs, aligned, in the dtype of arithmetic."""
@@ -173,7 +159,7 @@ class CpuGRU:
             return arrays
         wide = [self._device.empty(array.shape, FLOAT32) for array in arrays]
         for array, target in zip(arrays, wide, strict=True):
-            self._convert(conversions, conversions.to_float32, array.view(conversions.bits), target)
+            self._convert(conversions, conversions.to_float32, array, target)
         return wide
 
     def _rounded(self, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -181,9 +167,9 @@ class CpuGRU:
         if conversions is None:
             return array
         rounded = self._device.empty(array.shape, dtype)
-        self._convert(conversions, conversions.from_float32, array, rounded.view(conversions.bits))
+        self._convert(conversions, conversions.from_float32, array, rounded)
         return rounded
 
     def _convert(self, conversions: Conversions, kernel: Kernel, source: NDArray[Any], target: NDArray[Any]) -> None:
-        arguments = (source.reshape(-1), _CHUNK_ELEMENTS, target.reshape(-1))
-        self._run_chunks(conversions, kernel, arguments, -(-source.size // _CHUNK_ELEMENTS))
+        arguments = (flat(source), _CHUNK_ELEMENTS, flat(target))
+        conversions.run(self._parallel, kernel, arguments, -(-source.size // _CHUNK_ELEMENTS))

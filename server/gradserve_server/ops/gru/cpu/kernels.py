@@ -1,24 +1,15 @@
-"""The kernels of GRUBlockCell on the host: what they take and do.
+"""The kernels of GRUBlockCell on the host: what they take and do; see `loops`."""
 
-Each takes chunks of its work until none is left. Any number of threads may call it with the same arguments, at the
-same time or later, and one alone does it all; who needs the results must `wait_until_done`. What comes out does not
-depend on how many threads there are.
-"""
-
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
-import numpy as np
-
-Kernel: TypeAlias = Callable[..., None]
+from gradserve_server.devices.host.kernel_table import ELEMENTS, ChunkedKernels, Declared, Kernel, KernelTable
+from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 
 @dataclass(frozen=True)
-class Kernels:
+class Kernels(ChunkedKernels):
     """The kernels for float32 or float64, which do what `loops` says."""
 
-    wait_until_done: Kernel
     gates: Kernel
     state: Kernel
     gradient_of_state: Kernel
@@ -27,10 +18,38 @@ class Kernels:
 
 
 @dataclass(frozen=True)
-class Conversions:
-    """The kernels between a dtype of 16 bits and float32, and in which dtype they take the former."""
+class Conversions(ChunkedKernels):
+    """The kernels between a dtype of 16 bits and float32."""
 
-    bits: np.dtype[Any]
-    wait_until_done: Kernel
     to_float32: Kernel
     from_float32: Kernel
+
+
+def _arguments(inputs: int, sizes: int, outputs: int) -> str:
+    return ", ".join(["const {T}[]"] * inputs + ["int64"] * sizes + ["{T}[]"] * outputs)
+
+
+GRU_BLOCK_CELL = KernelTable(
+    what="GRUBlockCell",
+    package=__package__,
+    kernels=Kernels,
+    types={dtype: {"T": ELEMENTS[dtype]} for dtype in (FLOAT32, FLOAT64)},
+    declared={
+        "gates": Declared("loops.gates", _arguments(4, 3, 3)),
+        "state": Declared("loops.state", _arguments(5, 3, 2)),
+        "gradient_of_state": Declared("loops.gradient_of_state", _arguments(4, 3, 2)),
+        "gradient_of_reset": Declared("loops.gradient_of_reset", _arguments(3, 4, 1)),
+        "gradient_of_inputs": Declared("loops.gradient_of_inputs", _arguments(5, 4, 2)),
+    },
+)
+
+CONVERSIONS = KernelTable(
+    what="GRUBlockCell",
+    package=__package__,
+    kernels=Conversions,
+    types={dtype: {"T": ELEMENTS[dtype]} for dtype in (BFLOAT16, FLOAT16)},
+    declared={
+        "to_float32": Declared("loops.convert", "const {T}[], int64, float32[]"),
+        "from_float32": Declared("loops.convert", "const float32[], int64, {T}[]"),
+    },
+)

@@ -1,0 +1,160 @@
+"""Tables of kernels for the host: from which function each is compiled, for which dtypes, and what it takes.
+
+A table is data, and declares kernels without importing Numba: the functions are imported when they are compiled.
+"""
+
+import importlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve_server.devices.device import aligned
+from gradserve_server.devices.host.parallel import ForkJoin
+
+Kernel: TypeAlias = Callable[..., None]
+
+_COUNTERS = "int64[]"
+_NUM_COUNTERS = 5
+"""At most: see `intrinsics` for what they count."""
+
+ELEMENTS: Mapping[np.dtype[Any], str] = {
+    np.dtype(np.float16): "int16",
+    np.dtype(ml_dtypes.bfloat16): "uint16",
+    np.dtype(np.float32): "float32",
+    np.dtype(np.float64): "float64",
+}
+"""How kernels take elements of each dtype. Numba has no floats of 16 bits: each kind comes as one kind of integers."""
+
+_log = logging.getLogger(__name__)
+
+
+class KernelError(Exception):
+    """A kernel cannot be made on this machine."""
+
+
+def flat(array: NDArray[Any]) -> NDArray[Any]:
+    """Returns the elements of an array as kernels take them: aligned, in one dimension, 16-bit floats as integers."""
+    return aligned(array).reshape(-1).view(ELEMENTS[array.dtype])
+
+
+@dataclass(frozen=True)
+class ChunkedKernels:
+    """Kernels that take chunks of their work until none is left.
+
+    Any number of threads may call one with the same arguments, at the same time or later, and one alone does it all.
+    What comes out does not depend on how many threads there are. Each takes counters of chunks as its last argument.
+    """
+
+    wait_until_done: Kernel
+
+    def run(self, parallel: ForkJoin, kernel: Kernel, arguments: tuple[Any, ...], num_chunks: int) -> None:
+        """Runs a kernel on all threads of `parallel` that are free, and waits for its last chunk."""
+        counters = np.zeros(_NUM_COUNTERS, np.int64)
+        parallel.run(lambda: kernel(*arguments, counters), num_chunks)
+        self.wait_until_done(counters, num_chunks)
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A kernel of a table.
+
+    Attributes:
+        function: "module.function", in the package of the table.
+        arguments: The types that it takes, as in C: "const {T}[], int64, float64[3]" are an array that is only read, a
+            number, and an array of three axes; arrays are contiguous. In braces, names from the types of the table.
+    """
+
+    function: str
+    arguments: str
+
+
+KernelsT = TypeVar("KernelsT")
+
+
+@dataclass(frozen=True)
+class KernelTable(Generic[KernelsT]):
+    """Kernels that are compiled together for one dtype.
+
+    Attributes:
+        what: What they compute, for the log.
+        package: Where the modules of the functions are.
+        kernels: Dataclass of the compiled kernels. Those of `ChunkedKernels` get counters as a last argument.
+        types: For each dtype what the names in braces stand for, in the order in which the dtypes are prepared.
+        declared: The kernels, by their names in the dataclass.
+    """
+
+    what: str
+    package: str
+    kernels: type[KernelsT]
+    types: Mapping[np.dtype[Any], Mapping[str, str]]
+    declared: Mapping[str, Declared]
+
+    def compile(self, dtype: np.dtype[Any], stop: Callable[[], bool]) -> KernelsT | None:
+        """Compiles the kernels for a dtype, or takes them from the cache; returns nothing once `stop()`.
+
+        The first call imports Numba, which takes half a second.
+
+        Raises:
+            KernelError: One does not compile for this machine's processor, or needs what the process does not have.
+        """
+        from gradserve_server.devices.host import jit
+
+        compiled: dict[str, Kernel] = {}
+        for name, (function, arguments) in self._functions(dtype):
+            if stop():
+                return None
+            compiled[name] = jit.compile_kernel(function, jit.argument_types(arguments))
+        return self.kernels(**compiled)
+
+    def _functions(self, dtype: np.dtype[Any]) -> Iterator[tuple[str, tuple[Kernel, str]]]:
+        is_chunked = issubclass(self.kernels, ChunkedKernels)
+        if is_chunked:
+            from gradserve_server.devices.host.intrinsics import wait_until_done
+
+            yield "wait_until_done", (wait_until_done, f"{_COUNTERS}, int64")
+        for name, declared in self.declared.items():
+            module, _, function = declared.function.format(**self.types[dtype]).rpartition(".")
+            arguments = declared.arguments.format(**self.types[dtype]) + (f", {_COUNTERS}" if is_chunked else "")
+            yield name, (getattr(importlib.import_module(f"{self.package}.{module}"), function), arguments)
+
+    def __post_init__(self) -> None:
+        """Checks that a declaration is there for every kernel of the dataclass."""
+        own: Any = self.kernels
+        assert {field.name for field in fields(own)} - {"wait_until_done"} == set(self.declared), self.what
+
+
+class PreparedKernels(Generic[KernelsT]):
+    """The kernels of some tables that are ready, by dtype.
+
+    One thread prepares them, while others may look what is there.
+    """
+
+    def __init__(self, *tables: KernelTable[KernelsT]) -> None:
+        """Takes tables, in the order in which they are prepared."""
+        self._tables = tables
+        self._ready: dict[np.dtype[Any], KernelsT] = {}
+
+    def prepare(self, stop: Callable[[], bool]) -> None:
+        """Compiles all, or takes them from the cache; ends early, between two kernels, once `stop()`.
+
+        Of a dtype whose kernels cannot be made, one line is logged, and there are none.
+        """
+        for table in self._tables:
+            for dtype in table.types:
+                try:
+                    kernels = table.compile(dtype, stop)
+                except KernelError as error:
+                    _log.warning("no kernels of %s for %s, NumPy computes instead: %s", table.what, dtype, error)
+                    continue
+                if kernels is None:
+                    return
+                self._ready[dtype] = kernels
+
+    def get(self, dtype: np.dtype[Any]) -> KernelsT | None:
+        """Returns the kernels for a dtype, if they are ready."""
+        return self._ready.get(dtype)
