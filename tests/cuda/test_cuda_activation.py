@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from gradserve_server.devices.cuda import kernels as element_kernels
 from gradserve_server.devices.cuda.program import Limits
 from gradserve_server.ops.activation.cuda import kernels as cuda_kernels
 from gradserve_server.ops.activation.cuda.family import CudaActivation
@@ -76,7 +77,7 @@ class TestEmulated:
     def test_threads_do_several_vectors_where_there_are_many(
         self, compiled: Path, monkeypatch: pytest.MonkeyPatch, dtype: np.dtype[Any]
     ) -> None:
-        monkeypatch.setattr(cuda_kernels, "_BLOCKS_PER_MULTIPROCESSOR", 1)
+        monkeypatch.setattr(element_kernels, "_BLOCKS_PER_MULTIPROCESSOR", 1)
         device = EmulatedDevice(compiled, Limits(num_multiprocessors=1, shared_bytes=0), SEED)
         check(device, CudaActivation(device), "elu", np.tile(values(dtype), 4))
 

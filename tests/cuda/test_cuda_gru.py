@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gradserve_server.devices.cuda import kernels as element_kernels
 from gradserve_server.devices.cuda.program import Limits
 from gradserve_server.ops.dtypes import FLOATING
 from gradserve_server.ops.gru.cuda import kernels as cuda_kernels
@@ -65,8 +66,8 @@ class TestEmulated:
     def test_threads_do_several_elements_where_there_are_many(
         self, compiled: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(cuda_kernels, "_THREADS", 3)
-        monkeypatch.setattr(cuda_kernels, "_BLOCKS_PER_MULTIPROCESSOR", 2)
+        monkeypatch.setattr(element_kernels, "ELEMENT_THREADS", 3)
+        monkeypatch.setattr(element_kernels, "_BLOCKS_PER_MULTIPROCESSOR", 2)
         limits = Limits(num_multiprocessors=1, shared_bytes=0)
         device, case = EmulatedDevice(compiled, limits, SEED), load_gradient_cases()[-7]
         assert_outputs(case, gradient(device, CudaGRU(device, np), case, ALL))

@@ -1,11 +1,9 @@
 """Activation functions on a GPU."""
 
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
-
-from gradserve_server.devices.cuda.program import CompiledProgram, KernelDevice
+from gradserve_server.devices.cuda.kernels import Programs
+from gradserve_server.devices.cuda.program import KernelDevice
 from gradserve_server.devices.device import Array
 from gradserve_server.ops.activation.cuda import kernels as cuda_kernels
 from gradserve_server.ops.dtypes import FLOATING
@@ -17,14 +15,11 @@ class CudaActivation:
     def __init__(self, device: KernelDevice) -> None:
         """Computes on `device`."""
         self._device = device
-        self._compiled: dict[np.dtype[Any], CompiledProgram] = {}
+        self._programs = Programs(device, cuda_kernels.program, FLOATING)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles all kernels, a dtype at a time; ends early between two of them, once `stop()`."""
-        for dtype in FLOATING:
-            if stop():
-                return
-            self._program(dtype)
+        self._programs.prepare(stop)
 
     def forward(self, name: str, x: Array, out: Array) -> None:
         """Computes an activation function; `out` may be `x`."""
@@ -38,15 +33,8 @@ class CudaActivation:
         if out.size == 0:
             return
         addresses = [self._device.address(array) for array in (*inputs, out)]
-        arguments = np.zeros((), cuda_kernels.arguments_dtype(kernel))
-        for field, address in zip(cuda_kernels.ARRAYS[kernel], addresses, strict=True):
-            arguments[field] = address
-        arguments["count"] = out.size
+        struct = cuda_kernels.ARGUMENTS[kernel]
+        arguments = struct.of(dict(zip(struct.arrays, addresses, strict=True)), {"count": out.size})
         width = cuda_kernels.vector_width(out.dtype, addresses)
         launch = cuda_kernels.launch(kernel, name, out.dtype, width, out.size, self._device.limits)
-        self._program(out.dtype).launch(launch, arguments)
-
-    def _program(self, dtype: np.dtype[Any]) -> CompiledProgram:
-        if dtype not in self._compiled:
-            self._compiled[dtype] = self._device.compiled(cuda_kernels.program(dtype))
-        return self._compiled[dtype]
+        self._programs[out.dtype].launch(launch, arguments)

@@ -7,29 +7,22 @@ from typing import Any
 
 import numpy as np
 
+from gradserve_server.devices.cuda.kernels import ELEMENT_THREADS, ELEMENTS, Struct, element_launch, instance
 from gradserve_server.devices.cuda.program import Launch, Limits, Program, element_sources
 from gradserve_server.ops.activation.spec import LEAKY_RELU_SLOPE, NAMES, SELU_SCALE, SELU_SCALE_ALPHA
-from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
-_TYPES = {FLOAT16: "Half", BFLOAT16: "BFloat16", FLOAT32: "float", FLOAT64: "double"}
-
-ARRAYS = {"forward": ("x", "out"), "gradient": ("dy", "saved", "out")}
-"""By kernel, the arrays of its struct; `count` follows."""
+ARGUMENTS = {
+    "forward": Struct(("x", "out"), ("count",)),
+    "gradient": Struct(("dy", "saved", "out"), ("count",)),
+}
+"""By kernel."""
 
 _VECTOR_BYTES = 16
-_THREADS = 256
-_BLOCKS_PER_MULTIPROCESSOR = 16
-"""Twice what runs at a time: where there is more to do, threads do several vectors."""
 
 
 def kernel_name(kernel: str, name: str, dtype: np.dtype[Any], width: int) -> str:
     """The name of an instance of a template, for one activation function."""
     return f"{name}_{kernel}_{dtype.name}_by_{width}"
-
-
-def arguments_dtype(kernel: str) -> np.dtype[Any]:
-    """The struct that a kernel takes, as C++ lays it out."""
-    return np.dtype([*((name, np.uint64) for name in ARRAYS[kernel]), ("count", np.int64)])
 
 
 def vector_width(dtype: np.dtype[Any], addresses: Sequence[int]) -> int:
@@ -42,7 +35,7 @@ def vector_width(dtype: np.dtype[Any], addresses: Sequence[int]) -> int:
 def program(dtype: np.dtype[Any]) -> Program:
     """The kernels for a dtype."""
     widths = (1, _VECTOR_BYTES // dtype.itemsize)
-    variants = [(kernel, name, dtype, width) for kernel in ARRAYS for name in NAMES for width in widths]
+    variants = [(kernel, name, dtype, width) for kernel in ARGUMENTS for name in NAMES for width in widths]
     instances = {kernel_name(*variant): _instance(*variant) for variant in variants}
     parts = [*element_sources(), _constants(), (resources.files(__package__) / "activation.cu").read_text("utf-8")]
     return Program(f"activation {dtype.name}", "\n".join([*parts, *instances.values()]), tuple(instances))
@@ -50,8 +43,7 @@ def program(dtype: np.dtype[Any]) -> Program:
 
 def launch(kernel: str, name: str, dtype: np.dtype[Any], width: int, count: int, limits: Limits) -> Launch:
     """The launch of a kernel for `count` elements, at least one."""
-    blocks = min(-(-count // (width * _THREADS)), _BLOCKS_PER_MULTIPROCESSOR * limits.num_multiprocessors)
-    return Launch(kernel_name(kernel, name, dtype, width), (blocks, 1), _THREADS, 0)
+    return element_launch(kernel_name(kernel, name, dtype, width), count, limits, width=width)
 
 
 def _constants() -> str:
@@ -64,9 +56,6 @@ def _constants() -> str:
 
 
 def _instance(kernel: str, name: str, dtype: np.dtype[Any], width: int) -> str:
-    function, element = name.title().replace("_", ""), _TYPES[dtype]
-    return (
-        f'extern "C" __global__ void __launch_bounds__({_THREADS}) {kernel_name(kernel, name, dtype, width)}'
-        f"(const __grid_constant__ {kernel.title()}Arguments<{element}> arguments) "
-        f"{{ {kernel}<{function}, {width}>(arguments); }}"
-    )
+    struct = f"{kernel.title()}Arguments<{ELEMENTS[dtype]}>"
+    template = f"{kernel}<{name.title().replace('_', '')}, {width}>"
+    return instance(kernel_name(kernel, name, dtype, width), str(ELEMENT_THREADS), struct, template)

@@ -1,13 +1,15 @@
 """Batch normalization on a GPU."""
 
 import functools
+import itertools
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from gradserve_server.devices.cuda.program import CompiledProgram, KernelDevice
+from gradserve_server.devices.cuda.kernels import Programs
+from gradserve_server.devices.cuda.program import KernelDevice
 from gradserve_server.ops.batch_norm.cuda import launches
 from gradserve_server.ops.batch_norm.cuda.launches import LaunchPlan, Operation
 from gradserve_server.ops.batch_norm.cuda.tiling import VECTOR_BYTES
@@ -38,15 +40,13 @@ class CudaBatchNorm:
         self._device = device
         self._plan_forward = functools.lru_cache(_KEPT_PLANS)(launches.plan_forward)
         self._plan_gradient = functools.lru_cache(_KEPT_PLANS)(launches.plan_gradient)
-        self._compiled: dict[tuple[Operation, np.dtype[Any]], CompiledProgram] = {}
+        self._programs = Programs(
+            device, lambda key: launches.program(*key), itertools.product(launches.KERNELS, FLOATING)
+        )
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles all kernels, a dtype and an operation at a time; ends early between two of them, once `stop()`."""
-        for operation in launches.KERNELS:
-            for dtype in FLOATING:
-                if stop():
-                    return
-                self._program(operation, dtype)
+        self._programs.prepare(stop)
 
     def forward(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
         """Computes FusedBatchNorm, inside the device's `computing`.
@@ -100,15 +100,9 @@ class CudaBatchNorm:
             partial_sums = self._device.scratch(plan.num_partial_sums * itemsize)
             tickets = self._device.tickets(plan.num_tickets)
         arguments = plan.with_addresses([*addresses, partial_sums, tickets])
-        program = self._program(plan.operation, dtype)
+        program = self._programs[plan.operation, dtype]
         for launch in plan.launches:
             program.launch(launch, arguments)
-
-    def _program(self, operation: Operation, dtype: np.dtype[Any]) -> CompiledProgram:
-        key = (operation, dtype)
-        if key not in self._compiled:
-            self._compiled[key] = self._device.compiled(launches.program(operation, dtype))
-        return self._compiled[key]
 
 
 def _are_aligned(addresses: list[int]) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from gradserve_server.devices.cuda.kernels import ELEMENTS, instance
 from gradserve_server.devices.cuda.program import Launch, Limits, Program, element_sources
 from gradserve_server.ops.batch_norm.cuda.tiling import (
     MAX_THREADS,
@@ -29,7 +30,7 @@ from gradserve_server.ops.batch_norm.spec import (
     Geometry,
     GradAttributes,
 )
-from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, widened
+from gradserve_server.ops.dtypes import widened
 
 Operation: TypeAlias = Literal["forward", "gradient"]
 
@@ -38,7 +39,6 @@ KERNELS: dict[Operation, tuple[str, ...]] = {
     "gradient": ("gradient_sums", "gradient_apply", "gradient_whole", "gradient_frozen"),
 }
 """The templates, by operation; each exists for every dtype, vector width and number of lanes."""
-_TYPES = {FLOAT16: "Half", BFLOAT16: "BFloat16", FLOAT32: "float", FLOAT64: "double"}
 
 LAYOUT = np.dtype(
     [
@@ -130,16 +130,14 @@ def source_parts(operation: Operation) -> tuple[str, ...]:
 
 def instances(operation: Operation, dtype: np.dtype[Any]) -> dict[str, str]:
     """The definition of every kernel, by name."""
-    struct = f"{operation.capitalize()}Arguments<Param<{_TYPES[dtype]}>>"
+    element = ELEMENTS[dtype]
+    struct = f"{operation.capitalize()}Arguments<Param<{element}>>"
     definitions = {}
     for kernel in KERNELS[operation]:
         for width, lanes in shapes(dtype):
             name = kernel_name(kernel, dtype, width, lanes)
-            bounds = f"__launch_bounds__({MAX_THREADS}, {blocks_per_multiprocessor(width, dtype.itemsize)})"
-            definitions[name] = (
-                f'extern "C" __global__ void {bounds} {name}(const __grid_constant__ {struct} arguments) '
-                f"{{ {kernel}<{_TYPES[dtype]}, {width}, {lanes}>(arguments); }}"
-            )
+            bounds = f"{MAX_THREADS}, {blocks_per_multiprocessor(width, dtype.itemsize)}"
+            definitions[name] = instance(name, bounds, struct, f"{kernel}<{element}, {width}, {lanes}>")
     return definitions
 
 

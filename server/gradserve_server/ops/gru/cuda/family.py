@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from gradserve_server.devices.cuda.program import CompiledProgram, KernelDevice
+from gradserve_server.devices.cuda.kernels import Programs
+from gradserve_server.devices.cuda.program import KernelDevice
 from gradserve_server.devices.device import Array
 from gradserve_server.ops.dtypes import FLOAT32
 from gradserve_server.ops.gru.cuda import kernels as cuda_kernels
@@ -31,14 +32,11 @@ class CudaGRU:
         """Takes the device, and CuPy, or NumPy where the device is an emulation."""
         self._device = device
         self._xp = xp
-        self._compiled: dict[np.dtype[Any], CompiledProgram] = {}
+        self._programs = Programs(device, cuda_kernels.program, (*cuda_kernels.ARITHMETIC, *cuda_kernels.CONVERTED))
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles all kernels, a dtype at a time; ends early between two of them, once `stop()`."""
-        for dtype in (*cuda_kernels.ARITHMETIC, *cuda_kernels.CONVERTED):
-            if stop():
-                return
-            self._program(dtype)
+        self._programs.prepare(stop)
 
     def cell(self, inputs: CellInputs, sizes: Sizes) -> CellOutputs:
         """Computes GRUBlockCell, inside the device's `computing`.
@@ -118,14 +116,10 @@ class CudaGRU:
         """Starts a kernel for so many elements; it takes what it needs of `arrays` and `numbers`."""
         if count == 0:
             return
-        arguments = np.zeros((), cuda_kernels.arguments_dtype(kernel))
-        array_names, number_names = cuda_kernels.ARGUMENTS[kernel]
-        for name in array_names:
-            arguments[name] = self._device.address(arrays[name])
-        for name in number_names:
-            arguments[name] = numbers[name]
+        struct = cuda_kernels.ARGUMENTS[kernel]
+        arguments = struct.of({name: self._device.address(arrays[name]) for name in struct.arrays}, numbers)
         launch = cuda_kernels.launch(kernel, dtype, count, self._device.limits)
-        self._program(dtype).launch(launch, arguments)
+        self._programs[dtype].launch(launch, arguments)
 
     def _widened(self, inputs: CellInputs) -> list[Array]:
         arrays = [getattr(inputs, field.name) for field in fields(inputs)]
@@ -141,8 +135,3 @@ class CudaGRU:
         target = self._device.empty(source.shape, to)
         self._launch(kernel, dtype, source.size, {"source": source, "target": target}, {"count": source.size})
         return target
-
-    def _program(self, dtype: np.dtype[Any]) -> CompiledProgram:
-        if dtype not in self._compiled:
-            self._compiled[dtype] = self._device.compiled(cuda_kernels.program(dtype))
-        return self._compiled[dtype]

@@ -1,0 +1,98 @@
+"""How families declare, compile and launch their CUDA kernels. Nothing here needs a GPU."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve_server.devices.cuda.program import CompiledProgram, KernelDevice, Launch, Limits, Program
+
+ELEMENTS: Mapping[np.dtype[Any], str] = {
+    np.dtype(np.float16): "Half",
+    np.dtype(ml_dtypes.bfloat16): "BFloat16",
+    np.dtype(np.float32): "float",
+    np.dtype(np.float64): "double",
+}
+"""The C++ type of the elements of each dtype; see floats.cu."""
+
+ELEMENT_THREADS = 256
+_BLOCKS_PER_MULTIPROCESSOR = 16
+"""Twice what runs at a time: where there is more to do, threads do several elements or vectors."""
+
+KeyT = TypeVar("KeyT")
+
+
+def instance(name: str, bounds: str, struct: str, template: str) -> str:
+    """Returns the definition of a kernel, which instantiates a template.
+
+    Args:
+        name: Of the kernel.
+        bounds: The arguments of `__launch_bounds__`.
+        struct: The C++ type of its only argument.
+        template: The function template, with its arguments.
+    """
+    return (
+        f'extern "C" __global__ void __launch_bounds__({bounds}) {name}(const __grid_constant__ {struct} arguments) '
+        f"{{ {template}(arguments); }}"
+    )
+
+
+def element_launch(kernel: str, count: int, limits: Limits, *, width: int = 1) -> Launch:
+    """Returns the launch of a kernel whose threads take `width` elements at a time, of `count`, at least one."""
+    blocks = min(-(-count // (width * ELEMENT_THREADS)), _BLOCKS_PER_MULTIPROCESSOR * limits.num_multiprocessors)
+    return Launch(kernel, (blocks, 1), ELEMENT_THREADS, 0)
+
+
+@dataclass(frozen=True)
+class Struct:
+    """The only argument of a kernel: the addresses of its arrays, then int64 numbers.
+
+    Attributes:
+        arrays: Their names.
+        numbers: Theirs.
+    """
+
+    arrays: tuple[str, ...]
+    numbers: tuple[str, ...]
+
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """The struct as C++ lays it out."""
+        return np.dtype([*((name, np.uint64) for name in self.arrays), *((name, np.int64) for name in self.numbers)])
+
+    def of(self, addresses: Mapping[str, int], numbers: Mapping[str, int]) -> NDArray[Any]:
+        """Returns the argument of a launch; takes what it needs of both."""
+        arguments = np.zeros((), self.dtype)
+        for name in self.arrays:
+            arguments[name] = addresses[name]
+        for name in self.numbers:
+            arguments[name] = numbers[name]
+        return arguments
+
+
+class Programs(Generic[KeyT]):
+    """The programs of a family, compiled for one device: each when it is first needed, or all beforehand."""
+
+    def __init__(self, device: KernelDevice, program: Callable[[KeyT], Program], keys: Iterable[KeyT]) -> None:
+        """Compiles for `device` what `program` returns for each of `keys`, in their order when all are prepared."""
+        self._device = device
+        self._program = program
+        self._keys = tuple(keys)
+        self._compiled: dict[KeyT, CompiledProgram] = {}
+
+    def prepare(self, stop: Callable[[], bool]) -> None:
+        """Compiles all, or loads them from a cache; ends early, between two programs, once `stop()`."""
+        for key in self._keys:
+            if stop():
+                return
+            self[key]
+
+    def __getitem__(self, key: KeyT) -> CompiledProgram:
+        """Returns a program. Safe to call from several threads."""
+        if key not in self._compiled:
+            self._compiled[key] = self._device.compiled(self._program(key))
+        return self._compiled[key]

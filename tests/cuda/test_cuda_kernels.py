@@ -1,0 +1,69 @@
+"""What the CUDA kernels of all families have in common."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gradserve_server.devices.cuda.kernels import Programs, Struct, element_launch, instance
+from gradserve_server.devices.cuda.program import CompiledProgram, Launch, Limits, Program
+from tests.cuda.emulation.device import EmulatedDevice
+
+LIMITS = Limits(num_multiprocessors=2, shared_bytes=0)
+
+
+def test_an_instance_of_a_template() -> None:
+    assert instance("add_float32", "256, 2", "Arguments<float>", "add<float, 4>") == (
+        'extern "C" __global__ void __launch_bounds__(256, 2) add_float32'
+        "(const __grid_constant__ Arguments<float> arguments) { add<float, 4>(arguments); }"
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "width", "blocks"), [(1, 1, 1), (256, 1, 1), (257, 1, 2), (257, 2, 1), (1 << 40, 8, 32)]
+)
+def test_blocks_for_elements(count: int, width: int, blocks: int) -> None:
+    assert element_launch("add", count, LIMITS, width=width) == Launch("add", (blocks, 1), 256, 0)
+
+
+def test_a_struct_has_addresses_then_numbers() -> None:
+    struct = Struct(("x", "out"), ("count",))
+    argument = struct.of({"out": 2, "x": 1, "other": 7}, {"count": -3, "rows": 9})
+    assert argument.tobytes() == np.array([1, 2, -3], np.int64).tobytes()
+
+
+class Device(EmulatedDevice):
+    """Notes what it compiles."""
+
+    def __init__(self) -> None:
+        super().__init__(Path())
+        self.names: list[str] = []
+
+    def compiled(self, program: Program) -> CompiledProgram:
+        self.names.append(program.name)
+        return _Compiled()
+
+
+class _Compiled:
+    def launch(self, launch: Launch, arguments: object) -> None:
+        raise AssertionError("nothing is launched here")
+
+
+def programs(device: Device) -> Programs[str]:
+    return Programs(device, lambda key: Program(key, "", ()), ("a", "b", "c"))
+
+
+def test_programs_are_compiled_once() -> None:
+    device = Device()
+    own = programs(device)
+    assert own["b"] is own["b"]
+    own.prepare(lambda: False)
+    assert device.names == ["b", "a", "c"]
+
+
+def test_preparing_ends_between_two_programs() -> None:
+    device = Device()
+    checks: Iterator[bool] = iter([False, False, True])
+    programs(device).prepare(lambda: next(checks))
+    assert device.names == ["a", "b"]
