@@ -122,7 +122,7 @@ class _Cache(FunctionCache):
 
 
 def _source_files(function: Callable[..., None]) -> set[Path]:
-    """Returns this file, that of a function, and what it imports from the server's own packages."""
+    """Returns this file, that of a function, and what it imports from its folder and the server's packages."""
     first = Path(function.__code__.co_filename)
     found, waiting = {Path(__file__)}, [first]
     while waiting:
@@ -131,7 +131,7 @@ def _source_files(function: Callable[..., None]) -> set[Path]:
             found.add(file)
             imported = (sys.modules.get(name) for name in _imports(file))
             files = [Path(str(module.__file__)) for module in imported if module is not None]
-            waiting += [each for each in files if _PACKAGE in each.parents]
+            waiting += [each for each in files if each.parent == first.parent or _PACKAGE in each.parents]
     return found
 
 
