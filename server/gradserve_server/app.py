@@ -3,11 +3,8 @@
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
-import uuid
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import gradserve
@@ -20,22 +17,18 @@ from gradserve_server.devices.compute import ThreadCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.pool import BufferPool
-from gradserve_server.devices.inventory import list_devices
-from gradserve_server.devices.selection import choose_device
 from gradserve_server.errors import UnavailableError
-from gradserve_server.layers.families import make_layer_families
 from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.leases.lifetimes import Lifetimes
-from gradserve_server.leases.service_clock import ServiceClock
-from gradserve_server.ops.registry import make_families
 from gradserve_server.ops.runner import OpRunner
 from gradserve_server.own_file import OwnFile
+from gradserve_server.parts import Parts
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.gradient_ops.service import GradientOpsServicer
 from gradserve_server.rpc.leases.service import LeaseServicer
-from gradserve_server.rpc.server import GrpcServer
 from gradserve_server.rpc.server_info.service import ServerServicer, Usage
+from gradserve_server.rpc.services import Services
 from gradserve_server.rpc.tensors.messages import Placer
 from gradserve_server.rpc.tensors.service import TensorServicer
 from gradserve_server.tensors.opening import TensorOpener
@@ -46,8 +39,6 @@ from gradserve_server.tensors.store import TensorStore
 _log = logging.getLogger(__name__)
 
 _EXPIRY_INTERVAL_SECONDS = 1.0
-_LONGEST_TICK_SECONDS = 5.0
-"""A server that did not look after leases for longer heard nobody either."""
 _ENDED_AT_ONCE = 256
 """Before others get their turn."""
 
@@ -60,24 +51,25 @@ class Server:
         await stop.wait()
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, parts: Parts | None = None) -> None:
+        """Takes its configuration, and the parts that are not the usual ones."""
+        parts = parts or Parts()
         self._config = config
         limits = config.limits
         pool = BufferPool(config.runtime.pool_bytes)
         memory = Quota(limits.max_bytes, "bytes of tensor memory")
         handles = Quota(limits.max_handles, "tensor handles")
         host = CpuDevice(pool)
-        device = choose_device(config.runtime.device, host)
+        device = parts.choose_device(config.runtime.device, host, parts.devices)
         self._compute = ThreadCompute(config.runtime.compute_threads)
         self._parallel = ForkJoin(config.runtime.compute_threads)
-        ops = make_families(device, self._parallel)
         self.runner = OpRunner(
             device=device,
-            families={**ops, **make_layer_families(device, ops)},
+            families=parts.make_families(device, self._parallel),
             compute=self._compute,
             memory=memory,
         )
-        self._clock = ServiceClock(time.monotonic, _LONGEST_TICK_SECONDS)
+        self._clock = parts.clock
         self.lifetimes = Lifetimes(self._clock, config.leases.client_lease_seconds)
         self.store = TensorStore(
             pool=pool,
@@ -85,7 +77,7 @@ class Server:
             handles=handles,
             leases=config.leases,
             clock=self._clock,
-            new_handle=_new_id,
+            new_handle=parts.new_id,
         )
         self.registry = AccumulatorRegistry(
             compute=self._compute,
@@ -94,7 +86,7 @@ class Server:
             limits=limits,
             lifetimes=self.lifetimes,
             clock=self._clock,
-            new_incarnation=_new_id,
+            new_incarnation=parts.new_id,
         )
         self.layers = LayerRegistry(
             runner=self.runner,
@@ -104,14 +96,14 @@ class Server:
             limits=limits,
             lifetimes=self.lifetimes,
             clock=self._clock,
-            new_id=_new_id,
-            new_seed=partial(secrets.randbits, 63),
+            new_id=parts.new_id,
+            new_seed=parts.new_seed,
         )
         residence = Residence(host, device, self._compute)
         opener = TensorOpener(self.store, residence)
         placer = Placer(self.store, limits.inline_limit_bytes, limits.max_message_bytes)
         started = time.monotonic()
-        self._grpc = GrpcServer(
+        self._services = Services(
             tensors=TensorServicer(self.store, residence, config.runtime.stream_idle_seconds),
             accumulators=AccumulatorServicer(self.registry, opener, placer),
             gradient_ops=GradientOpsServicer(self.runner, opener, placer),
@@ -119,7 +111,7 @@ class Server:
             leases=LeaseServicer(self.lifetimes.clients),
             server=ServerServicer(
                 version=gradserve.__version__,
-                devices=list_devices(),
+                devices=parts.devices,
                 device=device.name,
                 ops_prepared=lambda: self.runner.is_prepared,
                 limits=limits,
@@ -127,8 +119,9 @@ class Server:
                 usage=Usage(memory, handles, self.registry.count, self.registry.waiters, self.layers.count),
                 uptime=lambda: time.monotonic() - started,
             ),
-            limits=limits,
+            interceptors=parts.interceptors,
         )
+        self._listener = parts.make_listener(self._services.all, self._services.admission, limits)
         self._expiry: asyncio.Task[None] | None = None
         self._address_file: OwnFile | None = None
         self.addresses: tuple[str, ...] = ()
@@ -152,8 +145,8 @@ class Server:
             OSError: An address cannot be bound, or the file not be written.
         """
         listen = [Address.to_listen(address) for address in self._config.listen.listen]
-        self.addresses = tuple(map(str, self._grpc.bind(listen)))
-        await self._grpc.start()
+        self.addresses = tuple(map(str, self._listener.bind(listen)))
+        await self._listener.serve()
         self._expiry = asyncio.create_task(self._expire_leases())
         if self._config.listen.address_file is not None:
             self._address_file = write_addresses(Path(self._config.listen.address_file), self.addresses)
@@ -177,10 +170,10 @@ class Server:
     async def _close(self, grace: float) -> None:
         if self._address_file is not None:
             self._address_file.remove()
-        self._grpc.refuse_new_calls()
+        self._services.close()
         self.registry.close()
         self.lifetimes.clients.close(UnavailableError("the server is shutting down"))
-        await self._grpc.stop(grace)
+        await self._listener.drain(grace)
         if self._expiry is not None:
             self._expiry.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -211,7 +204,3 @@ async def _expire_all(expire: Callable[[int], int]) -> int:
         ended += count
         await asyncio.sleep(0)
     return ended
-
-
-def _new_id() -> str:
-    return uuid.uuid4().hex

@@ -8,6 +8,7 @@ from typing import Any, Self, TypeVar
 import gradserve_server.installed  # noqa: F401
 from gradserve_server.app import Server
 from gradserve_server.config import ListenConfig, ServerConfig
+from gradserve_server.parts import Parts
 
 T = TypeVar("T")
 
@@ -21,10 +22,11 @@ class LocalServer:
         ...
     """
 
-    def __init__(self, config: ServerConfig | None = None) -> None:
-        """Takes a configuration, of which the addresses are replaced by a free port of 127.0.0.1."""
+    def __init__(self, config: ServerConfig | None = None, parts: Parts | None = None) -> None:
+        """Takes a configuration, of which the addresses are replaced by a free port of 127.0.0.1, and other parts."""
         base = config if config is not None else ServerConfig()
         self._config = base.model_copy(update={"listen": ListenConfig(listen=("127.0.0.1:0",))})
+        self._parts = parts
         self._thread = threading.Thread(target=self._run, name="gradserve-local-server")
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -85,7 +87,7 @@ class LocalServer:
     async def _serve(self) -> Any:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        async with Server(self._config) as server:
+        async with Server(self._config, self._parts) as server:
             self._server = server
             self._ready.set()
             await self._stop.wait()

@@ -1,7 +1,6 @@
 """Exactly once: whatever the network does, no gradient is lost and none counts twice."""
 
 import queue
-import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,16 +16,18 @@ import gradserve
 from gradserve.calls.retries import RetryPolicy
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.transport.settings import ConnectionSettings
-from gradserve_server.errors import UnavailableError
-from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.testing import LocalServer
 from tests.servers.connecting import NO_RETRIES, connect_with, without_retries
 from tests.servers.faulty_proxy import Fault, Faults, FaultyProxy
+from tests.servers.lost_replies import LostReplies
 from tests.servers.polling import PATIENCE_SECONDS
 
 T = TypeVar("T")
 
 _ATTEMPTS = 200
+
+COUNTING = ("ApplyGradient", "TakeGradient", "PushPull")
+"""The methods whose calls must count once."""
 
 
 class Persistence:
@@ -72,14 +73,14 @@ class Network:
 
 
 @pytest.fixture(params=["cut connections", "cut connections, the client retries too", "lost replies"])
-def network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
+def network(request: pytest.FixtureRequest) -> Iterator[Network]:
     is_seen = request.param != "cut connections, the client retries too"
     settings = ConnectionSettings(TimeLimits(PATIENCE_SECONDS), NO_RETRIES if is_seen else RetryPolicy())
     with ExitStack() as stack:
         if request.param == "lost replies":
-            lost = lose_replies(monkeypatch, probability=0.3)
-            server = stack.enter_context(LocalServer())
-            yield Network(server.address, server.address, settings, lambda: len(lost))
+            replies = LostReplies(COUNTING, probability=0.3, seed=21)
+            server = stack.enter_context(LocalServer(parts=replies.parts))
+            yield Network(server.address, server.address, settings, lambda: len(replies.lost))
         else:
             server = stack.enter_context(LocalServer())
             faults = Faults(mean_reads=30, seed=20)
@@ -87,28 +88,6 @@ def network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
             yield Network(
                 proxy.address, server.address, settings, lambda: sum(faults.happened.values()), faults, is_seen
             )
-
-
-def lose_replies(monkeypatch: pytest.MonkeyPatch, probability: float) -> list[str]:
-    """Makes servers started from now on carry calls out and then answer some of them with UNAVAILABLE."""
-    lost: list[str] = []
-    seeded = random.Random(21)
-
-    def losing(method: str) -> Callable[..., Any]:
-        carry_out = getattr(AccumulatorServicer, method)
-
-        async def answer(self: AccumulatorServicer, request: Any, context: Any) -> Any:
-            reply = await carry_out(self, request, context)
-            if seeded.random() < probability:
-                lost.append(method)
-                raise UnavailableError("the reply was lost")
-            return reply
-
-        return answer
-
-    for method in ("ApplyGradient", "TakeGradient", "PushPull"):
-        monkeypatch.setattr(AccumulatorServicer, method, losing(method))
-    return lost
 
 
 def one_hot(position: int, size: int) -> np.ndarray:
@@ -259,16 +238,19 @@ def test_the_proxy_does_every_fault(server_address: str, name: str) -> None:
     assert persist.repeated
 
 
-def test_a_repeated_apply_releases_what_it_uploaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_apply_releases_what_it_uploaded() -> None:
     """The first attempt released its own upload; the repeated call had to upload once more."""
-    lost = lose_replies(monkeypatch, probability=1)
-    with LocalServer() as server, connect_with(server.address, without_retries(PATIENCE_SECONDS)) as client:
+    replies = LostReplies(COUNTING, probability=1, seed=21)
+    with (
+        LocalServer(parts=replies.parts) as server,
+        connect_with(server.address, without_retries(PATIENCE_SECONDS)) as client,
+    ):
         acc = client.conditional_accumulator("float64", (80_000,))
         gradient = np.ones(80_000)
         with pytest.raises(gradserve.UnavailableError) as first:
             acc.apply_grad(gradient)
         with pytest.raises(gradserve.UnavailableError):
             acc.apply_grad(gradient, request_id=first.value.request_id)
-        assert lost == ["ApplyGradient"] * 2
+        assert replies.lost == ["ApplyGradient"] * 2
         assert acc.num_accumulated() == 1
         assert client.server_info().usage["num_handles"] == 0

@@ -2,7 +2,6 @@
 
 import pytest
 
-from gradserve_server.devices import selection
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.devices.inventory import DeviceDescription
@@ -13,22 +12,15 @@ HOST = CpuDevice(BufferPool(0))
 CPU = DeviceDescription("cpu", "a processor", 1 << 30)
 
 
-@pytest.fixture
-def only_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "list_devices", lambda: (CPU,))
-
-
-@pytest.mark.usefixtures("only_a_cpu")
 @pytest.mark.parametrize("wanted", ["cpu", "auto"])
 def test_the_host(wanted: str) -> None:
-    assert choose_device(wanted, HOST) is HOST
+    assert choose_device(wanted, HOST, (CPU,)) is HOST
 
 
-@pytest.mark.usefixtures("only_a_cpu")
 @pytest.mark.parametrize("wanted", ["cuda", "cuda:0", "cuda:7"])
 def test_a_gpu_that_is_not_there(wanted: str) -> None:
     with pytest.raises(NoSuchDeviceError, match=r"expected a device of this machine, cpu or auto, got 'cuda:[07]'"):
-        choose_device(wanted, HOST)
+        choose_device(wanted, HOST, (CPU,))
 
 
 def test_a_server_says_what_it_lacks() -> None:

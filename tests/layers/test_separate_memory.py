@@ -10,7 +10,7 @@ import gradserve
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve.v1 import layer_pb2, tensor_pb2
-from gradserve_server import app
+from gradserve_server.parts import Parts
 from gradserve_server.testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import RawCalls
@@ -48,11 +48,9 @@ def device() -> SeparateDevice:
 
 
 @pytest.fixture
-def server(device: SeparateDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServer]:
-    monkeypatch.setattr(app, "choose_device", lambda wanted, host: device)
-    monkeypatch.setattr(app, "make_families", lambda device, parallel: separate_families(device))
-    monkeypatch.setattr(app, "make_layer_families", lambda device, ops: {})
-    with LocalServer() as local:
+def server(device: SeparateDevice) -> Iterator[LocalServer]:
+    parts = Parts(choose_device=lambda *_: device, make_families=lambda *_: separate_families(device))
+    with LocalServer(parts=parts) as local:
         yield local
 
 

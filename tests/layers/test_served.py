@@ -1,7 +1,6 @@
 """A layer on a real server under many callers at once, lost replies, and tensors that others use too."""
 
 import itertools
-import random
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,10 +18,9 @@ from gradserve.v1 import accumulator_messages_pb2, accumulator_pb2, layer_pb2, t
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve_server.config import LimitsConfig, ServerConfig
-from gradserve_server.errors import UnavailableError
-from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.testing import LocalServer
 from tests.servers.connecting import connect_with, without_retries
+from tests.servers.lost_replies import LostReplies
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import RawCalls
 
@@ -142,28 +140,6 @@ class TestManyCallers:
             assert (usage["num_bytes"], usage["num_handles"], usage["num_layers"]) == (0, 0, 0)
 
 
-def lose_replies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Makes servers started from now on carry calls out and then answer a third of them with UNAVAILABLE."""
-    lost: list[str] = []
-    seeded = random.Random(5)
-
-    def losing(method: str) -> Callable[..., Any]:
-        carry_out = getattr(BatchNormLayerServicer, method)
-
-        async def answer(self: BatchNormLayerServicer, request: Any, context: Any) -> Any:
-            reply = await carry_out(self, request, context)
-            if seeded.random() < 0.33:
-                lost.append(method)
-                raise UnavailableError("the reply was lost")
-            return reply
-
-        return answer
-
-    for method in ("CreateBatchNormLayer", "BatchNormForward", "RunBatchNormUpdates", "BatchNormBackward"):
-        monkeypatch.setattr(BatchNormLayerServicer, method, losing(method))
-    return lost
-
-
 def persist(call: Callable[[], T]) -> T:
     for _ in range(200):
         try:
@@ -174,13 +150,15 @@ def persist(call: Callable[[], T]) -> T:
 
 
 @pytest.mark.parametrize("updates", [None, "update_ops"], ids=["in place", "delayed"])
-def test_every_forward_counts_once_though_replies_are_lost(
-    monkeypatch: pytest.MonkeyPatch, threads: ThreadPoolExecutor, updates: str | None
-) -> None:
+def test_every_forward_counts_once_though_replies_are_lost(threads: ThreadPoolExecutor, updates: str | None) -> None:
     """Each is sent by two clients at once, while others run the updates; with decay d, n of them leave d^n."""
-    lost = lose_replies(monkeypatch)
+    methods = ("CreateBatchNormLayer", "BatchNormForward", "RunBatchNormUpdates", "BatchNormBackward")
+    replies = LostReplies(methods, probability=0.33, seed=5)
     ids = [uuid.uuid4().hex for _ in range(40)]
-    with LocalServer() as server, connect_with(server.address, without_retries(PATIENCE_SECONDS)) as client:
+    with (
+        LocalServer(parts=replies.parts) as server,
+        connect_with(server.address, without_retries(PATIENCE_SECONDS)) as client,
+    ):
         bn = persist(lambda: averaging_layer(client, updates_collections=updates, decay=0.75, scope="bn"))
         bn.set_variables({name: [1.0, 1.0] for name in START})
 
@@ -197,7 +175,7 @@ def test_every_forward_counts_once_though_replies_are_lost(
         bn.delete()
         usage = client.server_info().usage
         assert (usage["num_bytes"], usage["num_handles"]) == (0, 0)
-    assert {"BatchNormForward", "BatchNormBackward"} <= set(lost)
+    assert {"BatchNormForward", "BatchNormBackward"} <= set(replies.lost)
 
 
 def test_updates_of_a_collection_across_layers(client: gradserve.Client, name: str) -> None:

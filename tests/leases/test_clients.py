@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from gradserve.calls.time_limits import TimeLimits
 from gradserve.transport.settings import ConnectionSettings
 from gradserve_server.app import Server
 from gradserve_server.config import LeaseConfig, ListenConfig, ServerConfig
-from gradserve_server.rpc import server as rpc_server
+from gradserve_server.parts import Parts
+from gradserve_server.rpc.listeners.grpc_listener import ClientKeepalive, GrpcListener
 from gradserve_server.testing import LocalServer
 from tests.leases.program import NUM_MADE
 from tests.servers.connecting import connect_with
@@ -35,11 +37,10 @@ GRAD = np.ones(2, np.float32)
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServer]:
+def server() -> Iterator[LocalServer]:
     """A server of this test alone, that notices soon when a connection is dead."""
-    monkeypatch.setattr(rpc_server, "KEEPALIVE_INTERVAL_MS", 300)
-    monkeypatch.setattr(rpc_server, "KEEPALIVE_TIMEOUT_MS", 300)
-    with LocalServer(ServerConfig(leases=LeaseConfig(client_lease_seconds=CLIENT_LEASE))) as local:
+    parts = Parts(make_listener=partial(GrpcListener, keepalive=ClientKeepalive(interval=0.3, timeout=0.3)))
+    with LocalServer(ServerConfig(leases=LeaseConfig(client_lease_seconds=CLIENT_LEASE)), parts) as local:
         yield local
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve_server import app
+from gradserve_server.parts import Parts
 from gradserve_server.testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.separate_device import SeparateDevice, separate_families
@@ -24,11 +24,9 @@ def device() -> SeparateDevice:
 
 
 @pytest.fixture
-def server(device: SeparateDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServer]:
-    monkeypatch.setattr(app, "choose_device", lambda wanted, host: device)
-    monkeypatch.setattr(app, "make_families", lambda device, parallel: separate_families(device))
-    monkeypatch.setattr(app, "make_layer_families", lambda device, ops: {})
-    with LocalServer() as local:
+def server(device: SeparateDevice) -> Iterator[LocalServer]:
+    parts = Parts(choose_device=lambda *_: device, make_families=lambda *_: separate_families(device))
+    with LocalServer(parts=parts) as local:
         yield local
 
 

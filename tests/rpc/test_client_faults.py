@@ -19,6 +19,7 @@ from gradserve_server.errors import NotFoundError
 from gradserve_server.rpc.boundary.faults import Faults
 from gradserve_server.rpc.boundary.grpc_log import ClientFaults
 from gradserve_server.rpc.boundary.handlers import make_handler
+from gradserve_server.rpc.boundary.service import Service
 from tests.servers.polling import eventually, eventually_async
 from tests.servers.process import ServerProcess
 from tests.servers.raw_calls import METHODS
@@ -230,7 +231,7 @@ class Servicer:
 def handler_of(method: str, servicer: Servicer) -> Any:
     service: Any = METHODS[method].containing_service
     details: Any = SimpleNamespace(method=path_of(method))
-    return make_handler(service, servicer, (Faults(),)).service(details)
+    return make_handler(Service(service, servicer, (Faults(),))).service(details)
 
 
 @pytest.mark.parametrize("error", [NotFoundError("no such handle"), ValueError("a fault")], ids=["expected", "fault"])

@@ -19,14 +19,18 @@ import gradserve.aio
 from gradserve_server.app import Server
 from gradserve_server.config import ListenConfig, RuntimeConfig, ServerConfig
 from gradserve_server.own_file import OwnFile
-from gradserve_server.rpc.listeners import ports
+from gradserve_server.parts import Parts
+from gradserve_server.rpc.listeners.grpc_listener import GrpcListener
+from gradserve_server.rpc.listeners.ports import LOOPBACKS
 from gradserve_server.rpc.listeners.socket_file import bind_socket_file
 from tests.servers.process import run_cli
 
 
-def server_on(*addresses: str, address_file: Path | None = None) -> Server:
+def server_on(*addresses: str, address_file: Path | None = None, loopbacks: tuple[str, ...] = LOOPBACKS) -> Server:
     listen = ListenConfig(listen=addresses, address_file=None if address_file is None else str(address_file))
-    return Server(ServerConfig(listen=listen, runtime=RuntimeConfig(device="cpu", warm_up=False, drain_seconds=1)))
+    runtime = RuntimeConfig(device="cpu", warm_up=False, drain_seconds=1)
+    parts = Parts(make_listener=partial(GrpcListener, loopbacks=loopbacks))
+    return Server(ServerConfig(listen=listen, runtime=runtime), parts)
 
 
 async def failure_of(server: Server) -> str:
@@ -122,14 +126,13 @@ def has(host: str) -> bool:
 
 @pytest.mark.parametrize("hosts", [("127.0.0.1", "198.51.100.1"), ("198.51.100.1", "127.0.0.1")])
 async def test_an_address_of_a_host_that_the_machine_does_not_have(
-    monkeypatch: pytest.MonkeyPatch, hosts: tuple[str, ...]
+    hosts: tuple[str, ...],
 ) -> None:
     """As localhost has two where there is no IPv6."""
-    monkeypatch.setattr(ports, "_LOOPBACKS", hosts)
-    async with server_on("localhost:0") as server:
+    async with server_on("localhost:0", loopbacks=hosts) as server:
         assert await answers(server.addresses[0])
-    monkeypatch.setattr(ports, "_LOOPBACKS", ("198.51.100.1", "198.51.100.2"))
-    assert await failure_of(server_on("localhost:0")) == (
+    absent = ("198.51.100.1", "198.51.100.2")
+    assert await failure_of(server_on("localhost:0", loopbacks=absent)) == (
         "cannot listen on localhost:0: cannot assign requested address"
     )
 

@@ -17,10 +17,12 @@ from gradserve.transport.status import ERRORS, error_from_status
 from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
 from gradserve_server import errors as server_errors
 from gradserve_server.rpc.boundary.admission import Admission
+from gradserve_server.rpc.boundary.chain import Interceptor
 from gradserve_server.rpc.boundary.faults import Faults
 from gradserve_server.rpc.boundary.handlers import make_handler
+from gradserve_server.rpc.boundary.service import Service
 from gradserve_server.rpc.boundary.status import STATUS_CODES
-from gradserve_server.rpc.server import SERVICES
+from gradserve_server.rpc.services import SERVICES
 from tests.servers.raw_calls import failure_of
 
 TENSOR_SERVICE, *_, SERVER_SERVICE = SERVICES
@@ -53,9 +55,9 @@ class RaisingServicer:
 async def raising_server(error: BaseException, admission: Admission | None = None) -> AsyncIterator[str]:
     """Runs a server whose every method raises `error`; yields its address."""
     server = grpc.aio.server()
-    chain = (Faults(), admission or Admission())
+    chain: tuple[Interceptor, ...] = (Faults(), admission or Admission())
     for service in SERVICES:
-        server.add_generic_rpc_handlers((make_handler(service, RaisingServicer(error), chain),))
+        server.add_generic_rpc_handlers((make_handler(Service(service, RaisingServicer(error), chain)),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

@@ -3,23 +3,26 @@
 import asyncio
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from google.protobuf.descriptor import MethodDescriptor
 
 import gradserve
 import gradserve.aio
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.transport.settings import ConnectionSettings, Keepalive, Reconnecting
 from gradserve_server.cli import cli
-from gradserve_server.rpc import server as rpc_server
-from gradserve_server.rpc.accumulators import service as accumulator_service
+from gradserve_server.parts import Parts
 from gradserve_server.rpc.boundary.call import Call
+from gradserve_server.rpc.boundary.chain import Handle
 from gradserve_server.rpc.boundary.timeouts import wait_timeout
+from gradserve_server.rpc.listeners.grpc_listener import ClientKeepalive, GrpcListener
 from gradserve_server.testing import LocalServer
 from tests.servers.connecting import connect_with, connect_with_aio
 from tests.servers.faulty_proxy import FaultyProxy
@@ -81,25 +84,51 @@ WAITS: dict[str, Wait] = {
 }
 
 
+class NotedLimits:
+    """An interceptor that notes for how long each call may wait, as they come; None for ever."""
+
+    def __init__(self) -> None:
+        self.seen: list[float | None] = []
+
+    def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
+        if "timeout" not in method.input_type.fields_by_name:
+            return handle
+
+        def noted(request: Any, call: Call) -> Any:
+            self.seen.append(wait_timeout(request, call))
+            return handle(request, call)
+
+        return noted
+
+
+@pytest.fixture(scope="module")
+def noted() -> Iterator[tuple[str, NotedLimits]]:
+    """The address of a server of this file alone, and the limits of its calls."""
+    limits = NotedLimits()
+    with LocalServer(parts=Parts(interceptors=(limits,))) as local:
+        yield local.address, limits
+
+
 @pytest.fixture
-def limits(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
-    """For how long the server lets each call wait, as they come; None for ever."""
-    seen: list[float | None] = []
+def limits(noted: tuple[str, NotedLimits]) -> list[float | None]:
+    """For how long that server lets each call wait, as they come; None for ever."""
+    _, limits = noted
+    limits.seen.clear()
+    return limits.seen
 
-    def record(request: Any, call: Call) -> float | None:
-        seen.append(wait_timeout(request, call))
-        return seen[-1]
 
-    monkeypatch.setattr(accumulator_service, "wait_timeout", record)
-    return seen
+@pytest.fixture
+def noted_address(noted: tuple[str, NotedLimits]) -> str:
+    address, _ = noted
+    return address
 
 
 @pytest.mark.parametrize(("of_client", "of_call"), [(5.0, math.inf), (math.inf, None)])
 @pytest.mark.parametrize("wait", WAITS)
 def test_a_call_waits_for_ever(
-    server_address: str, limits: list[float | None], wait: str, of_client: float, of_call: float | None
+    noted_address: str, limits: list[float | None], wait: str, of_client: float, of_call: float | None
 ) -> None:
-    with gradserve.connect(server_address, timeout=of_client) as client, ThreadPoolExecutor(1) as threads:
+    with gradserve.connect(noted_address, timeout=of_client) as client, ThreadPoolExecutor(1) as threads:
         made = make_things(client)
         waiting = threads.submit(WAITS[wait], made, of_call)
         eventually(lambda: limits)
@@ -112,9 +141,9 @@ def test_a_call_waits_for_ever(
 
 @pytest.mark.parametrize(("of_client", "of_call"), [(5.0, math.inf), (math.inf, None)])
 async def test_a_call_waits_for_ever_aio(
-    server_address: str, limits: list[float | None], of_client: float, of_call: float | None
+    noted_address: str, limits: list[float | None], of_client: float, of_call: float | None
 ) -> None:
-    async with gradserve.aio.connect(server_address, timeout=of_client) as client:
+    async with gradserve.aio.connect(noted_address, timeout=of_client) as client:
         acc = (await make_things_aio(client))["dense"]
         waiting = asyncio.create_task(acc.take_grad(1, of_call))
         while not limits:
@@ -227,12 +256,11 @@ async def test_a_server_that_falls_silent_ends_it_aio(server_address: str) -> No
         await client.close()
 
 
-def test_a_client_that_falls_silent_takes_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_falls_silent_takes_no_round() -> None:
     """Its machine or network is gone, and nothing tells the server: what it waits for goes to others."""
-    monkeypatch.setattr(rpc_server, "KEEPALIVE_INTERVAL_MS", 300)
-    monkeypatch.setattr(rpc_server, "KEEPALIVE_TIMEOUT_MS", 300)
+    parts = Parts(make_listener=partial(GrpcListener, keepalive=ClientKeepalive(interval=0.3, timeout=0.3)))
     with (
-        LocalServer() as server,
+        LocalServer(parts=parts) as server,
         FaultyProxy(server.address) as proxy,
         gradserve.connect(server.address) as client,
         ThreadPoolExecutor(1) as threads,

@@ -1,22 +1,28 @@
 """Chooses the device that ops run on."""
 
 import importlib.util
+from collections.abc import Sequence
 
 from gradserve_server.devices.device import CpuDevice, Device
-from gradserve_server.devices.inventory import list_devices
+from gradserve_server.devices.inventory import DeviceDescription
 
 
 class NoSuchDeviceError(Exception):
     """The machine does not have the device that was asked for; the message says what it has."""
 
 
-def choose_device(wanted: str, host: CpuDevice) -> Device:
+def choose_device(wanted: str, host: CpuDevice, devices: Sequence[DeviceDescription]) -> Device:
     """Returns the device of a name as `gradserve info` lists it, or for "auto" the first GPU, else the host.
+
+    Args:
+        wanted: The name, or "cuda" for the first GPU.
+        host: The device of the CPU.
+        devices: Those of the machine.
 
     Raises:
         NoSuchDeviceError: There is none of this name.
     """
-    names = [device.name for device in list_devices()]
+    names = [device.name for device in devices]
     if wanted == "auto":
         wanted = next((name for name in names if name.startswith("cuda:")), host.name)
     if wanted == "cuda":

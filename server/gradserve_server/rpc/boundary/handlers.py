@@ -5,54 +5,35 @@ every method the same chain.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import grpc
 from google.protobuf import message_factory
-from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.descriptor import MethodDescriptor
 
 from gradserve.wire.contents import encode_message
 from gradserve_server.errors import ServiceError
 from gradserve_server.rpc.boundary.call import Call, StreamedCall
-from gradserve_server.rpc.boundary.chain import Interceptor, chained
+from gradserve_server.rpc.boundary.chain import chained
 from gradserve_server.rpc.boundary.codec import Codec
 from gradserve_server.rpc.boundary.malformed import tolerant
+from gradserve_server.rpc.boundary.service import Service
 from gradserve_server.rpc.boundary.status import Context, end_with, write
 
 
-def make_handler(
-    service: ServiceDescriptor,
-    servicer: object,
-    interceptors: Sequence[Interceptor],
-    codecs: Mapping[str, Codec] | None = None,
-) -> grpc.GenericRpcHandler:
-    """Returns the handler of all methods of a service.
-
-    Args:
-        service: Its descriptor.
-        servicer: Has an async method of the name of each RPC, which takes the request (or an async iterator of
-            requests) and the `Call`, and returns the response (or is an async generator of responses).
-        interceptors: What happens around every call, outermost first. Nothing but ServiceError may leave it.
-        codecs: For methods that do not use the generated classes.
-    """
+def make_handler(service: Service) -> grpc.GenericRpcHandler:
+    """Returns the handler of all methods of a service."""
     return grpc.method_handlers_generic_handler(
-        service.full_name,
-        {
-            method.name: _method_handler(
-                method, getattr(servicer, method.name), interceptors, (codecs or {}).get(method.name, Codec())
-            )
-            for method in service.methods
-        },
+        service.descriptor.full_name,
+        {method.name: _method_handler(method, service) for method in service.descriptor.methods},
     )
 
 
-def _method_handler(
-    method: MethodDescriptor, answer: Callable[..., Any], interceptors: Sequence[Interceptor], codec: Codec
-) -> "grpc.RpcMethodHandler[Any, Any]":
+def _method_handler(method: MethodDescriptor, service: Service) -> "grpc.RpcMethodHandler[Any, Any]":
+    codec = service.codecs.get(method.name, Codec())
     decode = tolerant(codec.decode or message_factory.GetMessageClass(method.input_type).FromString)
     encode = codec.encode or encode_message
-    handle = chained(interceptors, method, answer)
+    handle = chained(service.interceptors, method, getattr(service.servicer, method.name))
     name = method.full_name
 
     async def unary(request: Any, context: Context) -> Any:

@@ -32,10 +32,11 @@ class Endpoint:
         handlers: Sequence[grpc.GenericRpcHandler],
         interceptors: Sequence[grpc.aio.ServerInterceptor],
         options: Sequence[tuple[str, Any]],
+        loopbacks: Sequence[str],
     ) -> None:
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._server.add_generic_rpc_handlers(tuple(handlers))
-        self._ports = Ports(self._server)
+        self._ports = Ports(self._server, loopbacks)
         self._has_started = False
 
     def bind(self, addresses: Sequence[Address]) -> list[Address]:

@@ -17,7 +17,9 @@ from gradserve_server.own_file import OwnFile
 from gradserve_server.rpc.listeners.socket_file import bind_socket_file
 from gradserve_server.system_errors import reason_of
 
-_LOOPBACKS = ("127.0.0.1", "::1")
+LOOPBACKS = ("127.0.0.1", "::1")
+"""What localhost is, whatever the system's tables say: gRPC's clients try both."""
+
 _ATTEMPTS = 10
 
 
@@ -28,8 +30,10 @@ class Ports:
     So each is bound by itself, and where gRPC fails the system is asked for the reason.
     """
 
-    def __init__(self, server: grpc.aio.Server) -> None:
+    def __init__(self, server: grpc.aio.Server, loopbacks: Sequence[str]) -> None:
+        """Takes the addresses of localhost, too."""
         self._server = server
+        self._loopbacks = loopbacks
         self._files: list[OwnFile] = []
 
     def bind(self, address: Address) -> Address:
@@ -54,7 +58,7 @@ class Ports:
         return Address(path=str(file.path))
 
     def _bind_host(self, address: Address) -> Address:
-        hosts = _resolve(address.host)
+        hosts = self._resolve(address.host)
         port = address.port
         if len(hosts) > 1:
             hosts = _present(hosts)
@@ -62,6 +66,15 @@ class Ports:
         for host in hosts:
             port = self._add(str(Address(host, port)), partial(_try_host, host, port))
         return replace(address, port=port)
+
+    def _resolve(self, host: str) -> Sequence[str]:
+        """Returns the IP addresses of a host."""
+        if host == "localhost":
+            return self._loopbacks
+        if ":" in host:
+            return (host,)
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(place[0]) for *_, place in found))
 
     def _add_path(self, path: Path) -> None:
         self._add(f"unix:{quote(os.fsencode(path))}", partial(_try_path, path))
@@ -72,16 +85,6 @@ class Ports:
         except RuntimeError:
             attempt()
             raise OSError("gRPC cannot; with --log-level debug it says why") from None
-
-
-def _resolve(host: str) -> Sequence[str]:
-    """Returns the IP addresses of a host."""
-    if host == "localhost":
-        return _LOOPBACKS  # whatever the system's tables say: gRPC's clients try both
-    if ":" in host:
-        return (host,)
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(place[0]) for *_, place in found))
 
 
 def _present(hosts: Sequence[str]) -> Sequence[str]:

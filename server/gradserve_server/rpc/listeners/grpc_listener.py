@@ -1,0 +1,87 @@
+"""The listener that speaks gRPC."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from gradserve.address import Address
+from gradserve_server.config import LimitsConfig
+from gradserve_server.rpc.boundary.admission import Admission
+from gradserve_server.rpc.boundary.grpc_log import quiet_client_faults
+from gradserve_server.rpc.boundary.handlers import make_handler
+from gradserve_server.rpc.boundary.service import Service
+from gradserve_server.rpc.listeners.arrivals import Arrivals
+from gradserve_server.rpc.listeners.endpoint import Endpoint, LastingEndpoint
+from gradserve_server.rpc.listeners.ports import LOOPBACKS
+
+_MIN_PING_INTERVAL_MS = 10_000
+"""Clients may ping this often without a call under way; gRPC's own limit of 5 minutes outlasts most firewalls."""
+
+
+@dataclass(frozen=True)
+class ClientKeepalive:
+    """How it is found out that a client is gone.
+
+    The calls of one whose machine or network is gone would else wait, and take a round, for nobody. gRPC's own interval
+    is two hours.
+
+    Attributes:
+        interval: Seconds without traffic after which a connection is asked for a sign of life.
+        timeout: Seconds for which the server then waits for one.
+    """
+
+    interval: float = 30.0
+    timeout: float = 15.0
+
+
+class GrpcListener:
+    """A `Listener` that speaks gRPC, over TCP and Unix sockets."""
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        admission: Admission,
+        limits: LimitsConfig,
+        *,
+        keepalive: ClientKeepalive = ClientKeepalive(),
+        loopbacks: Sequence[str] = LOOPBACKS,
+    ) -> None:
+        """Takes what localhost is, too."""
+        self._arrivals = Arrivals(admission)
+        handlers = [make_handler(service) for service in services]
+        options = _options(limits, keepalive)
+        self._endpoint = LastingEndpoint(partial(Endpoint, handlers, (self._arrivals,), options, loopbacks))
+
+    def bind(self, addresses: Sequence[Address]) -> list[Address]:
+        """Binds to addresses; see `Listener.bind`."""
+        return self._endpoint.bind(addresses)
+
+    async def serve(self) -> None:
+        """Begins to take calls, and returns."""
+        quiet_client_faults()
+        await self._endpoint.start()
+
+    async def drain(self, grace: float) -> None:
+        """Ends; see `Listener.drain`."""
+        end = time.monotonic() + grace
+        await self._arrivals.settle(self._endpoint.probe)
+        await self._endpoint.stop(max(end - time.monotonic(), 0), self._arrivals.refuse)
+
+
+def _options(limits: LimitsConfig, keepalive: ClientKeepalive) -> tuple[tuple[str, Any], ...]:
+    return (
+        ("grpc.max_receive_message_length", int(limits.max_message_bytes)),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_time_ms", int(keepalive.interval * 1000)),
+        ("grpc.keepalive_timeout_ms", int(keepalive.timeout * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(keepalive.timeout * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
+        # Beyond 1000 calls that arrived and did not begin yet, gRPC would cancel some at random.
+        ("grpc.server.max_pending_requests", limits.max_waiters),
+        ("grpc.server.max_pending_requests_hard_limit", limits.max_waiters),
+    )

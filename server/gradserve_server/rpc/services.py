@@ -1,0 +1,80 @@
+"""All services, health and reflection among them, and the chain around their calls."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha.reflection import aio as reflection
+
+from gradserve.v1 import (
+    accumulator_service_pb2,
+    batch_norm_layer_service_pb2,
+    gradient_ops_service_pb2,
+    lease_service_pb2,
+    server_service_pb2,
+    tensor_service_pb2,
+)
+from gradserve_server.rpc.accumulators.service import AccumulatorServicer
+from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
+from gradserve_server.rpc.boundary.admission import Admission
+from gradserve_server.rpc.boundary.chain import Interceptor
+from gradserve_server.rpc.boundary.faults import Faults
+from gradserve_server.rpc.boundary.malformed import RefuseMalformed
+from gradserve_server.rpc.boundary.service import Service
+from gradserve_server.rpc.gradient_ops.service import GradientOpsServicer
+from gradserve_server.rpc.health.service import HealthServicer
+from gradserve_server.rpc.leases.service import LeaseServicer
+from gradserve_server.rpc.server_info.service import ServerServicer
+from gradserve_server.rpc.tensors.service import STREAM_CODECS, TensorServicer
+
+SERVICES = (
+    tensor_service_pb2.DESCRIPTOR.services_by_name["TensorService"],
+    accumulator_service_pb2.DESCRIPTOR.services_by_name["AccumulatorService"],
+    gradient_ops_service_pb2.DESCRIPTOR.services_by_name["GradientOpsService"],
+    batch_norm_layer_service_pb2.DESCRIPTOR.services_by_name["BatchNormLayerService"],
+    lease_service_pb2.DESCRIPTOR.services_by_name["LeaseService"],
+    server_service_pb2.DESCRIPTOR.services_by_name["ServerService"],
+)
+
+_HEALTH: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
+_REFLECTION: Any = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+
+
+class Services:
+    """What listeners serve. Made and used on one event loop."""
+
+    def __init__(
+        self,
+        *,
+        tensors: TensorServicer,
+        accumulators: AccumulatorServicer,
+        gradient_ops: GradientOpsServicer,
+        batch_norm_layers: BatchNormLayerServicer,
+        leases: LeaseServicer,
+        server: ServerServicer,
+        interceptors: Sequence[Interceptor],
+    ) -> None:
+        """Takes the servicers, and `interceptors` that come after those that every server has."""
+        names = [descriptor.full_name for descriptor in SERVICES]
+        self._health = HealthServicer(names)
+        self.admission = Admission()
+        described = reflection.ReflectionServicer([*names, _HEALTH.full_name, _REFLECTION.full_name])
+        always: tuple[Interceptor, ...] = (Faults(), RefuseMalformed())
+        chain: tuple[Interceptor, ...] = (Faults(), self.admission, RefuseMalformed(), *interceptors)
+        servicers = (tensors, accumulators, gradient_ops, batch_norm_layers, leases, server)
+        self.all = (
+            *(
+                Service(descriptor, servicer, chain, STREAM_CODECS if servicer is tensors else {})
+                for descriptor, servicer in zip(SERVICES, servicers, strict=True)
+            ),
+            # Health is answered throughout.
+            Service(_HEALTH, self._health, always),
+            Service(_REFLECTION, described, chain),
+        )
+        """Each with its chain."""
+
+    def close(self) -> None:
+        """Answers new calls with UNAVAILABLE, and health checks with NOT_SERVING."""
+        self.admission.close()
+        self._health.drain()
