@@ -21,6 +21,7 @@ from gradserve_server.errors import UnavailableError
 from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.ops.runner import OpRunner
+from gradserve_server.ops.table import OPS
 from gradserve_server.own_file import OwnFile
 from gradserve_server.parts import Parts
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
@@ -106,7 +107,7 @@ class Server:
         self._services = Services(
             tensors=TensorServicer(self.store, residence, config.runtime.stream_idle_seconds),
             accumulators=AccumulatorServicer(self.registry, opener, placer),
-            gradient_ops=GradientOpsServicer(self.runner, opener, placer),
+            gradient_ops=GradientOpsServicer(OPS, self.runner, opener, placer),
             batch_norm_layers=BatchNormLayerServicer(self.layers, self.store, opener, residence, placer),
             leases=LeaseServicer(self.lifetimes.clients),
             server=ServerServicer(

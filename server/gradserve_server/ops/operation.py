@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from gradserve_server.tensors.store import TensorSpec
 
@@ -59,3 +59,6 @@ class Op(Generic[InputsT, AttributesT, OutputsT, PlanT]):
     plan: Callable[[InputsT, AttributesT], PlanT]
     compute: Callable[[Any, InputsT, AttributesT, PlanT], OutputsT]
     is_quick: bool = True
+
+
+AnyOp: TypeAlias = Op[Any, Any, Any, Any]
