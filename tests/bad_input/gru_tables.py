@@ -22,11 +22,11 @@ STATES = ("r", "u", "c", "d_h")
 GRADIENT: dict[str, Any] = CELL | dict.fromkeys(STATES, zeros(2, 4))
 
 
-def cell(message: str, field: str, code: grpc.StatusCode = INVALID, **fields: Any) -> Bad:
+def cell(message: str, field: str, code: grpc.StatusCode = INVALID, /, **fields: Any) -> Bad:
     return Bad("GRUBlockCell", gru_pb2.GRUBlockCellRequest(**{**CELL, **fields}), message, field, code)
 
 
-def gradient(message: str, field: str, code: grpc.StatusCode = INVALID, **fields: Any) -> Bad:
+def gradient(message: str, field: str, code: grpc.StatusCode = INVALID, /, **fields: Any) -> Bad:
     return Bad("GRUBlockCellGrad", gru_pb2.GRUBlockCellGradRequest(**{**GRADIENT, **fields}), message, field, code)
 
 

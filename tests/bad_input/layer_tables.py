@@ -27,9 +27,9 @@ EXISTS = grpc.StatusCode.ALREADY_EXISTS
 NAN, INF = math.nan, math.inf
 X = zeros(4, 3)
 KEEP = tensor_pb2.Placement(mode=tensor_pb2.Placement.MODE_KEEP)
-NOBODY = tensor_pb2.Tensor(handle="nobody")
+NOBODY: Any = tensor_pb2.Tensor(handle="nobody")
 SHORT = tensor_pb2.Tensor(dtype=F32, shape=[4, 3], content=bytes(47))
-NEITHER = tensor_pb2.Tensor()
+NEITHER: Any = tensor_pb2.Tensor()
 
 
 def layer(name: str = "bn", **fields: Any) -> batch_norm_pb2.BatchNormLayerRef:
@@ -44,9 +44,10 @@ def named(**fields: Any) -> layer_pb2.Initializer:
     return layer_pb2.Initializer(named=layer_pb2.NamedInitializer(**fields))
 
 
-def drawn(*bounds: float) -> batch_norm_pb2.RandomAdjustment:
-    fields = ("scale_min", "scale_max", "bias_min", "bias_max")
-    return batch_norm_pb2.RandomAdjustment(**dict(zip(fields, bounds, strict=True)))
+def drawn(scale_min: float, scale_max: float, bias_min: float, bias_max: float) -> batch_norm_pb2.RandomAdjustment:
+    return batch_norm_pb2.RandomAdjustment(
+        scale_min=scale_min, scale_max=scale_max, bias_min=bias_min, bias_max=bias_max
+    )
 
 
 def create_request(name: str, **fields: Any) -> messages_pb2.CreateBatchNormLayerRequest:
@@ -75,7 +76,9 @@ LAYER_CALLS: Sequence[tuple[str, Message]] = [
 ]
 
 
-def create(message: str, field: str, code: grpc.StatusCode = INVALID, *, name: str = "other", **fields: Any) -> Bad:
+def create(
+    message: str, field: str | None, code: grpc.StatusCode = INVALID, *, name: str = "other", **fields: Any
+) -> Bad:
     return Bad("CreateBatchNormLayer", create_request(name, **fields), message, field, code)
 
 

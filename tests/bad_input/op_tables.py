@@ -24,12 +24,12 @@ INLINE = tensor_pb2.Placement.MODE_INLINE
 FORMATS = 'is not in the list of allowed values: "NHWC", "NCHW", "NDHWC", "NCDHW"'
 
 
-def forward(message: str, field: str, code: grpc.StatusCode = INVALID, **fields: Any) -> Bad:
+def forward(message: str, field: str, code: grpc.StatusCode = INVALID, /, **fields: Any) -> Bad:
     request = batch_norm_pb2.FusedBatchNormRequest(**{**FORWARD, **fields})
     return Bad("FusedBatchNorm", request, message, field, code)
 
 
-def gradient(message: str, field: str, code: grpc.StatusCode = INVALID, **fields: Any) -> Bad:
+def gradient(message: str, field: str, code: grpc.StatusCode = INVALID, /, **fields: Any) -> Bad:
     request = batch_norm_pb2.FusedBatchNormGradRequest(**{**GRADIENT, **fields})
     return Bad("FusedBatchNormGrad", request, message, field, code)
 

@@ -29,11 +29,11 @@ REQUIRED = ("input", "input_h", "params")
 REQUIRED_BACKPROP = (*REQUIRED, "output", "output_h", "output_backprop", "output_h_backprop", "reserve_space")
 
 
-def forward(message: str, field: str, code: grpc.StatusCode = INVALID, **fields: Any) -> Bad:
+def forward(message: str, field: str, code: grpc.StatusCode = INVALID, /, **fields: Any) -> Bad:
     return Bad("CudnnRNN", rnn_pb2.CudnnRNNRequest(**{**FORWARD, **fields}), message, field, code)
 
 
-def backprop(message: str, field: str, code: grpc.StatusCode = INVALID, **fields: Any) -> Bad:
+def backprop(message: str, field: str, code: grpc.StatusCode = INVALID, /, **fields: Any) -> Bad:
     return Bad("CudnnRNNBackprop", rnn_pb2.CudnnRNNBackpropRequest(**{**BACKPROP, **fields}), message, field, code)
 
 
@@ -41,14 +41,14 @@ def size(message: str, field: str, **fields: Any) -> Bad:
     return Bad("CudnnRNNParamsSize", rnn_pb2.CudnnRNNParamsSizeRequest(**{**NETWORK, **fields}), message, field)
 
 
-def to_params(message: str, field: str, code: grpc.StatusCode = INVALID, **fields: Any) -> Bad:
+def to_params(message: str, field: str, code: grpc.StatusCode = INVALID, /, **fields: Any) -> Bad:
     shapes = [(2, 3)] * 4 + [(2, 2)] * 4
     lists = {"weights": [zeros(*shape) for shape in shapes], "biases": [zeros(2)] * 8}
     request = rnn_pb2.CudnnRNNCanonicalToParamsRequest(**{**NETWORK, **lists, **fields})
     return Bad("CudnnRNNCanonicalToParams", request, message, field, code)
 
 
-def to_canonical(message: str, field: str, code: grpc.StatusCode = INVALID, **fields: Any) -> Bad:
+def to_canonical(message: str, field: str, code: grpc.StatusCode = INVALID, /, **fields: Any) -> Bad:
     counts = {"num_params_weights": 8, "num_params_biases": 8}
     request = rnn_pb2.CudnnRNNParamsToCanonicalRequest(**{**NETWORK, **counts, "params": zeros(56), **fields})
     return Bad("CudnnRNNParamsToCanonical", request, message, field, code)

@@ -31,7 +31,7 @@ from tests.bad_input.requests import (
     spec,
 )
 
-PLACEMENT: Any = {"num_required": 1, "placement": tensor_pb2.Placement(mode=99)}
+PLACEMENT: Any = {"num_required": 1, "placement": tensor_pb2.Placement(mode=99)}  # type: ignore[arg-type]  # unknown
 
 
 def lease(seconds: int, nanos: int = 0) -> Any:

@@ -172,7 +172,7 @@ def test_a_stored_tensor_that_does_not_fit_stays(raw: RawCalls) -> None:
 @pytest.mark.usefixtures("unchanged")
 def test_a_refused_id_is_free_again(raw: RawCalls, name: str) -> None:
     raw.call("CreateAccumulator", Create(accumulator=ref(name), spec=SPECS["matrix"]))
-    mine = {"accumulator": ref(name), "request_id": identity(1)}
+    mine: dict[str, Any] = {"accumulator": ref(name), "request_id": identity(1)}
     assert raw.fail("ApplyGradient", Apply(**mine, gradient=[dense(zeros(7))])).code is INVALID
     answer = raw.call("ApplyGradient", Apply(**mine, gradient=[dense(OK)]))
     assert (answer.duplicate, answer.num_accumulated) == (False, 1)
@@ -182,7 +182,7 @@ def test_a_refused_id_is_free_again(raw: RawCalls, name: str) -> None:
 @pytest.mark.usefixtures("unchanged")
 def test_an_id_with_another_dense_shape_is_another_content(raw: RawCalls, name: str) -> None:
     raw.call("CreateAccumulator", Create(accumulator=ref(name), spec=SPECS["any rows"]))
-    mine = {"accumulator": ref(name), "request_id": identity(1)}
+    mine: dict[str, Any] = {"accumulator": ref(name), "request_id": identity(1)}
     raw.call("ApplyGradient", Apply(**mine, gradient=[sparse([0], (1, 2), [4, 2])]))
     assert raw.call("ApplyGradient", Apply(**mine, gradient=[sparse([0], (1, 2), [4, 2])])).duplicate
     for other in (None, [], [4, 3]):

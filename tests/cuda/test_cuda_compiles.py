@@ -83,6 +83,6 @@ def _compile(program: Program, architecture: str) -> str:
 
 def _log(handle: Any) -> str:
     _, size = nvrtc.nvrtcGetProgramLogSize(handle)
-    log = b" " * size
+    log: bytes = b" " * size
     nvrtc.nvrtcGetProgramLog(handle, log)
     return log.decode()

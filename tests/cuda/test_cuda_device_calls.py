@@ -40,7 +40,8 @@ class StandIn:
     def stack(self) -> list[Any]:
         if not hasattr(self.current, "stack"):
             self.current.stack = []
-        return self.current.stack
+        stack: list[Any] = self.current.stack
+        return stack
 
     def module(self) -> types.ModuleType:
         stand_in = self

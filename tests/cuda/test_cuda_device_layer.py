@@ -92,9 +92,10 @@ def test_it_is_tensorflows_when_served(client: gradserve.Client, case: LayerCase
         name: gradserve.Regularizer(plain["regularizer"][0], **plain["regularizer"][1])
         for name, plain in arguments.pop("param_regularizers", {}).items()
     }
-    call = {"is_training": case.is_training, "batch_weights": first.batch_weights, "adjustment": first.adjustment}
     with client.batch_norm(param_regularizers=regularizers, **arguments) as layer:
-        forward = layer.forward(first.x, keep_for_backward=True, **call)
+        forward = layer.forward(
+            first.x, case.is_training, first.batch_weights, first.adjustment, keep_for_backward=True
+        )
         gradients = vars(layer.backward(first.dy, forward))
     found = {name: gradients["inputs" if name == "x" else name] for name in GRADIENTS}
     assert_call(case.first, forward.outputs, found)
@@ -111,7 +112,7 @@ def test_it_is_the_cpus(
         with each.batch_norm(scale=True, decay=0.9, **arguments) as layer:
             found: dict[str, Any] = {}
             for step in range(3):
-                forward = layer.forward(each.put(X) if keep else X, keep=keep, **call)
+                forward: Any = layer.forward(each.put(X) if keep else X, keep=keep, **call)
                 gradients = layer.backward(each.put(DY) if keep else DY, forward, keep=keep)
                 layer.run_updates()
                 pair = {"y": forward.outputs, "dx": gradients.inputs}

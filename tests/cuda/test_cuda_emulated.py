@@ -141,7 +141,8 @@ def test_the_first_element_of_a_channel_may_be_an_outlier(compiled: Path, limits
 def test_a_nan_stays_in_its_channel(compiled: Path, limits: Limits, dtype: np.dtype[Any]) -> None:
     device = EmulatedDevice(compiled, limits)
     case = Case((2, 4, 4, 8), "NHWC")
-    forward, gradient = (make(case, dtype, device.from_host) for make in (forward_case, gradient_case))
+    forward = forward_case(case, dtype, device.from_host)
+    gradient = gradient_case(case, dtype, device.from_host)
     forward.inputs.x[0, 1, 2, 3] = np.nan
     gradient.inputs.y_backprop[0, 1, 2, 3] = np.nan
     for tensor in (_forward(device, forward).y, _gradient(device, gradient).x_backprop):
@@ -166,15 +167,15 @@ def test_rounding_is_numpys(compiled: Path, dtype: np.dtype[Any]) -> None:
     device = EmulatedDevice(compiled)
     values = np.arange(1 << 16, dtype=np.uint16).view(dtype)
     with np.errstate(invalid="ignore"):
-        values = values[np.isfinite(values.astype(np.float32))].reshape(-1, 1, 1, 1)
+        finite = values[np.isfinite(values.astype(np.float32))].reshape(-1, 1, 1, 1)
     for factor in np.array([1, 0.5, 1 / 3], np.float32):
         offset, mean, variance = (device.from_host(np.full(1, value, np.float32)) for value in (0, 0, 1))
         scale = device.from_host(np.full(1, factor))
-        inputs = ForwardInputs(device.from_host(values), scale, offset, mean, variance)
+        inputs = ForwardInputs(device.from_host(finite), scale, offset, mean, variance)
         attributes = ForwardAttributes(epsilon=0, is_training=False)
         geometry = plan_forward(inputs, attributes).geometry
         outputs = CudaBatchNorm(device).forward(inputs, attributes, geometry)
-        np.testing.assert_array_equal(outputs.y, (values.astype(np.float32) * factor).astype(dtype))
+        np.testing.assert_array_equal(outputs.y, (finite.astype(np.float32) * factor).astype(dtype))
 
 
 def test_prepare_compiles_until_it_is_stopped(compiled: Path) -> None:

@@ -6,7 +6,7 @@ import secrets
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -23,6 +23,8 @@ from gradserve_server.ops.cudnn_rnn.spec import BackpropInputs, ForwardAttribute
 from tests.golden.cudnn_rnn import OPAQUE, Case, load_cases, relative_error
 
 pytestmark = pytest.mark.cuda
+
+Values = TypeVar("Values", ForwardInputs, OutputGradients)
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 1e-2, "bfloat16": 2.0**-6}
 """Relative to the largest element of an output. cuDNN keeps the gates of float16 in float16."""
@@ -112,20 +114,20 @@ def make_call(
     return inputs, OutputGradients(draw(STEPS, BATCH, directions * network.hidden_size), draw(*hidden), cells)
 
 
+def _in_float64(values: Values) -> Values:
+    arrays = {
+        name: array.astype(np.float64) if array is not None and array.dtype != np.int32 else array
+        for name, array in vars(values).items()
+    }
+    return dataclasses.replace(values, **arrays)
+
+
 def expected(inputs: ForwardInputs, gradients: OutputGradients, attributes: ForwardAttributes) -> Call:
     """What the reference gives in float64."""
-    wide = [
-        type(values)(
-            **{
-                name: array.astype(np.float64) if array is not None and array.dtype != np.int32 else array
-                for name, array in vars(values).items()
-            }
-        )
-        for values in (inputs, gradients)
-    ]
-    problem = plan_forward(wide[0], attributes).problem
-    trace = cudnn_rnn(np, wide[0], problem)
-    backprop = cudnn_rnn_backprop(np, wide[0], wide[1], trace, problem)
+    wide = _in_float64(inputs)
+    problem = plan_forward(wide, attributes).problem
+    trace = cudnn_rnn(np, wide, problem)
+    backprop = cudnn_rnn_backprop(np, wide, _in_float64(gradients), trace, problem)
     return {"output": trace.output, "output_h": trace.output_h, "output_c": trace.output_c, **vars(backprop)}
 
 

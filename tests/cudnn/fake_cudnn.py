@@ -31,7 +31,7 @@ _MODES = {
     RnnMode.CUDNN_LSTM: Mode.LSTM,
     RnnMode.CUDNN_GRU: Mode.GRU,
 }
-_DTYPES = {
+_DTYPES: dict[DataType, np.dtype[Any]] = {
     DataType.CUDNN_DATA_HALF: np.dtype(np.float16),
     DataType.CUDNN_DATA_FLOAT: np.dtype(np.float32),
     DataType.CUDNN_DATA_DOUBLE: np.dtype(np.float64),
@@ -275,6 +275,7 @@ class FakeCudnn:
             assert (reserve_bytes, reserve) == (0, None)
             return
         assert reserve % 256 == 0
+        assert inputs.sequence_lengths is not None
         assert reserve_bytes >= 16 + 5 * int(inputs.sequence_lengths.sum())
         token = next(self._ids)
         _memory(reserve, (2,), np.dtype(np.int64))[...] = token, 0
@@ -471,4 +472,4 @@ class FakeCudnn:
 def _memory(address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     num_bytes = int(np.prod(shape)) * dtype.itemsize
     buffer = (ctypes.c_uint8 * num_bytes).from_address(address)
-    return np.frombuffer(buffer, np.uint8).view(dtype).reshape(shape)
+    return np.frombuffer(memoryview(buffer), np.uint8).view(dtype).reshape(shape)

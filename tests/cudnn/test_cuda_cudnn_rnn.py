@@ -88,8 +88,8 @@ def make_inputs(
     random = np.random.default_rng(1)
     num_params = sum(4 * units * ((units if layer else INPUT) + units + 2) for layer in range(layers))
     shapes = [(STEPS, batch, INPUT), (layers, batch, units), (num_params,), (layers, batch, units)]
-    arrays = [random.uniform(-1, 1, shape).astype(dtype) for shape in shapes]
-    return ForwardInputs(*arrays, sequence_lengths=None if lengths is None else np.array(lengths, np.int32))
+    x, h, params, c = (random.uniform(-1, 1, shape).astype(dtype) for shape in shapes)
+    return ForwardInputs(x, h, params, c, sequence_lengths=None if lengths is None else np.array(lengths, np.int32))
 
 
 def gradients_like(outputs: ForwardOutputs) -> OutputGradients:
@@ -283,7 +283,7 @@ class TestDescriptors:
 
         def work(_: int) -> bytes:
             together.wait()
-            result = bench.forward(inputs).output.tobytes()
+            result: bytes = bench.forward(inputs).output.tobytes()
             together.wait()
             return result
 

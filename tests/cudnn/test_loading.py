@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from gradserve_server.devices.cuda import cudnn
 from gradserve_server.devices.cuda.cudnn import load_cudnn
 from gradserve_server.errors import InternalError
 from tests.cudnn.fake_cudnn import VERSION, FakeCudnn
@@ -35,7 +34,7 @@ def pathfinder(found: Any) -> types.ModuleType:
 
 def test_the_library_that_is_found_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.pathfinder", pathfinder("/there/libcudnn.so.9"))
-    monkeypatch.setattr(cudnn.ctypes, "CDLL", lambda path: {"/there/libcudnn.so.9": FakeCudnn()}[path])
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: {"/there/libcudnn.so.9": FakeCudnn()}[path])
     assert load_cudnn().version == VERSION
 
 

@@ -331,7 +331,7 @@ async def test_a_call_can_be_cancelled_anywhere(
         for _ in range(turns):
             await asyncio.sleep(0)
         call.cancel()
-        (outcome,) = await asyncio.gather(call, return_exceptions=True)
+        outcomes: list[object] = await asyncio.gather(call, return_exceptions=True)
         if not is_first:
             await blocking
         assert bench.memory.used == layer.num_bytes
@@ -344,7 +344,7 @@ async def test_a_call_can_be_cancelled_anywhere(
         for name in ("a", "b", "new"):
             await backward(layer, name)
         assert bench.memory.used == layer.num_bytes == VARIABLES_BYTES
-        if not isinstance(outcome, asyncio.CancelledError):
+        if not isinstance(outcomes[0], asyncio.CancelledError):
             return
     raise AssertionError("it never ended")
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -291,10 +291,11 @@ def test_what_cannot_be_is_refused(arguments: dict[str, Any], message: str, fiel
 def test_names_have_limits(key: ResourceKey, creation_id: str, message: str, field: str) -> None:
     bench = LayerBench()
     built = (np.dtype(np.float32), (-1, 3))
-    for make in (
+    makes: list[Callable[[], object]] = [
         lambda: bench.registry.create(key, config_of(), Reuse.ALLOWED, creation_id),
         lambda: asyncio.run(bench.registry.create_built(key, config_of(), Reuse.ALLOWED, creation_id, *built)),
-    ):
+    ]
+    for make in makes:
         with pytest.raises(InvalidArgumentError) as error:
             make()
         assert (error.value.message, error.value.field) == (message, field)
@@ -327,7 +328,7 @@ class TestSeeds:
                 create(bench, param_initializers={"beta": other})
 
 
-def drawn(name: str, seed: int = 1, channels: int = MANY, **parameters: float) -> np.ndarray:
+def drawn(name: str, seed: int = 1, channels: int = MANY, /, **parameters: float) -> np.ndarray:
     initializer = NamedInitializer(name, parameters, seed)
     value: np.ndarray = variables(channels, np.float64, fused=False, param_initializers={"beta": initializer})["beta"]
     return value

@@ -4,6 +4,7 @@ import warnings
 from typing import Any
 
 import pytest
+from numpy.typing import NDArray
 
 import gradserve
 from gradserve import Regularizer
@@ -26,7 +27,9 @@ def make_layer(client: gradserve.Client, case: LayerCase) -> gradserve.BatchNorm
     return client.batch_norm(**arguments)
 
 
-def call(bn: gradserve.BatchNormLayer, step: LayerInputs, is_training: bool) -> gradserve.BatchNormForward:
+def call(
+    bn: gradserve.BatchNormLayer, step: LayerInputs, is_training: bool
+) -> gradserve.BatchNormForward[NDArray[Any]]:
     return bn.forward(step.x, is_training, step.batch_weights, step.adjustment, keep_for_backward=True)
 
 

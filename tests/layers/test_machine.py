@@ -76,7 +76,7 @@ class LayerMachine(RuleBasedStateMachine):
         self.loop.close()
 
     def create(self) -> None:
-        arguments = {"updates_collections": None} if self.in_place else {}
+        arguments: dict[str, Any] = {"updates_collections": None} if self.in_place else {}
         self.layer: BatchNormLayer = self.bench.layer(decay=0.5, scale=True, fused=False, epsilon=EPSILON, **arguments)
         self.run(self.layer.build(np.dtype(np.float64), (-1, 2)))
         self.variables = {"beta": 0.0, "gamma": 1.0, "moving_mean": 0.0, "moving_variance": 1.0}
@@ -106,7 +106,7 @@ class LayerMachine(RuleBasedStateMachine):
         call = ForwardCall(is_training=is_training, forward_id=forward_id, keep_for_backward=saves, lease=lease)
         made = self.run(self.layer.forward(CallInputs(x), call, on_host=True))
         self.number += 1
-        moments = (mean, deviation**2) if is_training else (v["moving_mean"], v["moving_variance"])
+        moments: tuple[float, float] = (mean, deviation**2) if is_training else (v["moving_mean"], v["moving_variance"])
         saved = Saved(self.number, *moments, v["gamma"], is_training)
         normal = (x - saved.mean) / np.sqrt(saved.variance + EPSILON)
         np.testing.assert_allclose(made.outputs, normal * v["gamma"] + v["beta"], rtol=1e-12, atol=1e-12)

@@ -18,7 +18,7 @@ from tests.servers.separate_device import SeparateDevice, separate_families
 
 X = np.random.RandomState(0).standard_normal((4, 5, 6, 3)).astype(np.float32)
 DY = np.random.RandomState(1).standard_normal(X.shape).astype(np.float32)
-WEIGHTS = np.float32([1, 0.5, 0, 2])
+WEIGHTS = np.array([1, 0.5, 0, 2], np.float32)
 A, B = np.full((4, 1, 1, 3), 1.5, np.float32), np.full((4, 1, 1, 3), 0.25, np.float32)
 CHANNEL_BYTES = 3 * 4
 VARIABLE_BYTES = 4 * CHANNEL_BYTES
@@ -65,7 +65,7 @@ def layer(client: gradserve.Client) -> gradserve.BatchNormLayer:
     return client.batch_norm(scale=True, decay=0.9, scope="layer")
 
 
-def used_bytes(client: gradserve.Client) -> int:
+def used_bytes(client: gradserve.Client) -> float:
     return client.server_info().usage["num_bytes"]
 
 
@@ -178,13 +178,13 @@ def test_a_stored_gradient_goes_in_once(
 
 def test_regularization_losses_come_out(client: gradserve.Client, device: SeparateDevice) -> None:
     layer = client.batch_norm(
-        param_initializers={"beta": np.float32([1, -2, 3])},
+        param_initializers={"beta": np.array([1, -2, 3], np.float32)},
         param_regularizers={"beta": gradserve.Regularizer("l1", l1=0.5)},
     )
     forward = layer.forward(X, keep=True)
     assert forward.regularization_losses == {"beta": 3.0}
     assert device.copied_out == np.float64().nbytes
-    assert np.array_equal(layer.backward(DY, forward).regularization["beta"], np.float32([0.5, -0.5, 0.5]))
+    assert np.array_equal(layer.backward(DY, forward).regularization["beta"], np.array([0.5, -0.5, 0.5], np.float32))
 
 
 def test_variables_come_out_when_they_are_read(
@@ -232,7 +232,7 @@ def test_a_variable_that_was_set_goes_in_once(
 ) -> None:
     layer(X)
     copied_in = device.copied_in
-    beta = np.float32([1, 2, 3])
+    beta = np.array([1, 2, 3], np.float32)
     layer.set_variables({"beta": client.put(beta) if by_handle else beta})
     assert device.copied_in == copied_in
     assert np.array_equal(layer.variables["beta"], beta)
@@ -247,6 +247,7 @@ def test_a_variable_is_set_by_a_result_that_stays_where_it_is(
     forward = layer.forward(X, keep=True)
     gradients = layer.backward(DY, forward, keep=True)
     copied = device.copied_in, device.copied_out
+    assert gradients.beta is not None
     layer.set_variables({"beta": gradients.beta})
     outputs = layer(forward.outputs, keep=True)
     assert (device.copied_in, device.copied_out) == copied

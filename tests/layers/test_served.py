@@ -290,11 +290,11 @@ def test_values_that_are_given_away_stay_what_they_were(client: gradserve.Client
 @pytest.mark.parametrize("keep", [False, True], ids=["inline", "by handle"])
 def test_dtypes(client: gradserve.Client, dtype: Any, fused: bool | None, keep: bool) -> None:
     x = np.random.default_rng(0).normal(2, 3, (16, 3)).astype(dtype)
-    given = client.put(x) if keep else x
+    given: Any = client.put(x) if keep else x
     with client.batch_norm(fused=fused, scale=True) as bn:
-        forward = bn.forward(given, keep=keep)
+        forward: Any = bn.forward(given, keep=keep)
         outputs = client.get(forward.outputs, release=True) if keep else forward.outputs
-        gradients = bn.backward(given, forward, keep=keep)
+        gradients: Any = bn.backward(given, forward, keep=keep)
         found = client.get(gradients.inputs, release=True) if keep else gradients.inputs
         assert outputs.dtype == found.dtype == dtype
         digits = {2: 1e-2, 4: 1e-5, 8: 1e-12}[np.dtype(dtype).itemsize]
@@ -327,7 +327,9 @@ def test_a_result_that_does_not_fit_changes_nothing(name: str) -> None:
         forward = bn.forward([[1.0, 2.0]], keep=True, forward_id="a")
         with pytest.raises(gradserve.ResourceExhaustedError, match="too many tensor handles"):
             bn.backward([[1.0, 2.0]], forward, keep=True)
-        assert bn.backward([[1.0, 2.0]], forward).beta.tolist() == [1.0, 2.0]
+        beta = bn.backward([[1.0, 2.0]], forward).beta
+        assert beta is not None
+        assert beta.tolist() == [1.0, 2.0]
         assert client.delete(forward.outputs) == 1
         # What is uploaded, the outputs, and what is kept: thrice 8 MiB fit, four times do not.
         kept = bn.forward(x, keep_for_backward=False)
@@ -350,6 +352,6 @@ def test_forwards_that_are_unknown_are_passed_over(client: gradserve.Client, raw
     assert raw.call(
         "ReleaseBatchNormForwards", messages_pb2.ReleaseBatchNormForwardsRequest(layer=ref(bn), forward_ids=MANY)
     ) == (messages_pb2.ReleaseBatchNormForwardsResponse())
-    request = messages_pb2.RunBatchNormUpdatesRequest(layer=ref(bn), forward_ids=[*MANY[1:], "a"])
-    assert raw.call("RunBatchNormUpdates", request).num_run == 1
+    updates = messages_pb2.RunBatchNormUpdatesRequest(layer=ref(bn), forward_ids=[*MANY[1:], "a"])
+    assert raw.call("RunBatchNormUpdates", updates).num_run == 1
     bn.delete()

@@ -25,19 +25,20 @@ from tests.layers.bench import KEY, LayerBench
 LAYER = batch_norm_pb2.BatchNormLayerRef(container=KEY.container, name=KEY.name)
 STORED = tensor_pb2.Tensor(handle="stored")
 BETA = layer_pb2.NamedTensor(name="beta", tensor=STORED)
+NO_CONTEXT: Any = None
 
 Call = Callable[[BatchNormLayerServicer], Any]
 CALLS: dict[str, tuple[tuple[int, ...], Call]] = {
     "forward": (
         (4, 3),
         lambda service: service.BatchNormForward(
-            messages_pb2.BatchNormForwardRequest(layer=LAYER, inputs=STORED), None
+            messages_pb2.BatchNormForwardRequest(layer=LAYER, inputs=STORED), NO_CONTEXT
         ),
     ),
     "set_variables": (
         (3,),
         lambda service: service.SetBatchNormVariables(
-            messages_pb2.SetBatchNormVariablesRequest(layer=LAYER, variables=[BETA]), None
+            messages_pb2.SetBatchNormVariablesRequest(layer=LAYER, variables=[BETA]), NO_CONTEXT
         ),
     ),
 }

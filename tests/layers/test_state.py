@@ -254,6 +254,8 @@ class TestReplays:
         backward(layer, "a", DY)
         again = forward(layer, X, forward_id="a")
         assert first.drawn is not None
+        assert again.drawn is not None
+        assert other.drawn is not None
         for index in (0, 1):
             np.testing.assert_array_equal(again.drawn[index], first.drawn[index])
             assert not np.array_equal(other.drawn[index], first.drawn[index])

@@ -76,7 +76,7 @@ def test_inference(arguments: dict[str, Any], shape: tuple[int, ...], _: bool) -
     initializers = {name: np.full(3, value) for name, value in first.items()}
     layer = LayerBench().layer(**arguments, scale=True, epsilon=0.0, param_initializers=initializers)
     x = np.full(shape, 9, np.float32)
-    for _ in range(3):
+    for _turn in range(3):
         made = forward(layer, x, False)
         np.testing.assert_allclose(made.outputs, x, rtol=1e-6)
         assert not made.has_pending_updates

@@ -5,6 +5,7 @@ The numbers themselves are those of tests/golden; here simple ones suffice.
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -107,7 +108,7 @@ def test_forwards_count_once_whatever_the_network_does(server_address: str, name
         observed = direct.batch_norm(scope=name, updates_collections=updates)
         bn = repeated(lambda: shaky.batch_norm(scope=name, updates_collections=updates))
         for step in range(steps):
-            repeated(lambda step=step: bn.forward(X, forward_id=f"step {step}", keep_for_backward=False))
+            repeated(partial(bn.forward, X, forward_id=f"step {step}", keep_for_backward=False))
             if step % 10 == 9:
                 repeated(bn.run_updates)
         assert observed.describe().num_updates == steps
@@ -143,7 +144,9 @@ def test_batch_weights(client: gradserve.Client) -> None:
     forward = bn.forward(X, batch_weights=[1, 0, 0, 0])
     assert forward.implementation is BatchNormImplementation.LEGACY
     close(forward.outputs[0].mean((0, 1)), np.zeros(3))
-    assert bn.backward(DY).batch_weights.shape == (4,)
+    of_weights = bn.backward(DY).batch_weights
+    assert of_weights is not None
+    assert of_weights.shape == (4,)
 
 
 @pytest.mark.parametrize("shape", [(3,), X.shape, (4, 1, 1, 3)])
@@ -154,6 +157,8 @@ def test_an_adjustment(client: gradserve.Client, shape: tuple[int, ...]) -> None
     assert forward.implementation is BatchNormImplementation.CORE
     close(forward.outputs, NORMALIZED * 2 + 1)
     gradients = bn.backward(DY)
+    assert gradients.adjustment_scale is not None
+    assert gradients.adjustment_bias is not None
     assert gradients.adjustment_scale.shape == gradients.adjustment_bias.shape == shape
 
 
@@ -165,7 +170,9 @@ def test_a_random_adjustment(client: gradserve.Client) -> None:
     scale, bias = first.drawn_adjustment
     close(first.outputs, NORMALIZED * scale + bias)
     assert not np.array_equal(scale, second.drawn_adjustment[0])
-    assert bn.backward(DY, first).adjustment_scale.shape == (3,)
+    of_scale = bn.backward(DY, first).adjustment_scale
+    assert of_scale is not None
+    assert of_scale.shape == (3,)
 
 
 @pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5), (4, 3, 5, 6), (4, 3, 5, 6, 2)])
@@ -443,6 +450,7 @@ def test_a_chain_on_the_server(client: gradserve.Client) -> None:
     close(client.get(outputs), np.maximum(NORMALIZED, 0))
     gradients = bn.backward(outputs, keep=True)
     assert isinstance(gradients.inputs, TensorHandle)
+    assert gradients.beta is not None
     assert client.get(gradients.beta).shape == (3,)
     accumulator = client.conditional_accumulator("float32", (3,))
     accumulator.apply_grad(gradients.beta)

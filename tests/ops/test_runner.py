@@ -158,13 +158,16 @@ async def test_an_error_gives_memory_back(world: World, monkeypatch: pytest.Monk
 
 
 async def test_the_first_call_starts_the_preparation_and_does_not_wait_for_it(world: World) -> None:
+    def is_prepared() -> bool:
+        return world.runner.is_prepared
+
     world.family.may_compute.set()
     assert not world.runner.is_prepared
     await world.runner.run(call_of(3), on_host=True)
     await world.runner.run(call_of(3), on_host=True)
     assert not world.runner.is_prepared
     world.family.may_prepare.set()
-    await asyncio.to_thread(eventually, lambda: world.runner.is_prepared)
+    await asyncio.to_thread(eventually, is_prepared)
     assert world.family.num_prepared == 1
 
 

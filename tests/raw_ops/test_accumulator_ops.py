@@ -71,7 +71,7 @@ def dense(ops: gradserve.RawOps, dtype: str = "float32", **options: Any) -> grad
 
 def apply(ops: gradserve.RawOps, handle: Any, *values: float) -> None:
     for value in values:
-        gradient = np.float32([value])
+        gradient = np.array([value], np.float32)
         ops.AccumulatorApplyGradient(handle=handle, local_step=0, gradient=gradient)
 
 
@@ -127,7 +127,8 @@ def test_other_clients_can_use_a_handle(ops: gradserve.RawOps, other: gradserve.
 
 def test_a_shared_name_finds_the_same(ops: gradserve.RawOps, other: gradserve.Client, name: str) -> None:
     first = ops.ConditionalAccumulator(dtype="float32", shape=(1,), shared_name=name)
-    second = other.raw_ops.ResourceConditionalAccumulator(dtype="float32", shape=[1], shared_name=name)
+    listed: Any = [1]
+    second = other.raw_ops.ResourceConditionalAccumulator(dtype="float32", shape=listed, shared_name=name)
     viewed = other.conditional_accumulator("float32", (1,), name)
     assert first == second == viewed.accumulator_ref
     apply(ops, second, 1)
@@ -157,7 +158,7 @@ def test_containers_are_apart(ops: gradserve.RawOps, name: str) -> None:
 def test_a_shared_name_with_another_spec(
     ops: gradserve.RawOps, name: str, op: str, changes: dict[str, Any], difference: str
 ) -> None:
-    spec = {"dtype": "float32", "shape": (1,), "shared_name": name}
+    spec: dict[str, Any] = {"dtype": "float32", "shape": (1,), "shared_name": name}
     handle = ops.ConditionalAccumulator(**spec)
     with pytest.raises(gradserve.AlreadyExistsError, match=difference):
         getattr(ops, op)(**{**spec, **changes})
@@ -218,7 +219,7 @@ def waiting(client: gradserve.Client, handle: gradserve.AccumulatorHandle) -> in
 def test_ops_take_a_conditional_accumulator(client: gradserve.Client, family: str) -> None:
     acc, ops = client.conditional_accumulator("float32", (1,)), client.raw_ops
     getattr(ops, f"{family}AccumulatorSetGlobalStep")(handle=acc, new_global_step=3)
-    getattr(ops, f"{family}AccumulatorApplyGradient")(handle=acc, local_step=3, gradient=np.float32([5]))
+    getattr(ops, f"{family}AccumulatorApplyGradient")(handle=acc, local_step=3, gradient=np.array([5], np.float32))
     assert getattr(ops, f"{family}AccumulatorNumAccumulated")(handle=acc) == acc.num_accumulated() == 1
     taken = getattr(ops, f"{family}AccumulatorTakeGradient")(handle=acc, num_required=1, dtype="float32")
     assert taken == 5
@@ -227,7 +228,7 @@ def test_ops_take_a_conditional_accumulator(client: gradserve.Client, family: st
 
 def test_ops_take_a_sparse_conditional_accumulator(client: gradserve.Client) -> None:
     acc, ops = client.sparse_conditional_accumulator("float32", (4, 1)), client.raw_ops
-    sparse_apply(ops, acc, [1, 3], np.float32([[1], [2]]))
+    sparse_apply(ops, acc, [1, 3], np.array([[1], [2]], np.float32))
     acc.apply_grad([3], [[4]])
     assert ops.AccumulatorNumAccumulated(handle=acc) == 2
     taken = ops.SparseAccumulatorTakeGradient(handle=acc, num_required=2, dtype="float32")
@@ -263,7 +264,7 @@ def sparse_apply(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_applying_says_nothing(ops: gradserve.RawOps, family: str) -> None:
+def test_applying_says_nothing(ops: Any, family: str) -> None:
     handle, apply_gradient = dense(ops), getattr(ops, f"{family}AccumulatorApplyGradient")
     assert apply_gradient(handle=handle, local_step=0, gradient=[1.0]) is None
     assert ops.AccumulatorSetGlobalStep(handle=handle, new_global_step=7) is None
@@ -326,7 +327,7 @@ def test_steps_are_int64(client: gradserve.Client, name: str, extreme: int) -> N
 
 
 def test_a_gradient_on_the_server_stays_there(client: gradserve.Client) -> None:
-    stored, handle = client.put(np.float32([3])), dense(client.raw_ops)
+    stored, handle = client.put(np.array([3], np.float32)), dense(client.raw_ops)
     client.raw_ops.AccumulatorApplyGradient(handle=handle, local_step=0, gradient=stored)
     assert take(client.raw_ops, handle) == client.get(stored) == 3
     client.delete(stored)
@@ -577,7 +578,7 @@ def test_sparse_refusals(client: gradserve.Client, op: str, changes: dict[str, A
 
 
 def test_sparse_gradients_are_not_handles(client: gradserve.Client) -> None:
-    stored = client.put(np.float32([1]))
+    stored = client.put(np.array([1], np.float32))
     acc = client.sparse_conditional_accumulator("float32", (1,))
     acc.apply_grad([0], [1.0])
     arguments = {"local_step": 0, **SPARSE, "gradient_values": stored}

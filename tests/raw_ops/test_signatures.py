@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -71,12 +72,12 @@ def test_every_op_is_recorded() -> None:
 def test_allowed_values(client: gradserve.Client, attribute: str) -> None:
     """Each of them, and no other."""
     allowed = SIGNATURES["CudnnRNNParamsSize"].allowed[attribute]
-    sizes = {"num_layers": 2, "num_units": 3, "input_size": 3}
+    sizes: dict[str, Any] = {"num_layers": 2, "num_units": 3, "input_size": 3}
     for value in allowed:
-        client.raw_ops.CudnnRNNParamsSize(**sizes, **{attribute: value})
+        client.raw_ops.CudnnRNNParamsSize(**{**sizes, attribute: value})
     for other in {"float32", "int32", "lstm", "skip_input", "bidirectional", "uint8"} - set(allowed):
         with pytest.raises(gradserve.InvalidArgumentError) as raised:
-            client.raw_ops.CudnnRNNParamsSize(**sizes, **{attribute: other})
+            client.raw_ops.CudnnRNNParamsSize(**{**sizes, attribute: other})
         assert raised.value.field in (attribute, attribute.lower())
 
 

@@ -164,13 +164,13 @@ def _outputs_for(tensor: tensor_pb2.Tensor) -> tensor_pb2.Tensor:
     return inline(np.zeros((2, CHANNELS), np.float32)) if tensor.WhichOneof("data") == "handle" else tensor
 
 
-class _Transport:
-    """Runs operations against a fake server."""
+class _Answering:
+    """Carries operations out against a fake server."""
 
     def __init__(self, server: FakeLayerServer) -> None:
         self._server = server
 
-    def run(self, operation: Operation[Any]) -> Any:
+    def carry_out(self, operation: Operation[Any]) -> Any:
         try:
             exchange = next(operation)
             while True:
@@ -185,13 +185,18 @@ class _Transport:
         finally:
             operation.close()
 
+
+class _Transport(_Answering):
+    def run(self, operation: Operation[Any]) -> Any:
+        return self.carry_out(operation)
+
     def close(self) -> None:
         pass
 
 
-class _AsyncTransport(_Transport):
+class _AsyncTransport(_Answering):
     async def run(self, operation: Operation[Any]) -> Any:
-        return super().run(operation)
+        return self.carry_out(operation)
 
     async def close(self) -> None:
         pass

@@ -214,7 +214,7 @@ def test_large_initial_values_are_uploaded_and_deleted(client: Any, server: Fake
 
 def test_a_description_has_initial_values(server: FakeLayerServer, bn: Any) -> None:
     listed = tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_FLOAT32, shape=[3])
-    initializers = {"beta": {"named": {"name": "normal", "seed": 3}}, "gamma": {"tensor": listed}}
+    initializers: dict[str, Any] = {"beta": {"named": {"name": "normal", "seed": 3}}, "gamma": {"tensor": listed}}
     given = batch_norm_pb2.BatchNormConfig()
     for name, each in initializers.items():
         given.param_initializers[name].CopyFrom(layer_pb2.Initializer(**each))

@@ -296,7 +296,7 @@ def test_in_place_updates_do_not_wait(client: Any, server: FakeLayerServer, bn: 
             implementation=batch_norm_pb2.BATCH_NORM_IMPLEMENTATION_FUSED,
         )
 
-    server._BatchNormForward = forward  # type: ignore[method-assign, assignment]
+    server._BatchNormForward = forward  # type: ignore[method-assign]
     result_of(bn(X))
     assert result_of(bn.run_updates()) == 0
     result_of(bn.backward(DY))

@@ -92,7 +92,7 @@ def test_in_place(
     expected = gradient(used, name, dy, saved)
     for replaced in (0, 1):
         pair = [dy.copy(), saved.copy()]
-        used.gradient(name, *pair, pair[replaced])
+        used.gradient(name, pair[0], pair[1], pair[replaced])
         np.testing.assert_array_equal(pair[replaced], expected)
         np.testing.assert_array_equal(pair[1 - replaced], [dy, saved][1 - replaced])
 

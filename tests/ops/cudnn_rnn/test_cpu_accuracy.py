@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -14,8 +14,11 @@ from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn
 from gradserve_server.ops.cudnn_rnn.network import PseudoLayerParams, split_params
-from gradserve_server.ops.cudnn_rnn.spec import ForwardAttributes
+from gradserve_server.ops.cudnn_rnn.reference import OutputGradients
+from gradserve_server.ops.cudnn_rnn.spec import ForwardAttributes, ForwardInputs
 from tests.ops.cudnn_rnn.random_calls import Call, Ids, numbers
+
+Values = TypeVar("Values", ForwardInputs, OutputGradients)
 
 ERROR = 5e-7
 """Of the gradient of a matrix or bias, relative to its largest magnitude."""
@@ -67,16 +70,18 @@ def widened(call: Call) -> Call:
     """Returns the same call in float64."""
     wide = Call.__new__(Call)
     wide.attributes = call.attributes
-    wide.inputs, wide.gradients = (
-        replace(values, **{name: _widened(array) for name, array in vars(values).items()})
-        for values in (call.inputs, call.gradients)
-    )
+    wide.inputs, wide.gradients = _all_widened(call.inputs), _all_widened(call.gradients)
     wide.problem = replace(call.problem, dtype=np.dtype(np.float64))
     return wide
 
 
 def exact(rnn: CpuCudnnRnn, call: Call) -> dict[str, NDArray[Any]]:
     return gradients(rnn, widened(call))
+
+
+def _all_widened(values: Values) -> Values:
+    arrays: dict[str, Any] = {name: _widened(array) for name, array in vars(values).items()}
+    return replace(values, **arrays)
 
 
 def _widened(array: NDArray[Any] | None) -> NDArray[Any] | None:

@@ -152,7 +152,7 @@ class TestAnyNetwork:
     def test_there_and_back(self, keywords: dict[str, Any], dtype: type) -> None:
         network = network_of(NetworkAttributes(**keywords))
         bits = np.random.default_rng(3).integers(0, 256, params_size(**keywords) * np.dtype(dtype).itemsize, np.uint8)
-        params = bits.view(dtype)
+        params: NDArray[Any] = bits.view(dtype)
         canonical = to_canonical(params, **keywords, **counts(network))
         assert to_params(canonical, **keywords).tobytes() == params.tobytes()
         assert not any(np.shares_memory(a, params) for a in (*canonical.weights, *canonical.biases))

@@ -145,10 +145,11 @@ def test_params_and_their_canonical_form(client: gradserve.Client, num_proj: int
     network = {**NETWORK, "direction": "bidirectional", "num_proj": num_proj}
     (size,) = ops.CudnnRNNParamsSize(**network)
     params = np.arange(size, dtype=np.float32)
-    counts = {"num_params_weights": 4 * (9 if num_proj else 8), "num_params_biases": 32}
-    canonical = ops.CudnnRNNParamsToCanonicalV2(**network, params=params, **counts, keep=keep)
+    counts: dict[str, Any] = {"num_params_weights": 4 * (9 if num_proj else 8), "num_params_biases": 32}
+    canonical: Any = ops.CudnnRNNParamsToCanonicalV2(**network, params=params, **counts, keep=keep)
     assert (len(canonical.weights), len(canonical.biases)) == (counts["num_params_weights"], 32)
-    back = ops.CudnnRNNCanonicalToParamsV2(**network, weights=canonical.weights, biases=canonical.biases, keep=keep)
+    parts = {"weights": canonical.weights, "biases": canonical.biases}
+    back: Any = ops.CudnnRNNCanonicalToParamsV2(**network, **parts, keep=keep)
     assert np.array_equal(client.get(back) if keep else back, params)
     if keep:
         client.delete(back, *canonical.weights, *canonical.biases)
@@ -268,7 +269,7 @@ async def test_params_with_await(server_address: str) -> None:
         ops = client.raw_ops
         (size,) = await ops.CudnnRNNParamsSize(**NETWORK)
         params = np.arange(size, dtype=np.float32)
-        counts = {"num_params_weights": 16, "num_params_biases": 16}
+        counts: dict[str, Any] = {"num_params_weights": 16, "num_params_biases": 16}
         canonical = await ops.CudnnRNNParamsToCanonicalV2(**NETWORK, params=params, **counts)
         parts = {"weights": canonical.weights, "biases": canonical.biases}
         assert np.array_equal(await ops.CudnnRNNCanonicalToParamsV2(**NETWORK, **parts), params)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +14,8 @@ from gradserve_server.ops.cudnn_rnn.dropout import dropout_masks
 from gradserve_server.ops.cudnn_rnn.reference import OutputGradients, Trace, cudnn_rnn, cudnn_rnn_backprop
 from gradserve_server.ops.cudnn_rnn.spec import BackpropOutputs, ForwardAttributes, ForwardInputs, Problem
 from tests.golden.cudnn_rnn import Case, assert_output, assert_outputs, load_cases, relative_error
+
+Given = TypeVar("Given", NDArray[Any], NDArray[Any] | None)
 
 CASES = load_cases()
 MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
@@ -246,7 +248,7 @@ class TestSequenceLengths:
         params_backprop = np.zeros_like(backprop.params_backprop)
         for sequence, length in enumerate(LENGTHS):
 
-            def cut(array: NDArray[Any] | None, *, is_state: bool) -> NDArray[Any] | None:
+            def cut(array: Given, *, is_state: bool) -> Given:
                 if array is None or array.ndim == 0:
                     return array
                 alone = array.take([sequence], axis=batch)  # noqa: B023

@@ -84,7 +84,7 @@ SAME_SHAPE = "input_h and input_c must have the same shape w/o projection:"
 PROJECTED = "Invalid input_h and input_c w/ projection size:"
 NETWORK = "unidirectional lstm with num_layers 1, input_size 4, num_units 6"
 
-TENSORFLOWS = [
+TENSORFLOWS: list[tuple[str, str, dict[str, Any]]] = [
     ("rnn_mode", f"Value for attr 'rnn_mode' of \"foo\" {NOT_IN_LIST} {MODES}", {"rnn_mode": "foo"}),
     ("rnn_mode", f"Value for attr 'rnn_mode' of \"\" {NOT_IN_LIST} {MODES}", {"rnn_mode": ""}),
     ("input_mode", f"Value for attr 'input_mode' of \"skip\" {NOT_IN_LIST} {INPUT_MODES}", {"input_mode": "skip"}),
@@ -128,7 +128,7 @@ TENSORFLOWS = [
     ),
     ("input_c", f"{PROJECTED} 2 [1,3,2] []", {"num_proj": 2, "input_h": zeros(1, 3, 2), "input_c": zeros()}),
 ]
-OURS = [
+OURS: list[tuple[str, str, dict[str, Any]]] = [
     ("input_h", "input_h must have the dtype of input, float, got double", {"input_h": zeros(1, 3, 6, dtype=DOUBLE)}),
     ("input_c", "input_c must have the dtype of input, float, got half", {"input_c": zeros(1, 3, 6, dtype=HALF)}),
     ("params", "params must have the dtype of input, float, got int64", {"params": zeros(NUM_PARAMS, dtype=INT)}),
@@ -162,7 +162,7 @@ OURS = [
         for dropout in (1.0, -0.1, float("nan"), float("inf"))
     ),
 ]
-BACKPROPS = [
+BACKPROPS: list[tuple[str, str, dict[str, Any]]] = [
     ("output", "Invalid output shape: [5,3,4] [5,3,6]", {"output": zeros(5, 3, 4)}),
     ("output_h", "Invalid output_h shape: [3,6] [1,3,6]", {"output_h": zeros(3, 6)}),
     ("output_backprop", "Invalid output_backprop shape: [3,5,6] [5,3,6]", {"output_backprop": zeros(3, 5, 6)}),
@@ -293,7 +293,7 @@ class TestTaken:
     def test_cells_and_projection_are_for_lstm(self, rnn_mode: str, input_c: Any, num_proj: int) -> None:
         network = Network(Mode(rnn_mode), 1, 1, input_size=4, num_units=6)
         forward = replace(FORWARD, input_c=input_c, params=zeros(network.num_params))
-        keywords = {"rnn_mode": rnn_mode, "num_proj": num_proj}
+        keywords: dict[str, Any] = {"rnn_mode": rnn_mode, "num_proj": num_proj}
         assert plan_forward(forward, ForwardAttributes(**keywords)).problem.network == network
         assert plan_backprop(backprop_of(forward), RnnAttributes(**keywords)).problem.network == network
 
@@ -348,7 +348,7 @@ class TestTaken:
         assert plan_backprop(replace(BACKPROP, host_reserved=None), RnnAttributes()).problem.is_training
 
 
-LSTM = {"rnn_mode": "lstm", "direction": "bidirectional", "num_proj": 3, "dropout": 0.25}
+LSTM: dict[str, Any] = {"rnn_mode": "lstm", "direction": "bidirectional", "num_proj": 3, "dropout": 0.25}
 LSTM_PARAMS = 2 * (24 * (4 + 3) + 18) + 2 * (24 * (6 + 3) + 18) + 4 * 48
 GRU_PARAMS = 18 * (4 + 6) + 18 * (6 + 6) + 2 * 36
 

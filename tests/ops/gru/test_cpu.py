@@ -220,13 +220,19 @@ def test_inputs_may_be_read_only_and_not_aligned(gru: CpuGRU, dtype: Any) -> Non
 
 def test_several_threads_at_once(gru: CpuGRU) -> None:
     calls = [(sizes, make_inputs(sizes, np.float32)) for sizes in (Sizes(130, 77, 129), Sizes(37, 53, 41))]
-    expected = [gru.gradient(inputs, ALL, sizes).d_w_ru for sizes, inputs in calls]
+
+    def gradient_of_weights(sizes: Sizes, inputs: GradInputs) -> NDArray[Any]:
+        gradient: NDArray[Any] | None = gru.gradient(inputs, ALL, sizes).d_w_ru
+        assert gradient is not None
+        return gradient
+
+    expected = [gradient_of_weights(*call) for call in calls]
     start = threading.Barrier(4)
 
     def work(first: int) -> bool:
         start.wait()
         order = [(first + i) % 2 for i in range(20)]
-        return all(np.array_equal(gru.gradient(calls[i][1], ALL, calls[i][0]).d_w_ru, expected[i]) for i in order)
+        return all(np.array_equal(gradient_of_weights(*calls[i]), expected[i]) for i in order)
 
     with ThreadPoolExecutor(4) as threads:
         assert all(threads.map(work, range(4)))

@@ -148,7 +148,7 @@ def test_steps_in_a_row_by_handle(client: gradserve.Client) -> None:
             states.append(steps[-1].h)
         d_h = GRADIENT["d_h"]
         for step, state in zip(reversed(steps), reversed(states[:-1]), strict=True):
-            gates = {"r": step.r, "u": step.u, "c": step.c}
+            gates: dict[str, Any] = {"r": step.r, "u": step.u, "c": step.c}
             gradient = ops.GRUBlockCellGrad(x=x, h_prev=state, **weights, **gates, d_h=d_h, keep=keep)
             d_h = gradient.d_h_prev
         return client.get(d_h) if keep else d_h

@@ -112,7 +112,7 @@ class TestBesideDifferences:
 
     def central_differences(self, name: str) -> NDArray[np.float64]:
         array = getattr(self.INPUTS, name)
-        differences = np.empty_like(array)
+        differences: NDArray[np.float64] = np.empty_like(array)
         for index in np.ndindex(array.shape):
             step = np.zeros_like(array)
             step[index] = self.STEP

@@ -33,7 +33,7 @@ def cell_inputs(batch: int, inputs: int, cells: int, dtype: Any = np.float32) ->
 
 def gradient_inputs(batch: int, inputs: int, cells: int, dtype: Any = np.float32) -> GradInputs:
     state = zeros(batch, cells, dtype=dtype)
-    return GradInputs(*vars(cell_inputs(batch, inputs, cells, dtype)).values(), state, state, state, state)
+    return GradInputs(**vars(cell_inputs(batch, inputs, cells, dtype)), r=state, u=state, c=state, d_h=state)
 
 
 CELL, GRADIENT = cell_inputs(2, 3, 4), gradient_inputs(2, 3, 4)
