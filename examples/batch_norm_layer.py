@@ -24,8 +24,9 @@ LEARNING_RATE = np.float32(0.5)
 def probabilities(hidden: np.ndarray, output: np.ndarray) -> np.ndarray:
     """Returns the softmax over the digits, shape [batch, 10]."""
     logits = hidden @ output
-    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return odds / odds.sum(axis=1, keepdims=True)
+    odds: np.ndarray = np.exp(logits - logits.max(axis=1, keepdims=True))
+    result: np.ndarray = odds / odds.sum(axis=1, keepdims=True)
+    return result
 
 
 def main() -> None:

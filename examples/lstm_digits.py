@@ -10,6 +10,7 @@ The server computes the LSTM, forward and backward; the softmax on top and Adam 
 """
 
 import argparse
+from typing import Any
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -17,7 +18,6 @@ from sklearn.datasets import load_digits
 import gradserve
 
 ROWS, COLUMNS, CLASSES, UNITS, BATCH = 8, 8, 10, 64, 64
-LSTM = {"num_layers": 1, "num_units": UNITS, "input_size": COLUMNS}
 
 
 class Adam:
@@ -38,11 +38,11 @@ class Adam:
             weights[name] -= self.rate * corrected[0] / (np.sqrt(corrected[1]) + 1e-8)
 
 
-def lstm(client: gradserve.Client, images: np.ndarray, params: np.ndarray, *, is_training: bool) -> dict:
+def lstm(client: gradserve.Client, images: np.ndarray, params: np.ndarray, *, is_training: bool) -> dict[str, Any]:
     """Returns all that goes into the forward call, and comes out of it."""
     sequences = np.ascontiguousarray(images.transpose(1, 0, 2))  # time first: a step is a row of all images
     start = np.zeros((1, len(images), UNITS), np.float32)
-    inputs = {"input": sequences, "input_h": start, "input_c": start, "params": params}
+    inputs: dict[str, Any] = {"input": sequences, "input_h": start, "input_c": start, "params": params}
     outputs = client.raw_ops.CudnnRNNV3(**inputs, is_training=is_training)
     return {**inputs, **outputs._asdict()}
 
@@ -50,8 +50,9 @@ def lstm(client: gradserve.Client, images: np.ndarray, params: np.ndarray, *, is
 def probabilities(hidden: np.ndarray, weights: dict[str, np.ndarray]) -> np.ndarray:
     """Returns the softmax over the digits, shape [batch, 10]."""
     logits = hidden @ weights["w"] + weights["b"]
-    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return odds / odds.sum(axis=1, keepdims=True)
+    odds: np.ndarray = np.exp(logits - logits.max(axis=1, keepdims=True))
+    result: np.ndarray = odds / odds.sum(axis=1, keepdims=True)
+    return result
 
 
 def main() -> None:
@@ -68,7 +69,7 @@ def main() -> None:
     test, train = order[:360], order[360:]
 
     with gradserve.connect(arguments.address) as client:
-        (num_params,) = client.raw_ops.CudnnRNNParamsSize(**LSTM)
+        (num_params,) = client.raw_ops.CudnnRNNParamsSize(num_layers=1, num_units=UNITS, input_size=COLUMNS)
         weights = {
             "lstm": random.uniform(-0.1, 0.1, num_params).astype(np.float32),
             "w": random.uniform(-0.1, 0.1, (UNITS, CLASSES)).astype(np.float32),
