@@ -23,4 +23,6 @@ def test_messages_have_the_fields_of_the_declaration(op: AnyOp) -> None:
     assert sorted(outputs) == sorted(method.output_type.fields_by_name)
     for name in (*inputs, *outputs):
         message = method.input_type if name in inputs else method.output_type
-        assert message.fields_by_name[name].message_type.full_name == "gradserve.v1.Tensor"
+        type_of_field = message.fields_by_name[name].message_type
+        assert type_of_field is not None
+        assert type_of_field.full_name == "gradserve.v1.Tensor"
