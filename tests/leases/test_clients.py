@@ -28,19 +28,30 @@ from gradserve_server.parts import Parts
 from gradserve_server.rpc.listeners.grpc_listener import ClientKeepalive, GrpcListener
 from gradserve_server.testing import LocalServer
 from tests.leases.program import NUM_MADE
+from tests.servers.clocks import SkippingClock
 from tests.servers.connecting import connect_with
 from tests.servers.faulty_proxy import FaultyProxy
 from tests.servers.polling import eventually, eventually_async
 
 CLIENT_LEASE = 60.0
 GRAD = np.ones(2, np.float32)
+PATIENT = ClientKeepalive()
+
+
+class AgingServer(LocalServer):
+    """A server whose clock can be put forward."""
+
+    def __init__(self, config: ServerConfig | None = None, keepalive: ClientKeepalive = PATIENT) -> None:
+        self.clock = SkippingClock()
+        listener = partial(GrpcListener, keepalive=keepalive)
+        super().__init__(config, Parts(clock=self.clock, make_listener=listener))
 
 
 @pytest.fixture
-def server() -> Iterator[LocalServer]:
+def server() -> Iterator[AgingServer]:
     """A server of this test alone, that notices soon when a connection is dead."""
-    parts = Parts(make_listener=partial(GrpcListener, keepalive=ClientKeepalive(interval=0.3, timeout=0.3)))
-    with LocalServer(ServerConfig(leases=LeaseConfig(client_lease_seconds=CLIENT_LEASE)), parts) as local:
+    config = ServerConfig(leases=LeaseConfig(client_lease_seconds=CLIENT_LEASE))
+    with AgingServer(config, ClientKeepalive(interval=0.3, timeout=0.3)) as local:
         yield local
 
 
@@ -59,12 +70,12 @@ def num_held(server: LocalServer) -> int:
     return server.inspect(look)
 
 
-def pass_time(server: LocalServer, seconds: float) -> None:
+def pass_time(server: AgingServer, seconds: float) -> None:
     """Lets the server's leases grow older."""
 
-    def skip(server: Server) -> None:
-        server._clock._missed -= seconds
-        server.lifetimes.expire(10_000)
+    def skip(running: Server) -> None:
+        server.clock.skipped += seconds
+        running.lifetimes.expire(10_000)
 
     server.inspect(skip)
 
@@ -93,7 +104,7 @@ def program(address: str, then: str) -> Iterator["subprocess.Popen[str]"]:
 
 
 @pytest.mark.parametrize("then", ["sleep", "wait"])
-def test_what_a_killed_client_had_goes_when_its_lease_ends(server: LocalServer, then: str) -> None:
+def test_what_a_killed_client_had_goes_when_its_lease_ends(server: AgingServer, then: str) -> None:
     with program(server.address, then) as process:
         eventually(lambda: num_held(server) == 1)
         pass_time(server, 100 * CLIENT_LEASE)
@@ -123,7 +134,7 @@ def test_by_the_clock_of_the_wall() -> None:
         assert shared.delete()
 
 
-def test_a_program_that_forgets_to_close_ends_all_the_same(server: LocalServer) -> None:
+def test_a_program_that_forgets_to_close_ends_all_the_same(server: AgingServer) -> None:
     with program(server.address, "end") as process:
         _, errors = process.communicate(timeout=20)
         assert (process.returncode, errors) == (0, "")
@@ -145,7 +156,7 @@ asyncio.run(main())
 """
 
 
-def test_an_asyncio_program_that_forgets_to_close_ends_all_the_same(server: LocalServer) -> None:
+def test_an_asyncio_program_that_forgets_to_close_ends_all_the_same(server: AgingServer) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORGETFUL_AIO, server.address], capture_output=True, text=True, timeout=20, check=False
     )
@@ -155,7 +166,7 @@ def test_an_asyncio_program_that_forgets_to_close_ends_all_the_same(server: Loca
     assert num_private(server) == 0
 
 
-def test_a_client_that_was_suspended_for_too_long_is_told_why(server: LocalServer) -> None:
+def test_a_client_that_was_suspended_for_too_long_is_told_why(server: AgingServer) -> None:
     with program(server.address, "ask") as process:
         eventually(lambda: num_held(server) == 1)
         process.send_signal(signal.SIGSTOP)
@@ -169,7 +180,7 @@ def test_a_client_that_was_suspended_for_too_long_is_told_why(server: LocalServe
     assert "' any more: it was private to a client, whose lease of 60 s has ended: " in errors
 
 
-def test_one_that_was_suspended_for_a_moment_goes_on(server: LocalServer) -> None:
+def test_one_that_was_suspended_for_a_moment_goes_on(server: AgingServer) -> None:
     with program(server.address, "ask") as process:
         eventually(lambda: num_held(server) == 1)
         process.send_signal(signal.SIGSTOP)
@@ -186,7 +197,7 @@ def test_one_that_was_suspended_for_a_moment_goes_on(server: LocalServer) -> Non
 # --- Clients that live
 
 
-async def test_a_blocked_event_loop_costs_nothing(server: LocalServer) -> None:
+async def test_a_blocked_event_loop_costs_nothing(server: AgingServer) -> None:
     """Everything here but the first lines happens while the loop of the client stands still."""
     async with gradserve.aio.connect(server.address) as client:
         acc = await client.conditional_accumulator("float32")
@@ -199,9 +210,9 @@ async def test_a_blocked_event_loop_costs_nothing(server: LocalServer) -> None:
         assert (await acc.info()).is_private
 
 
-def start(address: str) -> LocalServer:
+def start(address: str) -> AgingServer:
     """Returns a server for an address that it is given."""
-    local = LocalServer()
+    local = AgingServer()
     local._config = local._config.model_copy(update={"listen": ListenConfig(listen=(address,))})
     return local
 
@@ -222,7 +233,7 @@ def test_a_server_that_is_started_anew_is_held_to_its_word_too(tmp_path: Path) -
             assert not old.delete()
 
 
-def test_a_connection_that_breaks_is_held_anew(server: LocalServer) -> None:
+def test_a_connection_that_breaks_is_held_anew(server: AgingServer) -> None:
     with FaultyProxy(server.address) as proxy:
         client = gradserve.connect(proxy.address, timeout=0.3)
         client.conditional_accumulator("float32")
@@ -238,7 +249,7 @@ def background_threads() -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize("things", [0, 1, 100])
-def test_a_thread_only_while_there_is_something(server: LocalServer, things: int) -> None:
+def test_a_thread_only_while_there_is_something(server: AgingServer, things: int) -> None:
     before = len(background_threads())
     with gradserve.connect(server.address) as client:
         client.conditional_accumulator("float32", shared_name="shared").delete()
@@ -251,7 +262,7 @@ def test_a_thread_only_while_there_is_something(server: LocalServer, things: int
     assert len(background_threads()) == before
 
 
-def test_threads_that_make_and_delete_at_the_same_time(server: LocalServer) -> None:
+def test_threads_that_make_and_delete_at_the_same_time(server: AgingServer) -> None:
     with gradserve.connect(server.address) as client, ThreadPoolExecutor(8) as threads:
 
         def make_and_delete(number: int) -> None:
@@ -270,7 +281,7 @@ def test_threads_that_make_and_delete_at_the_same_time(server: LocalServer) -> N
     assert server.inspect(lambda server: (len(server.lifetimes.clients), server.lifetimes.num_leases)) == (0, 0)
 
 
-def test_a_forgotten_client_is_no_longer_held(server: LocalServer) -> None:
+def test_a_forgotten_client_is_no_longer_held(server: AgingServer) -> None:
     """The program has neither the client nor anything that it made; an accumulator alone is enough."""
     acc = gradserve.connect(server.address).conditional_accumulator("float32")
     gc.collect()
@@ -282,7 +293,7 @@ def test_a_forgotten_client_is_no_longer_held(server: LocalServer) -> None:
     eventually(lambda: background_threads() == [])
 
 
-async def test_a_forgotten_asyncio_client_is_no_longer_held(server: LocalServer) -> None:
+async def test_a_forgotten_asyncio_client_is_no_longer_held(server: AgingServer) -> None:
     acc = await gradserve.aio.connect(server.address).conditional_accumulator("float32")
 
     async def held() -> int:
@@ -296,7 +307,7 @@ async def test_a_forgotten_asyncio_client_is_no_longer_held(server: LocalServer)
     await eventually_async(held, lambda count: count == 0)
 
 
-async def test_a_task_only_while_there_is_something(server: LocalServer) -> None:
+async def test_a_task_only_while_there_is_something(server: AgingServer) -> None:
     def tasks() -> list[str]:
         return [each.get_name() for each in asyncio.all_tasks() if each.get_name() == "gradserve-background"]
 
@@ -318,7 +329,7 @@ async def test_a_task_only_while_there_is_something(server: LocalServer) -> None
 # --- Deleting
 
 
-def test_all_ways_to_delete_are_remembered(server: LocalServer) -> None:
+def test_all_ways_to_delete_are_remembered(server: AgingServer) -> None:
     """A client that makes and deletes for ever does not grow."""
     with gradserve.connect(server.address) as client:
         accumulators = [client.conditional_accumulator("float32") for _ in range(3)]
@@ -335,7 +346,7 @@ def test_all_ways_to_delete_are_remembered(server: LocalServer) -> None:
         assert num_private(server) == 0
 
 
-def test_deleting_by_name(server: LocalServer) -> None:
+def test_deleting_by_name(server: AgingServer) -> None:
     with gradserve.connect(server.address) as client:
         acc = client.conditional_accumulator("float32", shared_name="net", container="run")
         layer = client.batch_norm(scope="net", container="run")
@@ -355,7 +366,7 @@ def test_deleting_by_name(server: LocalServer) -> None:
                 delete(7)  # type: ignore[arg-type]
 
 
-def test_a_waiting_take_is_told_that_its_client_was_closed(server: LocalServer) -> None:
+def test_a_waiting_take_is_told_that_its_client_was_closed(server: AgingServer) -> None:
     """By a call of another thread; that of the closed client itself is over with the client."""
     with gradserve.connect(server.address) as other, ThreadPoolExecutor(1) as threads:
         client = gradserve.connect(server.address)
@@ -371,7 +382,7 @@ def test_a_waiting_take_is_told_that_its_client_was_closed(server: LocalServer) 
             other.raw_ops.AccumulatorNumAccumulated(handle=handle)
 
 
-def test_closing_does_not_wait_for_a_silent_server(server: LocalServer) -> None:
+def test_closing_does_not_wait_for_a_silent_server(server: AgingServer) -> None:
     settings = ConnectionSettings(TimeLimits(math.inf, closing=0.3))
     with FaultyProxy(server.address) as proxy:
         client = connect_with(proxy.address, settings)
@@ -382,7 +393,7 @@ def test_closing_does_not_wait_for_a_silent_server(server: LocalServer) -> None:
         assert time.monotonic() - started < 5
 
 
-def test_a_server_that_shuts_down_does_not_wait_for_those_who_hold(server: LocalServer) -> None:
+def test_a_server_that_shuts_down_does_not_wait_for_those_who_hold(server: AgingServer) -> None:
     with LocalServer() as local:
         client = gradserve.connect(local.address, timeout=1)
         client.conditional_accumulator("float32")
@@ -395,7 +406,7 @@ def test_a_server_that_shuts_down_does_not_wait_for_those_who_hold(server: Local
 # --- Idle leases
 
 
-def test_what_nobody_uses(server: LocalServer) -> None:
+def test_what_nobody_uses(server: AgingServer) -> None:
     with gradserve.connect(server.address) as client, gradserve.connect(server.address) as other:
         make: list[Callable[[], Any]] = [
             lambda: client.conditional_accumulator("float32", shared_name="a", idle_lease=30),
@@ -430,7 +441,7 @@ def test_what_nobody_uses(server: LocalServer) -> None:
         assert num_private(server) == 0
 
 
-def test_all_who_use_a_name_say_the_same(server: LocalServer) -> None:
+def test_all_who_use_a_name_say_the_same(server: AgingServer) -> None:
     with gradserve.connect(server.address) as client:
         client.conditional_accumulator("float32", shared_name="a", idle_lease=30)
         client.batch_norm(scope="a", idle_lease=30)
@@ -443,7 +454,7 @@ def test_all_who_use_a_name_say_the_same(server: LocalServer) -> None:
 
 
 @pytest.mark.parametrize("bad", [0, -1, float("nan"), float("inf"), 1e12, "long", [1, 2]])
-def test_an_idle_lease_that_cannot_be(server: LocalServer, bad: Any) -> None:
+def test_an_idle_lease_that_cannot_be(server: AgingServer, bad: Any) -> None:
     with gradserve.connect(server.address) as client:
         for create in (client.conditional_accumulator, client.sparse_conditional_accumulator):
             with pytest.raises(gradserve.InvalidArgumentError) as error:
@@ -480,7 +491,7 @@ assert acc.take_grad(1) == 1
 """
 
 
-def test_a_fork_finds_no_call_under_way(server: LocalServer) -> None:
+def test_a_fork_finds_no_call_under_way(server: AgingServer) -> None:
     """gRPC would say on standard error that it does not prepare the fork; and the lease is held again afterwards."""
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", FORKING_PROGRAM, server.address],

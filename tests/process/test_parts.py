@@ -1,7 +1,7 @@
 """A server made with other parts than the usual ones."""
 
 import itertools
-import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,25 +9,20 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
 import gradserve
+from gradserve.address import Address
+from gradserve.v1.server_messages_pb2 import GetServerInfoRequest
+from gradserve_server.app import Server
+from gradserve_server.config import LimitsConfig, RuntimeConfig, ServerConfig
 from gradserve_server.devices.inventory import DeviceDescription
-from gradserve_server.errors import ResourceExhaustedError
-from gradserve_server.leases.service_clock import ServiceClock
+from gradserve_server.errors import ResourceExhaustedError, UnavailableError
 from gradserve_server.parts import Parts
+from gradserve_server.rpc.boundary.admission import Admission
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.chain import Handle
+from gradserve_server.rpc.boundary.service import Service
 from gradserve_server.testing import LocalServer
+from tests.servers.clocks import SkippingClock
 from tests.servers.polling import PATIENCE_SECONDS, eventually
-
-
-class SkippingClock(ServiceClock):
-    """A clock that can be put forward."""
-
-    def __init__(self) -> None:
-        super().__init__(time.monotonic, 5.0)
-        self.skipped = 0.0
-
-    def __call__(self) -> float:
-        return super().__call__() + self.skipped
 
 
 class NoMore:
@@ -63,6 +58,48 @@ def test_leases_run_out_on_its_clock() -> None:
         assert client.server_info().usage["num_handles"] == 1
         clock.skipped = 1010
         eventually(lambda: client.server_info().usage["num_handles"] == 0)
+
+
+class InMemoryListener:
+    """Listens to nobody but the test, which calls it."""
+
+    def __init__(self, services: Sequence[Service], admission: Admission, limits: LimitsConfig) -> None:
+        self.notes: list[str] = []
+        self._services = {service.descriptor.name: service for service in services}
+        self._admission = admission
+
+    def bind(self, addresses: Sequence[Address]) -> list[Address]:
+        self.notes.append("bind")
+        return list(addresses)
+
+    async def serve(self) -> None:
+        self.notes.append("serve")
+
+    async def drain(self, grace: float) -> None:
+        self.notes.append(f"drain for {grace:g} s, {'open' if self._admission.is_open else 'closed'}")
+
+    async def call(self, service: str, method: str, request: Any) -> Any:
+        served = self._services[service]
+        descriptor = served.descriptor.methods_by_name[method]
+        return await served.handle(descriptor)(request, Call(descriptor.full_name))
+
+
+async def test_another_listener_has_three_verbs_and_calls_the_same_methods() -> None:
+    made: list[InMemoryListener] = []
+
+    def make(*arguments: Any) -> InMemoryListener:
+        made.append(InMemoryListener(*arguments))
+        return made[-1]
+
+    config = ServerConfig(runtime=RuntimeConfig(device="cpu", warm_up=False, drain_seconds=7))
+    async with Server(config, Parts(make_listener=make)):
+        (listener,) = made
+        info = await listener.call("ServerService", "GetServerInfo", GetServerInfoRequest())
+        assert info.version == gradserve.__version__
+        assert listener.notes == ["bind", "serve"]
+    assert listener.notes == ["bind", "serve", "drain for 7 s, closed"]
+    with pytest.raises(UnavailableError):
+        await listener.call("ServerService", "GetServerInfo", GetServerInfoRequest())
 
 
 def test_an_interceptor_is_around_every_call() -> None:

@@ -14,7 +14,6 @@ from google.protobuf.descriptor import MethodDescriptor
 from gradserve.wire.contents import encode_message
 from gradserve_server.errors import ServiceError
 from gradserve_server.rpc.boundary.call import Call, StreamedCall
-from gradserve_server.rpc.boundary.chain import chained
 from gradserve_server.rpc.boundary.codec import Codec
 from gradserve_server.rpc.boundary.malformed import tolerant
 from gradserve_server.rpc.boundary.service import Service
@@ -33,7 +32,7 @@ def _method_handler(method: MethodDescriptor, service: Service) -> "grpc.RpcMeth
     codec = service.codecs.get(method.name, Codec())
     decode = tolerant(codec.decode or message_factory.GetMessageClass(method.input_type).FromString)
     encode = codec.encode or encode_message
-    handle = chained(service.interceptors, method, getattr(service.servicer, method.name))
+    handle = service.handle(method)
     name = method.full_name
 
     async def unary(request: Any, context: Context) -> Any:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
-from gradserve_server.rpc.boundary.chain import Interceptor
+from gradserve_server.rpc.boundary.chain import Handle, Interceptor, chained
 from gradserve_server.rpc.boundary.codec import Codec
 
 
@@ -25,3 +25,7 @@ class Service:
     servicer: object
     interceptors: Sequence[Interceptor]
     codecs: Mapping[str, Codec] = field(default_factory=dict)
+
+    def handle(self, method: MethodDescriptor) -> Handle:
+        """Returns what answers the calls of one of its methods: the servicer's, in the chain."""
+        return chained(self.interceptors, method, getattr(self.servicer, method.name))
