@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
+
+from numpy.typing import NDArray
 
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
@@ -74,6 +77,16 @@ class OpenedTensors:
     def is_on_host(self) -> bool:
         """Whether all tensors are in host memory."""
         return self._residence.is_on_host(self._held.arrays.values())
+
+    async def copy_to_host(self) -> dict[str, NDArray[Any]]:
+        """Returns all arrays by path, in host memory: themselves if they are there already.
+
+        Raises:
+            InvalidArgumentError: What the request says of one is not true.
+            MemoryError: There is not that much memory.
+        """
+        arrays = self.arrays()
+        return dict(zip(arrays, await self._residence.copy_to_host(list(arrays.values())), strict=True))
 
     async def bring_to_host(self) -> None:
         """Makes all tensors lie in host memory, now and for later calls.

@@ -1,7 +1,7 @@
 """Tensors under leased handles."""
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -236,12 +236,6 @@ class TensorStore:
                     self._entries[entry.handle] = entry
                 entry.deleted = entry.deleted or not keep
                 self._reclaim(entry)
-
-    def share(self, handles: Iterable[str]) -> None:
-        """Notes that something else than the store refers to the memory of those of the tensors that exist."""
-        for handle in handles:
-            if handle in self._entries:
-                self._entries[handle].shared = True
 
     def delete(self, handles: Sequence[str]) -> int:
         """Deletes those that exist; returns how many that were."""

@@ -1,15 +1,14 @@
 """Messages about layers and their domain values."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve.v1 import layer_pb2, tensor_pb2
 from gradserve.wire.dtypes import to_data_type
-from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError, request_fields
 from gradserve_server.layers.batch_norm.config import UPDATE_OPS, BatchNormConfig, IgnoredArgument, RandomAdjustment
+from gradserve_server.layers.batch_norm.given import GivenVariable, open_initializer
 from gradserve_server.layers.batch_norm.implementation import Implementation
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.variables import unknown_variables
@@ -19,9 +18,8 @@ from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.boundary.lifetimes import encode_idle_lease
-from gradserve_server.rpc.tensors.messages import check_count, decode_tensor, encode_spec
-from gradserve_server.tensors.residence import Residence
-from gradserve_server.tensors.store import TensorStore
+from gradserve_server.rpc.tensors.messages import check_count, decode_reference, encode_spec
+from gradserve_server.tensors.opening import TensorOpener
 
 MAX_VARIABLES = 1 << 10
 """In one request; and so of collections, initializers and regularizers."""
@@ -56,10 +54,8 @@ def decode_reuse(reuse: layer_pb2.LayerReuse) -> Reuse:
     return _REUSES[reuse]
 
 
-async def decode_config(
-    config: batch_norm_pb2.BatchNormConfig, store: TensorStore, residence: Residence
-) -> BatchNormConfig:
-    """Reads a configuration; fetches what is given by handle.
+async def decode_config(config: batch_norm_pb2.BatchNormConfig, opener: TensorOpener) -> BatchNormConfig:
+    """Reads a configuration, with the tensors in it.
 
     Raises:
         InvalidArgumentError: A part of it is malformed.
@@ -73,7 +69,7 @@ async def decode_config(
     given |= {name: getattr(config, name) for name in _FLAGS}
     with request_fields({"activation_fn": "config.activation_fn"}):
         initializers = {
-            name: await _decode_initializer(initializer, store, residence, f"config.param_initializers[{name}]")
+            name: await _decode_initializer(initializer, opener, f"config.param_initializers[{name}]")
             for name, initializer in sorted(config.param_initializers.items())
         }
     collections = tuple(config.updates_collections)
@@ -161,54 +157,28 @@ def encode_ignored(ignored: Sequence[IgnoredArgument]) -> list[layer_pb2.Ignored
     return [layer_pb2.IgnoredArgument(argument=each.argument, reason=each.reason) for each in ignored]
 
 
-@contextmanager
-def open_variables(
-    store: TensorStore, variables: Sequence[layer_pb2.NamedTensor]
-) -> Iterator[tuple[Mapping[str, Array], Sequence[str]]]:
-    """Holds the values of a request while a call uses them; they and the handles of those that are stored.
+def decode_variables(variables: Sequence[layer_pb2.NamedTensor]) -> list[GivenVariable]:
+    """Reads values of variables.
 
     Raises:
-        InvalidArgumentError: There are none, or one is malformed or given twice.
-        NotFoundError: A handle does not exist.
+        InvalidArgumentError: There are too many.
     """
-    if not variables:
-        raise InvalidArgumentError("expected at least one variable, got none", field="variables")
     check_count(variables, MAX_VARIABLES, "variables", "variables")
-    fields: dict[str, str] = {}
-    for index, variable in enumerate(variables):
-        if variable.name in fields:
-            raise InvalidArgumentError(
-                f"expected each variable once, got {variable.name!r} twice", field=f"variables[{index}].name"
-            )
-        fields[variable.name] = f"variables[{index}].tensor"
-    stored = [each for each in variables if each.tensor.WhichOneof("data") == "handle"]
-    handles = [each.tensor.handle for each in stored]
-    paths = {f"handles[{index}]": f"{fields[each.name]}.handle" for index, each in enumerate(stored)}
-    with request_fields(paths), store.use(handles) as used:
-        yield {each.name: decode_tensor(each.tensor, used.arrays, fields[each.name]) for each in variables}, handles
+    return [GivenVariable(each.name, decode_reference(each.tensor)) for each in variables]
 
 
 def _given(message: Any, names: Sequence[str]) -> dict[str, float]:
     return {name: getattr(message, name) for name in names if message.HasField(name)}
 
 
-async def _decode_initializer(
-    initializer: layer_pb2.Initializer, store: TensorStore, residence: Residence, field: str
-) -> Initializer:
+async def _decode_initializer(initializer: layer_pb2.Initializer, opener: TensorOpener, field: str) -> Initializer:
     kind = initializer.WhichOneof("kind")
     if kind == "named":
         named = initializer.named
         parameters = _given(named, ("value", "minval", "maxval", "mean", "stddev"))
         return NamedInitializer(named.name, parameters, named.seed if named.HasField("seed") else None)
     if kind == "tensor":
-        tensor = initializer.tensor
-        handles = [tensor.handle] if tensor.WhichOneof("data") == "handle" else []
-        with request_fields({"handles[0]": f"{field}.tensor.handle"}), store.use(handles) as used:
-            given = decode_tensor(tensor, used.arrays, f"{field}.tensor")
-            (host,) = await residence.copy_to_host([given])
-            # The layer refers to it from now on: nobody may write to it.
-            store.share(handles)
-            return TensorInitializer(host)
+        return await open_initializer(opener, decode_reference(initializer.tensor), f"{field}.tensor")
     raise InvalidArgumentError("expected a tensor or a named initializer, got neither", field=field)
 
 

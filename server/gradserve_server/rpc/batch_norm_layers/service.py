@@ -16,6 +16,7 @@ from gradserve.wire.dtypes import to_dtype
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError, request_fields
 from gradserve_server.layers.batch_norm.calls import ForwardCall
+from gradserve_server.layers.batch_norm.given import open_variables
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.spec import CallInputs
 from gradserve_server.layers.registry import LayerRegistry
@@ -28,9 +29,9 @@ from gradserve_server.rpc.batch_norm_layers.messages import (
     decode_config,
     decode_key,
     decode_reuse,
+    decode_variables,
     encode_ignored,
     encode_info,
-    open_variables,
 )
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.lifetimes import decode_lifetime
@@ -64,7 +65,7 @@ class BatchNormLayerServicer:
     ) -> messages_pb2.CreateBatchNormLayerResponse:
         key, reuse = decode_key(request.layer), decode_reuse(request.reuse)
         lifetime = decode_lifetime(request.lifetime)
-        config = await decode_config(request.config, self._store, self._residence)
+        config = await decode_config(request.config, self._opener)
         with request_fields({"activation_fn": "config.activation_fn", "inputs": "input_shape"}):
             if request.input_dtype or request.input_shape:
                 build = (_decode_dtype(request.input_dtype), request.input_shape, lifetime)
@@ -207,10 +208,8 @@ class BatchNormLayerServicer:
     ) -> messages_pb2.SetBatchNormVariablesResponse:
         with (
             self._using(request.layer) as layer,
-            open_variables(self._store, request.variables) as (values, handles),
+            open_variables(self._opener, decode_variables(request.variables)) as values,
         ):
-            # Said before: calls that release them hide them.
-            self._store.share(handles)
             await layer.set_variables(values)
         return messages_pb2.SetBatchNormVariablesResponse()
 

@@ -1,7 +1,7 @@
 """Tensor messages and arrays."""
 
 import math
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -57,41 +57,6 @@ def check_count(things: Sized, limit: int, what: str, field: str) -> None:
     """
     if len(things) > limit:
         raise InvalidArgumentError(f"expected at most {limit} {what}, got {len(things)}", field=field)
-
-
-def decode_tensor(tensor: tensor_pb2.Tensor, stored: Mapping[str, Array], field: str) -> Array:
-    """Returns the array a tensor stands for: read-only when it came inline.
-
-    Args:
-        tensor: The message.
-        stored: Arrays by handle.
-        field: The path of the message, for errors.
-
-    Raises:
-        InvalidArgumentError: The message contradicts itself or the stored tensor.
-    """
-    data = tensor.WhichOneof("data")
-    if data == "content":
-        spec = decode_spec(tensor.dtype, tensor.shape, field)
-        content = tensor.content
-        if len(content) != spec.num_bytes:
-            raise InvalidArgumentError(
-                f"expected {spec.num_bytes} bytes for shape {list(spec.shape)} of {spec.dtype}, got {len(content)}",
-                field=f"{field}.content",
-            )
-        return np.frombuffer(content, spec.dtype).reshape(spec.shape)
-    if data == "handle":
-        array = stored[tensor.handle]
-        if tensor.dtype:
-            spec = decode_spec(tensor.dtype, tensor.shape, field)
-            if (spec.dtype, spec.shape) != (array.dtype, array.shape):
-                raise InvalidArgumentError(
-                    f"expected the stored tensor's shape {list(array.shape)} of {array.dtype}, "
-                    f"got {list(spec.shape)} of {spec.dtype}",
-                    field=field,
-                )
-        return array
-    raise InvalidArgumentError("expected content or a handle, got neither", field=field)
 
 
 def decode_reference(tensor: tensor_pb2.Tensor) -> Reference:
