@@ -30,8 +30,8 @@ from gradserve_server.rpc.gradient_ops.service import GradientOpsServicer
 from gradserve_server.rpc.leases.service import LeaseServicer
 from gradserve_server.rpc.server_info.service import ServerServicer, Usage
 from gradserve_server.rpc.services import Services
-from gradserve_server.rpc.tensors.messages import Placer
 from gradserve_server.rpc.tensors.service import TensorServicer
+from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.residence import Residence
@@ -102,13 +102,14 @@ class Server:
         )
         residence = Residence(host, device, self._compute)
         opener = TensorOpener(self.store, residence)
-        placer = Placer(self.store, limits.inline_limit_bytes, limits.max_message_bytes)
+        longest = DeliveryLimits(limits.inline_limit_bytes, limits.max_message_bytes)
+        deliverer = TensorDeliverer(self.store, residence, memory, longest)
         started = time.monotonic()
         self._services = Services(
             tensors=TensorServicer(self.store, residence, config.runtime.stream_idle_seconds),
-            accumulators=AccumulatorServicer(self.registry, opener, placer),
-            gradient_ops=GradientOpsServicer(OPS, self.runner, opener, placer),
-            batch_norm_layers=BatchNormLayerServicer(self.layers, self.store, opener, residence, placer),
+            accumulators=AccumulatorServicer(self.registry, opener, deliverer),
+            gradient_ops=GradientOpsServicer(OPS, self.runner, opener, deliverer),
+            batch_norm_layers=BatchNormLayerServicer(self.layers, self.store, opener, deliverer),
             leases=LeaseServicer(self.lifetimes.clients),
             server=ServerServicer(
                 version=gradserve.__version__,

@@ -16,7 +16,7 @@ from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
-from gradserve_server.rpc.tensors.messages import Placer
+from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
@@ -61,7 +61,8 @@ async def test_what_another_call_hides_meanwhile(
     host = CpuDevice(BufferPool(0))
     residence = Residence(host, host, InlineCompute())
     opener = TensorOpener(store, residence)
-    service = BatchNormLayerServicer(bench.registry, store, opener, residence, Placer(store, 1 << 20, 1 << 20))
+    deliverer = TensorDeliverer(store, residence, bench.memory, DeliveryLimits(1 << 20, 1 << 20))
+    service = BatchNormLayerServicer(bench.registry, store, opener, deliverer)
     await bench.layer().build(np.dtype(np.float32), (-1, 3))
     store.keep([np.ones(shape, np.float32)], None, shared=False)
     hiding = ExitStack()

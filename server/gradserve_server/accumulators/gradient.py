@@ -110,3 +110,11 @@ class Average:
     def nbytes(self) -> int:
         """Memory of all values."""
         return sum(value.nbytes for value in self.values.values())
+
+    @property
+    def arrays(self) -> list[Array]:
+        """All arrays, in the order of the components; of a sparse one indices and values."""
+        arrays: list[Array] = []
+        for value in self.values.values():
+            arrays += [value.indices, value.values] if isinstance(value, SparseSlices) else [value]
+        return arrays

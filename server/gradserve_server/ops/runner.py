@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Array, Device
 from gradserve_server.ops.operation import AttributesT, Family, InputsT, Op, OutputsT, PlanT
-from gradserve_server.tensors.quotas import Quota
+from gradserve_server.tensors.quotas import Account, Quota
 
 T = TypeVar("T")
 
@@ -131,23 +131,31 @@ class OpRunner:
         call: CheckedCall[InputsT, AttributesT, OutputsT, PlanT],
         *,
         on_host: bool | Collection[str],
+        room: Account | None = None,
     ) -> Computed[OutputsT]:
         """Computes a call.
 
         Args:
             call: The call; its inputs may be in host memory or the device's.
             on_host: Whether the outputs are wanted in host memory, or the names of those that are.
+            room: What to reserve the memory for the outputs with; it stays there for whoever keeps them. None to
+                reserve it for the time of the computation.
 
         Raises:
             ResourceExhaustedError: The outputs do not fit.
             MemoryError: The device has no memory left.
         """
         self.prepare()
-        with self._memory.hold(call.output_bytes):
+        reserved = Account(self._memory) if room is None else room
+        reserved.grow(call.output_bytes)
+        try:
             num_bytes = call.input_bytes + call.output_bytes
             if call.op.is_quick and num_bytes <= self._device.inline_bytes:
                 return self._run(call, on_host)
             return await self._compute.run_in_thread(self._run, call, on_host)
+        finally:
+            if room is None:
+                reserved.settle(0)
 
     def _run(
         self, call: CheckedCall[InputsT, AttributesT, OutputsT, PlanT], on_host: bool | Collection[str]

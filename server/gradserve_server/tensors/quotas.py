@@ -64,6 +64,17 @@ class Account:
         self._quota.acquire(amount)
         self.used += amount
 
+    def hand_over(self, amount: int) -> None:
+        """Makes `amount` somebody else's, who gives it back. What is not here is taken from the quota.
+
+        Raises:
+            ResourceExhaustedError: That is not left; nothing has changed.
+        """
+        missing = max(amount - self.used, 0)
+        if missing:
+            self._quota.acquire(missing)
+        self.used -= amount - missing
+
     def settle(self, amount: int) -> None:
         """Makes `amount` the holding, whether that is within the limit or not.
 

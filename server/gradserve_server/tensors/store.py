@@ -13,7 +13,7 @@ from gradserve_server.devices.device import Array
 from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
 from gradserve_server.leases.lease import Lease, LeaseQueue
-from gradserve_server.tensors.quotas import Quota
+from gradserve_server.tensors.quotas import Account, Quota
 
 
 @dataclass(frozen=True)
@@ -164,13 +164,16 @@ class TensorStore:
         upload.stored = True
         return [self._add(array, upload.lease, shared=False) for array in upload.arrays]
 
-    def keep(self, arrays: Sequence[Array], lease: float | None, *, shared: bool) -> list[str]:
+    def keep(
+        self, arrays: Sequence[Array], lease: float | None, *, shared: bool, room: Account | None = None
+    ) -> list[str]:
         """Stores results of a call without copying them; returns their handles.
 
         Args:
             arrays: The results.
             lease: Seconds, None for the default.
             shared: Whether something else than the store refers to their memory too.
+            room: Memory that was reserved for them; it becomes the store's.
 
         Raises:
             InvalidArgumentError: `lease` is not positive.
@@ -179,7 +182,7 @@ class TensorStore:
         seconds = self.lease_seconds(lease)
         self._handles.acquire(len(arrays))
         try:
-            self._memory.acquire(sum(array.nbytes for array in arrays))
+            (room or Account(self._memory)).hand_over(sum(array.nbytes for array in arrays))
         except BaseException:
             self._handles.release(len(arrays))
             raise

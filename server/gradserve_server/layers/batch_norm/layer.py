@@ -209,6 +209,7 @@ class BatchNormLayer:
         retain: bool,
         on_host: bool,
         deliver: Callable[[BackwardOutputs], object] = _ignore,
+        room: Account | None = None,
     ) -> Computed[BackwardOutputs]:
         """Computes the gradients of a forward, which is kept if this fails.
 
@@ -217,13 +218,14 @@ class BatchNormLayer:
             retain: Whether another backward of it may follow.
             on_host: Whether the gradients are wanted in host memory.
             deliver: Gets the gradients while the forward is still kept; may raise.
+            room: As `OpRunner.run` takes it.
 
         Raises:
             ResourceExhaustedError: The gradients do not fit.
             MemoryError: The device has no memory left.
         """
         with self.forwards.use(call.forward, retain=retain):
-            computed = await self._runner.run(call.checked, on_host=on_host)
+            computed = await self._runner.run(call.checked, on_host=on_host, room=room)
             deliver(computed.outputs)
         return computed
 

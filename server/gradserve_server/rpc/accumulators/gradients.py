@@ -1,11 +1,10 @@
 """Accumulator messages and their domain values."""
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
@@ -242,15 +241,9 @@ def _tensors_of(part: accumulator_pb2.ComponentGradient) -> list[tensor_pb2.Tens
     return [part.dense]
 
 
-PlaceArrays = Callable[[list[NDArray[Any]]], list[tensor_pb2.Tensor]]
-
-
-def encode_average(average: Average, place: PlaceArrays) -> accumulator_pb2.Average:
-    """Returns the message of an average; `place` says where its arrays go."""
-    arrays: list[NDArray[Any]] = []
-    for value in average.values.values():
-        arrays += [value.indices, value.values] if isinstance(value, SparseSlices) else [value]
-    tensors = iter(place(arrays))
+def encode_average(average: Average, delivered: Iterable[tensor_pb2.Tensor]) -> accumulator_pb2.Average:
+    """Returns the message of an average, whose arrays were delivered."""
+    tensors = iter(delivered)
     components = []
     for name, value in average.values.items():
         component = accumulator_pb2.ComponentGradient(name=name)

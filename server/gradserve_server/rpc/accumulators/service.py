@@ -25,17 +25,18 @@ from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.lifetimes import decode_lifetime
 from gradserve_server.rpc.boundary.paging import page_of
 from gradserve_server.rpc.boundary.timeouts import wait_timeout
-from gradserve_server.rpc.tensors.messages import Placer
+from gradserve_server.rpc.tensors.messages import decode_placement, encode_delivered
+from gradserve_server.tensors.delivery import Delivery, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
 
 
 class AccumulatorServicer:
     """Serves the accumulators of a registry. The protos say what each method does."""
 
-    def __init__(self, registry: AccumulatorRegistry, opener: TensorOpener, placer: Placer) -> None:
+    def __init__(self, registry: AccumulatorRegistry, opener: TensorOpener, deliverer: TensorDeliverer) -> None:
         self._registry = registry
         self._opener = opener
-        self._placer = placer
+        self._deliverer = deliverer
 
     async def CreateAccumulator(
         self, request: messages_pb2.CreateAccumulatorRequest, call: Call
@@ -86,29 +87,26 @@ class AccumulatorServicer:
             )
 
     async def TakeGradient(self, request: messages_pb2.TakeGradientRequest, call: Call) -> WithContents:
-        with self._using(request.accumulator) as accumulator:
-            self._placer.check(request.placement)
+        with self._using(request.accumulator) as accumulator, self._delivery(request.placement) as delivery:
             average, duplicate = await accumulator.take(
                 decode_take_id(request), request.num_required, wait_timeout(request, call)
             )
             contents = Contents()
             response = messages_pb2.TakeGradientResponse(
-                average=self._encode(average, request.placement, contents), duplicate=duplicate
+                average=_encode(average, delivery, contents), duplicate=duplicate
             )
             return WithContents(response, contents)
 
     async def ReadAverage(self, request: messages_pb2.ReadAverageRequest, call: Call) -> WithContents:
-        with self._using(request.accumulator) as accumulator:
-            self._placer.check(request.placement)
+        with self._using(request.accumulator) as accumulator, self._delivery(request.placement) as delivery:
             step = request.step if request.HasField("step") else None
             average = await accumulator.read_average(step, wait_timeout(request, call))
             contents = Contents()
-            response = messages_pb2.ReadAverageResponse(average=self._encode(average, request.placement, contents))
+            response = messages_pb2.ReadAverageResponse(average=_encode(average, delivery, contents))
             return WithContents(response, contents)
 
     async def PushPull(self, request: messages_pb2.PushPullRequest, call: Call) -> WithContents:
-        with self._using(request.accumulator) as accumulator:
-            self._placer.check(request.placement)
+        with self._using(request.accumulator) as accumulator, self._delivery(request.placement) as delivery:
             request_id, contribution, given = decode_gradient(request)
             applied, average, duplicate = await accumulator.push_pull(
                 request_id,
@@ -123,7 +121,7 @@ class AccumulatorServicer:
             response = messages_pb2.PushPullResponse(
                 outcome=_outcome(applied),
                 duplicate=duplicate,
-                average=None if average is None else self._encode(average, request.placement, contents),
+                average=None if average is None else _encode(average, delivery, contents),
                 global_step=accumulator.state.global_step if stale or average is None else average.step,
             )
             return WithContents(response, contents)
@@ -144,8 +142,12 @@ class AccumulatorServicer:
     def _using(self, ref: accumulator_pb2.AccumulatorRef) -> AbstractContextManager[Accumulator]:
         return self._registry.use(decode_key(ref), ref.incarnation)
 
-    def _encode(self, average: Average, placement: tensor_pb2.Placement, contents: Contents) -> accumulator_pb2.Average:
-        return encode_average(average, partial(self._placer.place, placement=placement, contents=contents, shared=True))
+    def _delivery(self, placement: tensor_pb2.Placement) -> AbstractContextManager[Delivery]:
+        return self._deliverer.begin(decode_placement(placement))
+
+
+def _encode(average: Average, delivery: Delivery, contents: Contents) -> accumulator_pb2.Average:
+    return encode_average(average, encode_delivered(delivery.deliver(average.arrays, shared=True), contents))
 
 
 _OUTCOMES = {

@@ -1,12 +1,15 @@
 """Messages about layers and their domain values."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve.v1 import layer_pb2, tensor_pb2
+from gradserve.wire.contents import Contents, WithContents
 from gradserve.wire.dtypes import to_data_type
 from gradserve_server.errors import InvalidArgumentError, request_fields
+from gradserve_server.layers.batch_norm.calls import ForwardCall, ForwardResult
 from gradserve_server.layers.batch_norm.config import UPDATE_OPS, BatchNormConfig, IgnoredArgument, RandomAdjustment
 from gradserve_server.layers.batch_norm.given import GivenVariable, open_initializer
 from gradserve_server.layers.batch_norm.implementation import Implementation
@@ -18,7 +21,15 @@ from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.boundary.lifetimes import encode_idle_lease
-from gradserve_server.rpc.tensors.messages import check_count, decode_reference, encode_spec
+from gradserve_server.rpc.tensors.messages import (
+    MAX_COMPONENTS,
+    check_count,
+    decode_duration,
+    decode_reference,
+    encode_delivered,
+    encode_spec,
+)
+from gradserve_server.tensors.delivery import Delivered
 from gradserve_server.tensors.opening import TensorOpener
 
 MAX_VARIABLES = 1 << 10
@@ -30,7 +41,7 @@ _REUSES = {
     layer_pb2.LAYER_REUSE_REQUIRED: Reuse.REQUIRED,
     layer_pb2.LAYER_REUSE_FORBIDDEN: Reuse.FORBIDDEN,
 }
-IMPLEMENTATION_CODES = {
+_IMPLEMENTATION_CODES = {
     Implementation.FUSED: batch_norm_pb2.BATCH_NORM_IMPLEMENTATION_FUSED,
     Implementation.CORE_FUSED: batch_norm_pb2.BATCH_NORM_IMPLEMENTATION_CORE_FUSED,
     Implementation.CORE: batch_norm_pb2.BATCH_NORM_IMPLEMENTATION_CORE,
@@ -165,6 +176,57 @@ def decode_variables(variables: Sequence[layer_pb2.NamedTensor]) -> list[GivenVa
     """
     check_count(variables, MAX_VARIABLES, "variables", "variables")
     return [GivenVariable(each.name, decode_reference(each.tensor)) for each in variables]
+
+
+def decode_forward(
+    request: messages_pb2.BatchNormForwardRequest, lease_seconds: Callable[[float | None], float]
+) -> ForwardCall:
+    """Reads how a forward is to be computed; `lease_seconds` says what lease to give when one was asked for.
+
+    Raises:
+        InvalidArgumentError: It releases too many forwards, or the lease is not positive.
+    """
+    check_count(request.released_forward_ids, MAX_COMPONENTS, "forwards", "released_forward_ids")
+    return ForwardCall(
+        is_training=request.is_training if request.HasField("is_training") else True,
+        forward_id=request.forward_id,
+        keep_for_backward=request.keep_for_backward if request.HasField("keep_for_backward") else None,
+        lease=lease_seconds(decode_duration(request, "lease")),
+        released=request.released_forward_ids,
+    )
+
+
+def encode_forward(result: ForwardResult, delivered: Sequence[Delivered]) -> WithContents:
+    """Returns the response to a forward whose outputs were delivered."""
+    contents = Contents()
+    (outputs,) = encode_delivered(delivered, contents)
+    drawn_scale, drawn_bias = (None, None) if result.drawn is None else map(contents.tensor, result.drawn)
+    response = messages_pb2.BatchNormForwardResponse(
+        outputs=outputs,
+        forward_id=result.forward_id,
+        has_pending_updates=result.has_pending_updates,
+        implementation=_IMPLEMENTATION_CODES[result.implementation],
+        regularization_losses=result.regularization_losses,
+        warnings=encode_ignored(result.ignored),
+        drawn_adjustment_scale=drawn_scale,
+        drawn_adjustment_bias=drawn_bias,
+    )
+    return WithContents(response, contents)
+
+
+def encode_gradients(delivered: Mapping[str, Delivered]) -> WithContents:
+    """Returns the response to a backward."""
+    contents = Contents()
+    tensors = dict(zip(delivered, encode_delivered(delivered.values(), contents), strict=True))
+    return WithContents(messages_pb2.BatchNormBackwardResponse(**tensors), contents)
+
+
+def encode_variables(delivered: Mapping[str, Delivered]) -> WithContents:
+    """Returns the response with variables, by name."""
+    contents = Contents()
+    tensors = encode_delivered(delivered.values(), contents)
+    variables = [layer_pb2.NamedTensor(name=name, tensor=each) for name, each in zip(delivered, tensors, strict=True)]
+    return WithContents(messages_pb2.GetBatchNormVariablesResponse(variables=variables), contents)
 
 
 def _given(message: Any, names: Sequence[str]) -> dict[str, float]:

@@ -1,21 +1,18 @@
 """BatchNormLayerService: decode, call the domain, encode."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
-from gradserve.v1 import layer_pb2, tensor_pb2
-from gradserve.wire.contents import Contents, WithContents
+from gradserve.v1 import tensor_pb2
+from gradserve.wire.contents import WithContents
 from gradserve.wire.dtypes import to_dtype
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError, request_fields
-from gradserve_server.layers.batch_norm.calls import ForwardCall
 from gradserve_server.layers.batch_norm.given import open_variables
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.spec import CallInputs
@@ -24,22 +21,24 @@ from gradserve_server.ops.inputs import open_inputs
 from gradserve_server.ops.runner import arrays_of
 from gradserve_server.resources import DEFAULT_CONTAINER
 from gradserve_server.rpc.batch_norm_layers.messages import (
-    IMPLEMENTATION_CODES,
     MAX_VARIABLES,
     decode_config,
+    decode_forward,
     decode_key,
     decode_reuse,
     decode_variables,
-    encode_ignored,
+    encode_forward,
+    encode_gradients,
     encode_info,
+    encode_variables,
 )
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.lifetimes import decode_lifetime
 from gradserve_server.rpc.boundary.paging import page_of
 from gradserve_server.rpc.gradient_ops.calls import decode_inputs
-from gradserve_server.rpc.tensors.messages import MAX_COMPONENTS, Placer, check_count, decode_duration
+from gradserve_server.rpc.tensors.messages import MAX_COMPONENTS, check_count, decode_placement
+from gradserve_server.tensors.delivery import Delivered, Delivery, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
-from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
 
 
@@ -51,14 +50,12 @@ class BatchNormLayerServicer:
         registry: LayerRegistry,
         store: TensorStore,
         opener: TensorOpener,
-        residence: Residence,
-        placer: Placer,
+        deliverer: TensorDeliverer,
     ) -> None:
         self._registry = registry
         self._store = store
         self._opener = opener
-        self._residence = residence
-        self._placer = placer
+        self._deliverer = deliverer
 
     async def CreateBatchNormLayer(
         self, request: messages_pb2.CreateBatchNormLayerRequest, call: Call
@@ -105,56 +102,36 @@ class BatchNormLayerServicer:
         return messages_pb2.DeleteBatchNormLayerResponse(deleted=deleted)
 
     async def BatchNormForward(self, request: messages_pb2.BatchNormForwardRequest, call: Call) -> WithContents:
-        with self._using(request.layer) as layer:
-            self._placer.check(request.placement)
-            check_count(request.released_forward_ids, MAX_COMPONENTS, "forwards", "released_forward_ids")
-            forward = ForwardCall(
-                is_training=request.is_training if request.HasField("is_training") else True,
-                forward_id=request.forward_id,
-                keep_for_backward=request.keep_for_backward if request.HasField("keep_for_backward") else None,
-                lease=self._store.lease_seconds(decode_duration(request, "lease")),
-                released=request.released_forward_ids,
-            )
-            contents = Contents()
+        with self._using(request.layer) as layer, self._delivery(request.placement) as delivery:
+            forward = decode_forward(request, self._store.lease_seconds)
             with open_inputs(self._opener, decode_inputs(request, CallInputs), CallInputs) as opened:
-                keep = self._placer.keeps(opened.inputs.inputs.nbytes, request.placement)
+                keeps = delivery.keeps(opened.inputs.inputs.nbytes)
                 # What is kept of the forward refers to its inputs too.
                 opened.tensors.share()
-                with self._delivery(request.placement, contents, keep=keep, shared=True) as delivery:
-                    result = await layer.forward(opened.inputs, forward, on_host=not keep, deliver=delivery.add)
+                delivered: list[Delivered] = []
+                result = await layer.forward(
+                    opened.inputs,
+                    forward,
+                    on_host=not keeps,
+                    deliver=lambda outputs: delivered.extend(delivery.deliver([outputs], shared=True)),
+                )
                 opened.tensors.relocate(result.moved)
-            (outputs,) = delivery.tensors
-            drawn_scale, drawn_bias = (None, None) if result.drawn is None else map(contents.tensor, result.drawn)
-            response = messages_pb2.BatchNormForwardResponse(
-                outputs=outputs,
-                forward_id=result.forward_id,
-                has_pending_updates=result.has_pending_updates,
-                implementation=IMPLEMENTATION_CODES[result.implementation],
-                regularization_losses=result.regularization_losses,
-                warnings=encode_ignored(result.ignored),
-                drawn_adjustment_scale=drawn_scale,
-                drawn_adjustment_bias=drawn_bias,
-            )
-            return WithContents(response, contents)
+            return encode_forward(result, delivered)
 
     async def BatchNormBackward(self, request: messages_pb2.BatchNormBackwardRequest, call: Call) -> WithContents:
-        with self._using(request.layer) as layer:
-            self._placer.check(request.placement)
-            contents = Contents()
+        with self._using(request.layer) as layer, self._delivery(request.placement) as delivery:
             with open_inputs(self._opener, decode_inputs(request, _OutputsGradient), _OutputsGradient) as opened:
                 backward = layer.check_backward(request.forward_id, opened.inputs.outputs_gradient)
-                keep = self._placer.keeps(backward.checked.output_bytes, request.placement)
-                with self._delivery(request.placement, contents, keep=keep, shared=False) as delivery:
-                    computed = await layer.backward(
-                        backward,
-                        retain=request.retain_forward,
-                        on_host=not keep,
-                        deliver=lambda gradients: delivery.add(*arrays_of(gradients).values()),
-                    )
+                delivered: dict[str, Delivered] = {}
+                computed = await layer.backward(
+                    backward,
+                    retain=request.retain_forward,
+                    on_host=not delivery.keeps(backward.checked.output_bytes),
+                    deliver=lambda gradients: delivered.update(delivery.deliver_named(arrays_of(gradients))),
+                    room=delivery.room,
+                )
                 opened.tensors.relocate(computed.moved)
-            names = arrays_of(computed.outputs)
-            response = messages_pb2.BatchNormBackwardResponse(**dict(zip(names, delivery.tensors, strict=True)))
-            return WithContents(response, contents)
+            return encode_gradients(delivered)
 
     async def ReleaseBatchNormForwards(
         self, request: messages_pb2.ReleaseBatchNormForwardsRequest, call: Call
@@ -185,23 +162,11 @@ class BatchNormLayerServicer:
     async def GetBatchNormVariables(
         self, request: messages_pb2.GetBatchNormVariablesRequest, call: Call
     ) -> WithContents:
-        with self._using(request.layer) as layer:
-            self._placer.check(request.placement)
+        with self._using(request.layer) as layer, self._delivery(request.placement) as delivery:
             check_count(request.names, MAX_VARIABLES, "names", "names")
             variables = layer.get_variables(request.names)
-            arrays = list(variables.values())
-            keep = self._placer.keeps(sum(array.nbytes for array in arrays), request.placement)
-            if not keep:
-                arrays = await self._residence.copy_to_host(arrays)
-            contents = Contents()
-            placed = self._placer.place(arrays, request.placement, contents, shared=True, keep=keep)
-            response = messages_pb2.GetBatchNormVariablesResponse(
-                variables=[
-                    layer_pb2.NamedTensor(name=name, tensor=tensor)
-                    for name, tensor in zip(variables, placed, strict=True)
-                ]
-            )
-            return WithContents(response, contents)
+            delivered = await delivery.deliver_from_anywhere(list(variables.values()), shared=True)
+            return encode_variables(dict(zip(variables, delivered, strict=True)))
 
     async def SetBatchNormVariables(
         self, request: messages_pb2.SetBatchNormVariablesRequest, call: Call
@@ -213,34 +178,11 @@ class BatchNormLayerServicer:
             await layer.set_variables(values)
         return messages_pb2.SetBatchNormVariablesResponse()
 
-    @contextmanager
-    def _delivery(
-        self, placement: tensor_pb2.Placement, contents: Contents, *, keep: bool, shared: bool
-    ) -> Iterator["_Delivery"]:
-        """Collects results; those that are stored are deleted if the call fails after all."""
-        delivery = _Delivery(
-            partial(self._placer.place, placement=placement, contents=contents, shared=shared, keep=keep)
-        )
-        try:
-            yield delivery
-        except BaseException:
-            if keep:
-                self._store.delete([tensor.handle for tensor in delivery.tensors])
-            raise
+    def _delivery(self, placement: tensor_pb2.Placement) -> AbstractContextManager[Delivery]:
+        return self._deliverer.begin(decode_placement(placement))
 
     def _using(self, ref: batch_norm_pb2.BatchNormLayerRef) -> AbstractContextManager[BatchNormLayer]:
         return self._registry.use(decode_key(ref), ref.incarnation)
-
-
-class _Delivery:
-    """The messages of results that were placed."""
-
-    def __init__(self, place: Callable[[Sequence[Array]], list[tensor_pb2.Tensor]]) -> None:
-        self._place = place
-        self.tensors: list[tensor_pb2.Tensor] = []
-
-    def add(self, *arrays: Array) -> None:
-        self.tensors += self._place(arrays)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Tensor messages and arrays."""
 
 import math
-from collections.abc import Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,10 @@ from gradserve.v1 import tensor_pb2
 from gradserve.wire.contents import Contents
 from gradserve.wire.dtypes import to_data_type, to_dtype
 from gradserve_server.devices.device import Array
-from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError, request_fields
+from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.tensors.delivery import Delivered, Placement, PlacementMode
 from gradserve_server.tensors.references import Inline, Malformed, Reference, Stored
-from gradserve_server.tensors.store import TensorSpec, TensorStore
+from gradserve_server.tensors.store import TensorSpec
 
 MAX_COMPONENTS = 1 << 16
 """Of an accumulator. Reading a request that names a million of anything would keep all others waiting."""
@@ -90,70 +91,28 @@ def encode_spec(spec: TensorSpec | Array) -> tensor_pb2.TensorSpec:
     return tensor_pb2.TensorSpec(dtype=to_data_type(spec.dtype), shape=spec.shape)
 
 
-class Placer:
-    """Puts the arrays of a reply where the request wants them."""
+def decode_placement(placement: tensor_pb2.Placement) -> Placement:
+    """Reads where the tensors of a reply are wanted.
 
-    def __init__(self, store: TensorStore, inline_limit_bytes: int, max_message_bytes: int) -> None:
-        self._store = store
-        self._inline_limit_bytes = inline_limit_bytes
-        self._max_message_bytes = max_message_bytes
+    Raises:
+        InvalidArgumentError: The mode is unknown.
+    """
+    if placement.mode not in _MODES:
+        raise InvalidArgumentError(f"expected a known placement mode, got {placement.mode}", field="placement.mode")
+    return Placement(_MODES[placement.mode], decode_duration(placement, "lease"))
 
-    def check(self, placement: tensor_pb2.Placement) -> None:
-        """Checks a placement before anything is done for it.
 
-        Raises:
-            InvalidArgumentError: Its mode is unknown or its lease not positive.
-        """
-        if placement.mode not in tensor_pb2.Placement.Mode.values():
-            raise InvalidArgumentError(f"expected a known placement mode, got {placement.mode}", field="placement.mode")
-        with request_fields({"lease": "placement.lease"}):
-            self._store.lease_seconds(decode_duration(placement, "lease"))
+def encode_delivered(delivered: Iterable[Delivered], contents: Contents) -> list[tensor_pb2.Tensor]:
+    """Returns the messages of results, for a reply with these contents."""
+    return [_encode(each, contents) for each in delivered]
 
-    def keeps(self, num_bytes: int, placement: tensor_pb2.Placement) -> bool:
-        """Tells whether results of this size are to stay on the server.
 
-        Raises:
-            ResourceExhaustedError: They are to come inline and are too long for that.
-        """
-        if placement.mode == tensor_pb2.Placement.MODE_KEEP:
-            return True
-        if placement.mode == tensor_pb2.Placement.MODE_AUTO and num_bytes > self._inline_limit_bytes:
-            return True
-        if num_bytes > self._max_message_bytes:
-            raise ResourceExhaustedError(
-                f"the result has {num_bytes} bytes and at most {self._max_message_bytes} come inline; "
-                "expected placement MODE_KEEP or MODE_AUTO",
-                field="placement.mode",
-            )
-        return False
-
-    def place(
-        self,
-        arrays: Sequence[Array],
-        placement: tensor_pb2.Placement,
-        contents: Contents,
-        *,
-        shared: bool,
-        keep: bool | None = None,
-    ) -> list[tensor_pb2.Tensor]:
-        """Returns a message for each array, for a reply with these contents.
-
-        Args:
-            arrays: In host memory, unless they are to stay on the server.
-            placement: Where the request wants them.
-            contents: Those of the reply.
-            shared: Whether something else refers to the arrays' memory too.
-            keep: What `keeps` said already, of an upper bound of their size perhaps; None to ask it now.
-
-        Raises:
-            ResourceExhaustedError: They are to be kept and do not fit, or to come inline and are too long for that.
-        """
-        if keep is None:
-            keep = self.keeps(sum(array.nbytes for array in arrays), placement)
-        if keep:
-            handles = self._store.keep(arrays, decode_duration(placement, "lease"), shared=shared)
-            return [encode_handle(array, handle) for array, handle in zip(arrays, handles, strict=True)]
-        return [contents.tensor(array) for array in arrays]
+def _encode(delivered: Delivered, contents: Contents) -> tensor_pb2.Tensor:
+    if isinstance(delivered, Inline):
+        return contents.tensor(delivered.array)
+    spec = delivered.spec
+    assert isinstance(spec, TensorSpec), "of what was delivered it is known"
+    return tensor_pb2.Tensor(dtype=to_data_type(spec.dtype), shape=spec.shape, handle=delivered.handle)
 
 
 def encode_handle(array: Array, handle: str) -> tensor_pb2.Tensor:
@@ -167,3 +126,11 @@ def decode_duration(message: Any, field: str) -> float | None:
         return None
     duration: Duration = getattr(message, field)
     return duration.seconds + duration.nanos * 1e-9
+
+
+_MODES = {
+    tensor_pb2.Placement.MODE_UNSPECIFIED: PlacementMode.INLINE,
+    tensor_pb2.Placement.MODE_INLINE: PlacementMode.INLINE,
+    tensor_pb2.Placement.MODE_KEEP: PlacementMode.KEEP,
+    tensor_pb2.Placement.MODE_AUTO: PlacementMode.AUTO,
+}

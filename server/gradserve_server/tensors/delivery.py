@@ -1,0 +1,161 @@
+"""The one way from results to where the request wants them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from gradserve_server.devices.device import Array
+from gradserve_server.errors import ResourceExhaustedError, request_fields
+from gradserve_server.tensors.quotas import Account, Quota
+from gradserve_server.tensors.references import Inline, Stored
+from gradserve_server.tensors.residence import Residence
+from gradserve_server.tensors.store import TensorSpec, TensorStore
+
+
+class PlacementMode(Enum):
+    """The way the tensors of a reply travel."""
+
+    INLINE = "INLINE"
+    """In the reply."""
+    KEEP = "KEEP"
+    """As handles."""
+    AUTO = "AUTO"
+    """In the reply where they are small, else as handles."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a request wants the tensors of its reply.
+
+    Attributes:
+        lease: Of the handles, in seconds; None for the default.
+    """
+
+    mode: PlacementMode = PlacementMode.INLINE
+    lease: float | None = None
+
+
+Delivered: TypeAlias = Inline | Stored
+"""Of what is stored, the spec is there."""
+
+
+@dataclass(frozen=True)
+class DeliveryLimits:
+    """How many bytes go inline.
+
+    Attributes:
+        small: With `PlacementMode.AUTO`, at most.
+        message: At most at all.
+    """
+
+    small: int
+    message: int
+
+
+class Delivery:
+    """The results of one call. If the call fails, nothing of them is left on the server.
+
+    Attributes:
+        room: Memory that the call reserved for results. What is kept takes it over; the rest is given back at the end.
+    """
+
+    def __init__(
+        self, placement: Placement, limits: DeliveryLimits, store: TensorStore, residence: Residence, room: Account
+    ) -> None:
+        self.room = room
+        self._placement = placement
+        self._limits = limits
+        self._store = store
+        self._residence = residence
+        self._keeps: bool | None = None
+        self._handles: list[str] = []
+
+    def keeps(self, num_bytes: int) -> bool:
+        """Tells whether results stay on the server. The size given first, maybe an upper bound, decides for all.
+
+        Raises:
+            ResourceExhaustedError: They are to come inline and are too long for that.
+        """
+        if self._keeps is None:
+            mode = self._placement.mode
+            is_small = num_bytes <= self._limits.small
+            self._keeps = mode is PlacementMode.KEEP or (mode is PlacementMode.AUTO and not is_small)
+            if not self._keeps and num_bytes > self._limits.message:
+                raise ResourceExhaustedError(
+                    f"the result has {num_bytes} bytes and at most {self._limits.message} come inline; "
+                    "expected placement MODE_KEEP or MODE_AUTO",
+                    field="placement.mode",
+                )
+        return self._keeps
+
+    def deliver(self, arrays: Sequence[Array], *, shared: bool) -> list[Delivered]:
+        """Returns where each array is to be found.
+
+        Args:
+            arrays: In host memory, unless they stay on the server.
+            shared: Whether something else refers to their memory too.
+
+        Raises:
+            ResourceExhaustedError: They are to be kept and do not fit, or to come inline and are too long for that.
+        """
+        if not self.keeps(sum(array.nbytes for array in arrays)):
+            return [Inline(array) for array in arrays]
+        handles = self._store.keep(arrays, self._placement.lease, shared=shared, room=self.room)
+        self._handles += handles
+        return [
+            Stored(handle, TensorSpec(array.dtype, array.shape)) for handle, array in zip(handles, arrays, strict=True)
+        ]
+
+    def deliver_named(self, arrays: Mapping[str, Array], *, shared: bool = False) -> dict[str, Delivered]:
+        """Returns where each array is to be found, by name; see `deliver`.
+
+        Raises:
+            ResourceExhaustedError: As `deliver` does.
+        """
+        return dict(zip(arrays, self.deliver(list(arrays.values()), shared=shared), strict=True))
+
+    async def deliver_from_anywhere(self, arrays: Sequence[Array], *, shared: bool) -> list[Delivered]:
+        """Returns where each array is to be found; brings them to the host unless they stay on the server.
+
+        Raises:
+            ResourceExhaustedError: As `deliver` does.
+            MemoryError: There is no memory on the host.
+        """
+        if not self.keeps(sum(array.nbytes for array in arrays)):
+            arrays = await self._residence.copy_to_host(arrays)
+        return self.deliver(arrays, shared=shared)
+
+    def take_back(self) -> None:
+        """Deletes what was kept."""
+        self._store.delete(self._handles)
+
+
+class TensorDeliverer:
+    """Delivers the results of calls."""
+
+    def __init__(self, store: TensorStore, residence: Residence, memory: Quota, limits: DeliveryLimits) -> None:
+        """Takes the `memory` that the store, too, counts against."""
+        self._store = store
+        self._residence = residence
+        self._memory = memory
+        self._limits = limits
+
+    @contextmanager
+    def begin(self, placement: Placement) -> Iterator[Delivery]:
+        """Checks where results are wanted, and delivers them in the block. After an exception nothing is left of them.
+
+        Raises:
+            InvalidArgumentError: The lease is not positive.
+        """
+        with request_fields({"lease": "placement.lease"}):
+            self._store.lease_seconds(placement.lease)
+        delivery = Delivery(placement, self._limits, self._store, self._residence, Account(self._memory))
+        try:
+            yield delivery
+        except BaseException:
+            delivery.take_back()
+            raise
+        finally:
+            delivery.room.settle(0)
