@@ -109,7 +109,7 @@ class Server:
             tensors=TensorServicer(self.store, residence, config.runtime.stream_idle_seconds),
             accumulators=AccumulatorServicer(self.registry, opener, deliverer),
             gradient_ops=GradientOpsServicer(OPS, self.runner, opener, deliverer),
-            batch_norm_layers=BatchNormLayerServicer(self.layers, self.store, opener, deliverer),
+            batch_norm_layers=BatchNormLayerServicer(self.layers, opener, deliverer, self.store.lease_seconds),
             leases=LeaseServicer(self.lifetimes.clients),
             server=ServerServicer(
                 version=gradserve.__version__,

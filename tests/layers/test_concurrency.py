@@ -37,7 +37,7 @@ class Gate:
         self._run = bench.runner.run
         bench.runner.run = self.run  # type: ignore[method-assign]
 
-    async def run(self, call: Any, *, on_host: Any) -> Any:
+    async def run(self, call: Any, *, on_host: Any, room: Any = None) -> Any:
         kind = call.op.name
         await asyncio.sleep(0)
         if kind in self.closed:
@@ -46,7 +46,7 @@ class Gate:
             await event.wait()
         if kind in self.failing:
             raise MemoryError
-        computed = await self._run(call, on_host=on_host)
+        computed = await self._run(call, on_host=on_host, room=room)
         await asyncio.sleep(0)
         return computed
 

@@ -62,7 +62,7 @@ async def test_what_another_call_hides_meanwhile(
     residence = Residence(host, host, InlineCompute())
     opener = TensorOpener(store, residence)
     deliverer = TensorDeliverer(store, residence, bench.memory, DeliveryLimits(1 << 20, 1 << 20))
-    service = BatchNormLayerServicer(bench.registry, store, opener, deliverer)
+    service = BatchNormLayerServicer(bench.registry, opener, deliverer, store.lease_seconds)
     await bench.layer().build(np.dtype(np.float32), (-1, 3))
     store.keep([np.ones(shape, np.float32)], None, shared=False)
     hiding = ExitStack()

@@ -5,27 +5,19 @@ from functools import partial
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.contents import Contents, WithContents
-from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.accumulators.given import open_gradient
-from gradserve_server.accumulators.gradient import Average
+from gradserve.wire.contents import WithContents
+from gradserve_server.accumulators.accumulator import Accumulator, OpenGradient
+from gradserve_server.accumulators.given import GivenGradient, open_gradient
 from gradserve_server.accumulators.registry import AccumulatorRegistry
-from gradserve_server.accumulators.results import Applied, Outcome
 from gradserve_server.resources import DEFAULT_CONTAINER
-from gradserve_server.rpc.accumulators.gradients import (
-    counts_one_per_worker,
-    decode_accumulator_spec,
-    decode_gradient,
-    decode_key,
-    decode_take_id,
-    encode_average,
-    encode_info,
-)
+from gradserve_server.rpc.accumulators.gradients import counts_one_per_worker, decode_gradient, decode_take_id
+from gradserve_server.rpc.accumulators.results import encode_applied, encode_pulled, encode_read, encode_taken
+from gradserve_server.rpc.accumulators.specs import decode_accumulator_spec, decode_key, encode_info
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.lifetimes import decode_lifetime
 from gradserve_server.rpc.boundary.paging import page_of
 from gradserve_server.rpc.boundary.timeouts import wait_timeout
-from gradserve_server.rpc.tensors.messages import decode_placement, encode_delivered
+from gradserve_server.rpc.tensors.messages import decode_placement
 from gradserve_server.tensors.delivery import Delivery, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
 
@@ -77,33 +69,22 @@ class AccumulatorServicer:
     ) -> messages_pb2.ApplyGradientResponse:
         with self._using(request.accumulator) as accumulator:
             request_id, contribution, given = decode_gradient(request)
-            opening = partial(open_gradient, self._opener, accumulator.spec, given)
+            opening = self._opening(accumulator, given)
             applied, duplicate = await accumulator.apply(request_id, contribution, opening)
-            return messages_pb2.ApplyGradientResponse(
-                outcome=_outcome(applied),
-                duplicate=duplicate,
-                global_step=applied.global_step,
-                num_accumulated=applied.num_accumulated,
-            )
+            return encode_applied(applied, duplicate=duplicate)
 
     async def TakeGradient(self, request: messages_pb2.TakeGradientRequest, call: Call) -> WithContents:
         with self._using(request.accumulator) as accumulator, self._delivery(request.placement) as delivery:
             average, duplicate = await accumulator.take(
                 decode_take_id(request), request.num_required, wait_timeout(request, call)
             )
-            contents = Contents()
-            response = messages_pb2.TakeGradientResponse(
-                average=_encode(average, delivery, contents), duplicate=duplicate
-            )
-            return WithContents(response, contents)
+            return encode_taken(average, delivery, duplicate=duplicate)
 
     async def ReadAverage(self, request: messages_pb2.ReadAverageRequest, call: Call) -> WithContents:
         with self._using(request.accumulator) as accumulator, self._delivery(request.placement) as delivery:
             step = request.step if request.HasField("step") else None
             average = await accumulator.read_average(step, wait_timeout(request, call))
-            contents = Contents()
-            response = messages_pb2.ReadAverageResponse(average=_encode(average, delivery, contents))
-            return WithContents(response, contents)
+            return encode_read(average, delivery)
 
     async def PushPull(self, request: messages_pb2.PushPullRequest, call: Call) -> WithContents:
         with self._using(request.accumulator) as accumulator, self._delivery(request.placement) as delivery:
@@ -111,20 +92,13 @@ class AccumulatorServicer:
             applied, average, duplicate = await accumulator.push_pull(
                 request_id,
                 contribution,
-                partial(open_gradient, self._opener, accumulator.spec, given),
+                self._opening(accumulator, given),
                 request.num_required,
                 wait_timeout(request, call),
                 one_per_worker=counts_one_per_worker(request),
             )
-            stale = applied.outcome is Outcome.STALE
-            contents = Contents()
-            response = messages_pb2.PushPullResponse(
-                outcome=_outcome(applied),
-                duplicate=duplicate,
-                average=None if average is None else _encode(average, delivery, contents),
-                global_step=accumulator.state.global_step if stale or average is None else average.step,
-            )
-            return WithContents(response, contents)
+            step = accumulator.state.global_step
+            return encode_pulled(applied, average, delivery, duplicate=duplicate, global_step=step)
 
     async def GetNumAccumulated(
         self, request: messages_pb2.GetNumAccumulatedRequest, call: Call
@@ -142,20 +116,8 @@ class AccumulatorServicer:
     def _using(self, ref: accumulator_pb2.AccumulatorRef) -> AbstractContextManager[Accumulator]:
         return self._registry.use(decode_key(ref), ref.incarnation)
 
+    def _opening(self, accumulator: Accumulator, given: GivenGradient) -> OpenGradient:
+        return partial(open_gradient, self._opener, accumulator.spec, given)
+
     def _delivery(self, placement: tensor_pb2.Placement) -> AbstractContextManager[Delivery]:
         return self._deliverer.begin(decode_placement(placement))
-
-
-def _encode(average: Average, delivery: Delivery, contents: Contents) -> accumulator_pb2.Average:
-    return encode_average(average, encode_delivered(delivery.deliver(average.arrays, shared=True), contents))
-
-
-_OUTCOMES = {
-    Outcome.ACCEPTED: accumulator_pb2.APPLY_OUTCOME_ACCEPTED,
-    Outcome.STALE: accumulator_pb2.APPLY_OUTCOME_STALE,
-    Outcome.ALREADY_COUNTED: accumulator_pb2.APPLY_OUTCOME_ALREADY_COUNTED,
-}
-
-
-def _outcome(applied: Applied) -> accumulator_pb2.ApplyOutcome:
-    return _OUTCOMES[applied.outcome]

@@ -1,5 +1,6 @@
 """BatchNormLayerService: decode, call the domain, encode."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,6 @@ from gradserve_server.rpc.gradient_ops.calls import decode_inputs
 from gradserve_server.rpc.tensors.messages import MAX_COMPONENTS, check_count, decode_placement
 from gradserve_server.tensors.delivery import Delivered, Delivery, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
-from gradserve_server.tensors.store import TensorStore
 
 
 class BatchNormLayerServicer:
@@ -48,12 +48,13 @@ class BatchNormLayerServicer:
     def __init__(
         self,
         registry: LayerRegistry,
-        store: TensorStore,
         opener: TensorOpener,
         deliverer: TensorDeliverer,
+        lease_seconds: Callable[[float | None], float],
     ) -> None:
+        """Takes what says which lease to give when one was asked for, beside the parts that all servicers have."""
         self._registry = registry
-        self._store = store
+        self._lease_seconds = lease_seconds
         self._opener = opener
         self._deliverer = deliverer
 
@@ -103,7 +104,7 @@ class BatchNormLayerServicer:
 
     async def BatchNormForward(self, request: messages_pb2.BatchNormForwardRequest, call: Call) -> WithContents:
         with self._using(request.layer) as layer, self._delivery(request.placement) as delivery:
-            forward = decode_forward(request, self._store.lease_seconds)
+            forward = decode_forward(request, self._lease_seconds)
             with open_inputs(self._opener, decode_inputs(request, CallInputs), CallInputs) as opened:
                 keeps = delivery.keeps(opened.inputs.inputs.nbytes)
                 # What is kept of the forward refers to its inputs too.

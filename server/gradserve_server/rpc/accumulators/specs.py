@@ -1,0 +1,136 @@
+"""Specs and descriptions of accumulators, and their messages."""
+
+from typing import Any
+
+import numpy as np
+
+from gradserve.v1 import accumulator_pb2, tensor_pb2
+from gradserve.wire.dtypes import to_data_type, to_dtype
+from gradserve_server.accumulators.accumulator import Accumulator
+from gradserve_server.accumulators.component_names import components_named
+from gradserve_server.accumulators.spec import (
+    AccumulatorSpec,
+    ComponentSpec,
+    Layout,
+    PartialShape,
+    Reduction,
+)
+from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.leases.lifetime import Lifetime
+from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
+from gradserve_server.rpc.boundary.lifetimes import encode_idle_lease
+from gradserve_server.rpc.tensors.messages import MAX_COMPONENTS, check_count
+
+_REDUCTIONS = {
+    accumulator_pb2.REDUCTION_UNSPECIFIED: Reduction.MEAN,
+    accumulator_pb2.REDUCTION_MEAN: Reduction.MEAN,
+    accumulator_pb2.REDUCTION_SUM: Reduction.SUM,
+}
+_LAYOUTS = {
+    accumulator_pb2.LAYOUT_UNSPECIFIED: Layout.DENSE,
+    accumulator_pb2.LAYOUT_DENSE: Layout.DENSE,
+    accumulator_pb2.LAYOUT_SPARSE: Layout.SPARSE,
+}
+_REDUCTION_CODES = {
+    Reduction.MEAN: accumulator_pb2.REDUCTION_MEAN,
+    Reduction.SUM: accumulator_pb2.REDUCTION_SUM,
+}
+_LAYOUT_CODES = {
+    Layout.DENSE: accumulator_pb2.LAYOUT_DENSE,
+    Layout.SPARSE: accumulator_pb2.LAYOUT_SPARSE,
+}
+
+
+def decode_key(ref: accumulator_pb2.AccumulatorRef) -> ResourceKey:
+    """Returns where an accumulator is found."""
+    return ResourceKey(ref.container or DEFAULT_CONTAINER, ref.name)
+
+
+def decode_accumulator_spec(spec: accumulator_pb2.AccumulatorSpec) -> AccumulatorSpec:
+    """Reads the spec of an accumulator.
+
+    Raises:
+        InvalidArgumentError: It cannot be one.
+    """
+    check_count(spec.components, MAX_COMPONENTS, "components", "spec.components")
+    if spec.reduction not in _REDUCTIONS:
+        raise InvalidArgumentError(f"expected a known reduction, got {spec.reduction}", field="spec.reduction")
+    with components_named("spec.components", spec.components):
+        return AccumulatorSpec(
+            components=tuple(
+                _decode_component(component, f"spec.components[{index}]")
+                for index, component in enumerate(spec.components)
+            ),
+            reduction=_REDUCTIONS[spec.reduction],
+            accumulate_dtype=(
+                _decode_dtype(spec.accumulate_dtype, "spec.accumulate_dtype") if spec.accumulate_dtype else None
+            ),
+            deterministic=spec.deterministic,
+            keep_averages=spec.keep_averages or 1,
+            one_per_worker=spec.one_per_worker,
+            refuse_non_finite=spec.refuse_non_finite,
+        )
+
+
+def _decode_component(component: accumulator_pb2.ComponentSpec, field: str) -> ComponentSpec:
+    if component.layout not in _LAYOUTS:
+        raise InvalidArgumentError(f"expected a known layout, got {component.layout}", field=f"{field}.layout")
+    shape = PartialShape()
+    if component.HasField("shape") and not component.shape.unknown_rank:
+        shape = PartialShape(tuple(component.shape.dims))
+    elif component.shape.dims:
+        raise InvalidArgumentError(
+            f"expected no dims with unknown_rank, got {list(component.shape.dims)}", field=f"{field}.shape.dims"
+        )
+    return ComponentSpec(
+        component.name, _decode_dtype(component.dtype, f"{field}.dtype"), shape, _LAYOUTS[component.layout]
+    )
+
+
+def _decode_dtype(data_type: tensor_pb2.DataType, field: str) -> np.dtype[Any]:
+    try:
+        return to_dtype(data_type)
+    except ValueError as error:
+        raise InvalidArgumentError(str(error), field=field) from None
+
+
+def encode_accumulator_spec(spec: AccumulatorSpec) -> accumulator_pb2.AccumulatorSpec:
+    """Returns the message of a spec, every field set."""
+    return accumulator_pb2.AccumulatorSpec(
+        components=[
+            accumulator_pb2.ComponentSpec(
+                name=component.name,
+                dtype=to_data_type(component.dtype),
+                shape=accumulator_pb2.PartialShape(
+                    unknown_rank=component.shape.dims is None, dims=component.shape.dims
+                ),
+                layout=_LAYOUT_CODES[component.layout],
+            )
+            for component in spec.components
+        ],
+        reduction=_REDUCTION_CODES[spec.reduction],
+        accumulate_dtype=None if spec.accumulate_dtype is None else to_data_type(spec.accumulate_dtype),
+        deterministic=spec.deterministic,
+        keep_averages=spec.keep_averages,
+        one_per_worker=spec.one_per_worker,
+        refuse_non_finite=spec.refuse_non_finite,
+    )
+
+
+def encode_info(key: ResourceKey, accumulator: Accumulator, lifetime: Lifetime) -> accumulator_pb2.AccumulatorInfo:
+    """Describes an accumulator as it is now."""
+    state = accumulator.state
+    return accumulator_pb2.AccumulatorInfo(
+        accumulator=accumulator_pb2.AccumulatorRef(
+            container=key.container, name=key.name, incarnation=accumulator.incarnation
+        ),
+        spec=encode_accumulator_spec(accumulator.spec),
+        global_step=state.global_step,
+        num_accumulated=state.num_accumulated,
+        num_waiting=state.num_waiting,
+        num_bytes=state.num_bytes,
+        worker_ids=state.worker_ids,
+        kept_steps=state.kept_steps,
+        is_private=bool(lifetime.owner),
+        idle_lease=encode_idle_lease(lifetime),
+    )
