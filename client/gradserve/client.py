@@ -50,23 +50,22 @@ class Client(BlockingFace[ClientCalls]):
             place = Address.to_connect(address)
             settings = ConnectionSettings(TimeLimits(check_timeout(timeout)))
             transport = GrpcTransport((place,), settings)
-        self._begin(transport, str(place), settings.times)
+        self._begin(transport, str(place), ClientCalls(RequestIds(uuid.uuid4().hex), settings.times))
 
     @classmethod
-    def _over(cls, transport: BlockingTransport, address: str, times: TimeLimits) -> Self:
-        """Returns a client whose calls a transport carries out that is handed in: another, or with other settings.
+    def _over(cls, transport: BlockingTransport, address: str, calls: ClientCalls) -> Self:
+        """Returns a client over a transport that is handed in: another than gRPC's, or with other settings.
 
         Args:
             transport: It is the client's from now on, which closes it.
             address: Of the server, as the client shows it.
-            times: How long calls may take.
+            calls: What the client asks of it, with an identity and time limits.
         """
         client = cls.__new__(cls)
-        client._begin(transport, address, times)
+        client._begin(transport, address, calls)
         return client
 
-    def _begin(self, transport: BlockingTransport, address: str, times: TimeLimits) -> None:
-        calls = ClientCalls(RequestIds(uuid.uuid4().hex), times)
+    def _begin(self, transport: BlockingTransport, address: str, calls: ClientCalls) -> None:
         super().__init__(transport, calls)
         self.address = address
         self.raw_ops = RawOps(transport, calls.raw_ops)

@@ -1,11 +1,14 @@
 """Clients with other settings than those that users can give."""
 
+import uuid
 from dataclasses import replace
 from typing import Any
 
 import gradserve
 import gradserve.aio
 from gradserve.address import Address
+from gradserve.calls.client import ClientCalls
+from gradserve.calls.identity import RequestIds
 from gradserve.calls.retries import RetryPolicy
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.transport.aio.transport import AsyncGrpcTransport
@@ -18,12 +21,16 @@ NO_RETRIES = RetryPolicy(pauses=())
 
 def connect_with(address: str, settings: ConnectionSettings) -> gradserve.Client:
     transport = GrpcTransport((Address.to_connect(address),), settings)
-    return gradserve.Client._over(transport, address, settings.times)
+    return gradserve.Client._over(transport, address, calls_of(settings))
 
 
 def connect_with_aio(address: str, settings: ConnectionSettings) -> gradserve.aio.Client:
     transport = AsyncGrpcTransport((Address.to_connect(address),), settings)
-    return gradserve.aio.Client._over(transport, address, settings.times)
+    return gradserve.aio.Client._over(transport, address, calls_of(settings))
+
+
+def calls_of(settings: ConnectionSettings) -> ClientCalls:
+    return ClientCalls(RequestIds(uuid.uuid4().hex), settings.times)
 
 
 def without_retries(timeout: float) -> ConnectionSettings:

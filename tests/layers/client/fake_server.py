@@ -13,15 +13,15 @@ import gradserve
 import gradserve.aio
 from gradserve import TensorHandle
 from gradserve.calls.client import ClientCalls
-from gradserve.calls.exchange import Background, Download, Exchange, Operation, Pause, Unary, Upload
+from gradserve.calls.exchange import Background, Download, Exchange, Pause, Unary, Upload
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.time_limits import TimeLimits
-from gradserve.face import AsyncFace, BlockingFace
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve.v1 import layer_pb2, lease_messages_pb2, tensor_messages_pb2, tensor_pb2
 from gradserve.wire.contents import encode_message
 from gradserve.wire.dtypes import to_data_type, to_dtype
+from tests.client.fake_transport import FakeAsyncTransport, FakeTransport
 
 CHANNELS = 3
 
@@ -164,44 +164,6 @@ def _outputs_for(tensor: tensor_pb2.Tensor) -> tensor_pb2.Tensor:
     return inline(np.zeros((2, CHANNELS), np.float32)) if tensor.WhichOneof("data") == "handle" else tensor
 
 
-class _Answering:
-    """Carries operations out against a fake server."""
-
-    def __init__(self, server: FakeLayerServer) -> None:
-        self._server = server
-
-    def carry_out(self, operation: Operation[Any]) -> Any:
-        try:
-            exchange = next(operation)
-            while True:
-                try:
-                    answer = self._server.answer(exchange)
-                except gradserve.GradserveError as error:
-                    exchange = operation.throw(error)
-                else:
-                    exchange = operation.send(answer)
-        except StopIteration as stop:
-            return stop.value
-        finally:
-            operation.close()
-
-
-class _Transport(_Answering):
-    def run(self, operation: Operation[Any]) -> Any:
-        return self.carry_out(operation)
-
-    def close(self) -> None:
-        pass
-
-
-class _AsyncTransport(_Answering):
-    async def run(self, operation: Operation[Any]) -> Any:
-        return self.carry_out(operation)
-
-    async def close(self) -> None:
-        pass
-
-
 def result_of(value: Any) -> Any:
     """Returns what a method of either face returns in the end."""
     if not hasattr(value, "send"):
@@ -228,18 +190,20 @@ class Context:
         result_of(leave(*exception))
 
 
+def _calls() -> ClientCalls:
+    return ClientCalls(RequestIds("me"), TimeLimits())
+
+
 def blocking_client(server: FakeLayerServer) -> Any:
-    client = object.__new__(gradserve.Client)
-    transport: Any = _Transport(server)
-    BlockingFace.__init__(client, transport, ClientCalls(RequestIds("me"), TimeLimits()))
-    return client
+    return gradserve.Client._over(
+        FakeTransport(server.answer), "nowhere:1", ClientCalls(RequestIds("me"), TimeLimits())
+    )
 
 
 def asyncio_client(server: FakeLayerServer) -> Any:
-    client = object.__new__(gradserve.aio.Client)
-    transport: Any = _AsyncTransport(server)
-    AsyncFace.__init__(client, transport, ClientCalls(RequestIds("me"), TimeLimits()))
-    return client
+    return gradserve.aio.Client._over(
+        FakeAsyncTransport(server.answer), "nowhere:1", ClientCalls(RequestIds("me"), TimeLimits())
+    )
 
 
 FACES: Sequence[Callable[[FakeLayerServer], Any]] = (blocking_client, asyncio_client)

@@ -520,7 +520,7 @@ def test_a_warning_points_at_the_program(
     server.replies["BatchNormForward"] = {"warnings": IGNORED}
     result_of(bn(X))
     assert "/gradserve/" not in warned[0].filename
-    assert warned[0].filename.endswith("fake_server.py")  # which runs the operations in place of a transport
+    assert warned[0].filename.endswith("fake_transport.py")  # which runs the operations
 
 
 def test_a_warning_that_is_an_error_loses_no_updates(server: FakeLayerServer, bn: Any) -> None:

@@ -1,0 +1,49 @@
+"""Transports without a network: what a test says answers each exchange, one after the other."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from gradserve.calls.exchange import Exchange, Operation, Together
+from gradserve.transport.carrying import carry_out
+
+T = TypeVar("T")
+
+
+class FakeTransport:
+    """Runs operations for the blocking client. Operations that run together run one after the other.
+
+    Attributes:
+        is_closed: Whether the client has closed it.
+    """
+
+    def __init__(self, answer: Callable[[Exchange], Any]) -> None:
+        """Takes what answers an exchange, or raises its error."""
+        self.is_closed = False
+        self._answer = answer
+
+    def run(self, operation: Operation[T], /) -> T:
+        return carry_out(operation, partial(_perform, self._answer))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class FakeAsyncTransport:
+    """Runs operations for the client of asyncio as `FakeTransport` does, without an event loop."""
+
+    def __init__(self, answer: Callable[[Exchange], Any]) -> None:
+        self.is_closed = False
+        self._answer = answer
+
+    async def run(self, operation: Operation[T], /) -> T:
+        return carry_out(operation, partial(_perform, self._answer))
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+def _perform(answer: Callable[[Exchange], Any], exchange: Exchange) -> Any:
+    if isinstance(exchange, Together):
+        return [carry_out(each, partial(_perform, answer)) for each in exchange.operations]
+    return answer(exchange)
