@@ -7,5 +7,5 @@ from benchmarks.harness.comparison import Comparison
 
 
 def comparisons() -> list[Comparison]:
-    """Of both families."""
+    """Returns the comparisons of both families."""
     return [*gru_block_cell.comparisons(), *cudnn_rnn.comparisons()]

@@ -25,7 +25,7 @@ class Target:
     """A promise: at least this many times as fast as a peer."""
 
     peer: str
-    """As the report calls it."""
+    """Its name in the report."""
     labels: tuple[str, ...]
     """The contestants that stand for it; the fastest of them counts."""
     speed: float
@@ -156,7 +156,7 @@ class ComparisonResult:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a target was reached."""
+    """How a target compares with what was measured."""
 
     title: str
     peer: str

@@ -43,7 +43,7 @@ class MemoryMeasurement:
     num_bytes: int
     """The payload of one gradient: the unit that the memory is counted in."""
     contestants: tuple[Contestant, ...]
-    """Of gradserve, by number of workers."""
+    """gradserve with each number of workers."""
     steps: int
 
     def run(self, repeats: int, progress: Callable[[str], None]) -> MemoryResult:

@@ -30,7 +30,7 @@ class Setup:
     """What the parent tells a process on its command line."""
 
     rank: int
-    """Which of the workers this is, from 0; meaningless for a server."""
+    """The number of the worker, from 0; meaningless for a server."""
     num_workers: int
     options: dict[str, Any]
     """The parameters of the case, such as `num_bytes`."""

@@ -20,7 +20,7 @@ class IgnoredArgumentWarning(UserWarning):
 
 
 class BatchNormImplementation(Enum):
-    """Which of TensorFlow's implementations computed a forward; docs/batch_norm_layer.md has the rule."""
+    """The implementation of TensorFlow that a forward was computed by; docs/batch_norm_layer.md has the rule."""
 
     FUSED = "FUSED"
     """FusedBatchNorm. Variables are float32; the moving variance is fed with Bessel's correction."""

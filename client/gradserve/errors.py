@@ -6,7 +6,7 @@ GradserveError
 ├── AlreadyExistsError                     the name is taken by something else
 ├── AbortedError                           the state the call depended on is gone
 ├── StaleGradientError                     the accumulator has moved on; carries the newest average
-├── OutOfRangeError (IndexError)           the step asked for is not to be had
+├── OutOfRangeError (IndexError)           the requested step is not available
 ├── DeadlineExceededError (TimeoutError)   waited long enough
 ├── ResourceExhaustedError                 a limit of the server was reached
 ├── UnavailableError (ConnectionError)     no server there, or it is shutting down
@@ -79,7 +79,7 @@ class StaleGradientError(GradserveError):
 
 
 class OutOfRangeError(GradserveError, IndexError):
-    """The step asked for is not to be had: no longer kept, or skipped."""
+    """The requested step is not available: no longer kept, or skipped."""
 
 
 class DeadlineExceededError(GradserveError, TimeoutError):

@@ -9,7 +9,7 @@ from gradserve_demo.arrays import FloatArray, Weights
 from gradserve_demo.hidden_layer import Backward
 
 DECAY = 0.95
-"""Of the moving averages: they forget a batch after some twenty updates, so that a short training is enough."""
+"""The decay of the moving averages: they forget a batch after some twenty updates, so a short training is enough."""
 
 EPSILON = 0.001
 

@@ -1,4 +1,4 @@
-"""Which examples belong to which step and worker.
+"""The examples of each step and worker.
 
 Everything follows from a seed, so workers need not talk to each other to share out the data.
 """

@@ -13,7 +13,7 @@ class WorkerTask:
     """Everything a worker process needs; sent to it when it is spawned."""
 
     index: int
-    """Which share of every joint batch is its own."""
+    """The worker's own share of every joint batch."""
 
     worker_id: str
     """Its name on the server."""
@@ -28,7 +28,7 @@ class WorkerTask:
     """Gradients that complete a round."""
 
     batch_norm: bool
-    """Whether the hidden layer is batch normalization, on the server."""
+    """True if the hidden layer is batch normalization, on the server."""
 
     num_steps: int
     """Steps until the training is over."""
@@ -71,7 +71,7 @@ class Stepped:
     """Loss of its share of the batch, before the push."""
 
     accepted: bool
-    """Whether the gradient was part of the round; False: it was stale."""
+    """True if the gradient was part of the round; False: it was stale."""
 
     accuracy: float | None
     """On the test images, when the worker is the first and an epoch has ended."""

@@ -62,7 +62,7 @@ class WorkerResult:
     """Its name on the server."""
 
     slow: bool
-    """Whether it was artificially slow."""
+    """True if it was artificially slow."""
 
     contributed: int
     """Gradients that were part of a round."""
@@ -101,7 +101,7 @@ class DemoReport:
 
     @property
     def has_backup(self) -> bool:
-        """Whether there were more workers than a round needed."""
+        """True if there were more workers than a round needed."""
         return len(self.workers) > self.num_required
 
     @property

@@ -175,7 +175,7 @@ class RuntimeConfig(_Concern):
 
 
 class ServerConfig(_Concern):
-    """All of it."""
+    """The whole configuration of a server."""
 
     listen: ListenConfig = Field(default_factory=ListenConfig)
     limits: LimitsConfig = Field(default_factory=LimitsConfig)

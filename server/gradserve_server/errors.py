@@ -5,7 +5,7 @@
     ├── NotFoundError            no such handle or accumulator
     ├── AlreadyExistsError       the name is taken by something else
     ├── AbortedError             the state the call depended on is gone
-    ├── OutOfRangeError          the step asked for is not to be had
+    ├── OutOfRangeError          the requested step is not available
     ├── DeadlineExceededError    waited long enough
     ├── ResourceExhaustedError   a limit was reached
     ├── UnavailableError         shutting down
@@ -49,7 +49,7 @@ class AbortedError(ServiceError):
 
 
 class OutOfRangeError(ServiceError):
-    """The step asked for is not to be had."""
+    """The requested step is not available."""
 
 
 class DeadlineExceededError(ServiceError):

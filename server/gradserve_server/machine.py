@@ -1,4 +1,4 @@
-"""What of this machine the process may use: a container's limits count, not what lies behind them."""
+"""CPU and memory available to this process, honouring container limits."""
 
 import os
 from pathlib import Path

@@ -123,7 +123,7 @@ def _advice(name: str, known: Iterable[str]) -> str:
 
 
 def _is_ours(variable: str) -> bool:
-    """Whether a variable is meant for gradserve, and not what Kubernetes says of a service called gradserve."""
+    """True if a variable is meant for gradserve, and not what Kubernetes says of a service called gradserve."""
     return (
         variable.startswith(_PREFIX)
         and not _KUBERNETES.fullmatch(variable)

@@ -16,7 +16,7 @@ _ARRAY_PROTOCOLS = ("dtype", "__array__", "__array_interface__", "__dlpack__")
 _NO_NUMBERS = frozenset("OSU")
 """Kinds of dtypes that NumPy gives what has no numbers: objects, bytes and text."""
 _MAX_DIMENSIONS = 64
-"""As many as NumPy has."""
+"""The most that NumPy takes."""
 _EXPECTED = "an array or numbers"
 
 

@@ -1,4 +1,4 @@
-"""Which process a client belongs to."""
+"""The process that a client belongs to."""
 
 import os
 

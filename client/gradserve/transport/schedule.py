@@ -1,4 +1,4 @@
-"""Which steps of operations that run together are begun, and given up: without I/O, for both transports."""
+"""The order in which operations that run together begin and give up steps: without I/O, for both transports."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -50,7 +50,7 @@ class Group:
 
     @property
     def is_over(self) -> bool:
-        """Whether its members are not to begin anything any more."""
+        """True if its members are not to begin anything any more."""
         return self.error is not None or (self.outer is not None and self.outer.group.is_over)
 
 
@@ -89,7 +89,7 @@ class Schedule:
 
     @property
     def is_over(self) -> bool:
-        """Whether all operations have ended."""
+        """True if all operations have ended."""
         return not self._root.num_left
 
     def results(self) -> list[Any]:

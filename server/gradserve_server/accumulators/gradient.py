@@ -33,7 +33,7 @@ class SparseSlices:
 Value: TypeAlias = Array | SparseSlices
 
 _MERGE_WORK = 64
-"""Of a byte of sparse values, beside one of dense ones."""
+"""The work of adding a byte of sparse values, in bytes of dense ones."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which contributions form a round: decisions only, no arithmetic, no waiting, no clock."""
+"""Decides which contributions form a round: no arithmetic, no waiting, no clock."""
 
 from dataclasses import dataclass, field
 

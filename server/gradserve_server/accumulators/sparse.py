@@ -220,7 +220,7 @@ def _merge_ascending(ours: Indices, theirs: Indices) -> tuple[Indices, Indices, 
 
 
 def _merge_any(ours: Indices, theirs: Indices) -> tuple[Indices, Indices, int]:
-    """As `_merge_ascending`, step by step: what two pointers do to lists in any order."""
+    """Merges as `_merge_ascending` does, step by step: what two pointers do to lists in any order."""
     left, right = ours.tolist(), theirs.tolist()
     position_ours = np.empty(len(left), np.int64)
     position_theirs = np.empty(len(right), np.int64)

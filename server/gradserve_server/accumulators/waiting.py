@@ -1,4 +1,4 @@
-"""Those who wait for the end of a round, first in, first out."""
+"""The queue of calls that wait for the end of a round, first in, first out."""
 
 import asyncio
 from collections import OrderedDict

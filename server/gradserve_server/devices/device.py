@@ -19,7 +19,7 @@ class Device(Protocol):
 
     @property
     def name(self) -> str:
-        """As `gradserve info` lists it: "cpu", "cuda:0", ..."""
+        """The name of the device in `gradserve info`: "cpu", "cuda:0", ..."""
         ...
 
     @property
@@ -57,7 +57,7 @@ class CpuDevice:
 
     name = "cpu"
     inline_bytes = 1 << 18
-    """Of inputs and outputs together: memory-bound work on as much takes some 50 microseconds."""
+    """The most bytes of inputs and outputs: memory-bound work on as much takes some 50 microseconds."""
 
     def __init__(self, pool: BufferPool) -> None:
         self._pool = pool

@@ -58,7 +58,7 @@ class NamedInitializer:
 
     @property
     def is_random(self) -> bool:
-        """Whether it needs a seed."""
+        """True if it needs a seed."""
         return INITIALIZERS[self.name].is_random
 
     def value(self, channels: int) -> NDArray[np.float64]:

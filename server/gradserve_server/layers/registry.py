@@ -27,7 +27,7 @@ _LOOKED_AT_ONCE = 512
 
 
 class Reuse(Enum):
-    """Whether a layer of a name may, must or must not exist."""
+    """Says whether a layer of the name may, must or must not exist."""
 
     ALLOWED = auto()
     REQUIRED = auto()

@@ -52,7 +52,7 @@ class Lifetime:
 
 
 SHARED = Lifetime()
-"""Of what nothing but its deletion ends."""
+"""The lifetime of what only its deletion ends."""
 
 
 def _text(seconds: float | None) -> str:

@@ -9,7 +9,7 @@ from gradserve_server.leases.lifetime import Lifetime
 
 
 class Life:
-    """That of one resource, from its creation to its end. Made by `Lifetimes.begin`.
+    """The life of one resource, from its creation to its end. Made by `Lifetimes.begin`.
 
     Attributes:
         lifetime: What ends it.

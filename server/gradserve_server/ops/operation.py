@@ -16,7 +16,7 @@ class Plan(Protocol):
 
     @property
     def output_specs(self) -> Sequence[TensorSpec]:
-        """Of all outputs, in their order."""
+        """The specs of all outputs, in their order."""
         ...
 
 

@@ -114,7 +114,7 @@ class OpRunner:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether the kernels are loaded or compiled."""
+        """True if the kernels are loaded or compiled."""
         return self._prepared.is_set()
 
     def close(self) -> None:

@@ -54,7 +54,7 @@ class OpenedTensors:
 
     @property
     def exclusive(self) -> bool:
-        """Whether nobody else sees the stored tensors, now or later, nor the call one of them twice: it may write."""
+        """True if nobody else sees the stored tensors, now or later, nor the call one of them twice: it may write."""
         if not self._held.exclusive:
             return False
         return sum(isinstance(reference, Stored) for reference in self._references.values()) == len(self._held.arrays)
@@ -75,7 +75,7 @@ class OpenedTensors:
 
     @property
     def is_on_host(self) -> bool:
-        """Whether all tensors are in host memory."""
+        """True if all tensors are in host memory."""
         return self._residence.is_on_host(self._held.arrays.values())
 
     async def copy_to_host(self) -> dict[str, NDArray[Any]]:

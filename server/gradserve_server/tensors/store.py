@@ -84,7 +84,7 @@ class HeldTensors:
 
     @property
     def exclusive(self) -> bool:
-        """Whether nobody else can see the arrays, now or later: the caller may take over their memory."""
+        """True if nobody else can see the arrays, now or later: the caller may take over their memory."""
         return self._alone and not any(entry.shared for entry in self._entries.values())
 
     def share(self) -> None:

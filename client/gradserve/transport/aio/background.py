@@ -35,7 +35,7 @@ class BackgroundTask:
 
     @property
     def is_done(self) -> bool:
-        """Whether the operation has ended."""
+        """True if the operation has ended."""
         return self._task.done()
 
     def stop(self) -> None:

@@ -59,7 +59,7 @@ class BackgroundThread:
 
     @property
     def is_done(self) -> bool:
-        """Whether the operation has ended."""
+        """True if the operation has ended."""
         return not self._thread.is_alive()
 
     def stop(self) -> None:

@@ -34,7 +34,7 @@ class Status(IntEnum):
 
 
 class DataType(IntEnum):
-    """Of cudnnDataType_t."""
+    """Values of cudnnDataType_t."""
 
     CUDNN_DATA_FLOAT = 0
     CUDNN_DATA_DOUBLE = 1
@@ -42,7 +42,7 @@ class DataType(IntEnum):
 
 
 class MathType(IntEnum):
-    """Of cudnnMathType_t."""
+    """Values of cudnnMathType_t."""
 
     CUDNN_DEFAULT_MATH = 0
     CUDNN_TENSOR_OP_MATH = 1
@@ -50,13 +50,13 @@ class MathType(IntEnum):
 
 
 class RnnAlgo(IntEnum):
-    """Of cudnnRNNAlgo_t."""
+    """Values of cudnnRNNAlgo_t."""
 
     CUDNN_RNN_ALGO_STANDARD = 0
 
 
 class RnnMode(IntEnum):
-    """Of cudnnRNNMode_t."""
+    """Values of cudnnRNNMode_t."""
 
     CUDNN_RNN_RELU = 0
     CUDNN_RNN_TANH = 1
@@ -65,41 +65,41 @@ class RnnMode(IntEnum):
 
 
 class RnnBiasMode(IntEnum):
-    """Of cudnnRNNBiasMode_t."""
+    """Values of cudnnRNNBiasMode_t."""
 
     CUDNN_RNN_DOUBLE_BIAS = 2
 
 
 class DirectionMode(IntEnum):
-    """Of cudnnDirectionMode_t."""
+    """Values of cudnnDirectionMode_t."""
 
     CUDNN_UNIDIRECTIONAL = 0
     CUDNN_BIDIRECTIONAL = 1
 
 
 class RnnInputMode(IntEnum):
-    """Of cudnnRNNInputMode_t."""
+    """Values of cudnnRNNInputMode_t."""
 
     CUDNN_LINEAR_INPUT = 0
     CUDNN_SKIP_INPUT = 1
 
 
 class RnnDataLayout(IntEnum):
-    """Of cudnnRNNDataLayout_t."""
+    """Values of cudnnRNNDataLayout_t."""
 
     CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_UNPACKED = 0
     CUDNN_RNN_DATA_LAYOUT_BATCH_MAJOR_UNPACKED = 2
 
 
 class ForwardMode(IntEnum):
-    """Of cudnnForwardMode_t."""
+    """Values of cudnnForwardMode_t."""
 
     CUDNN_FWD_MODE_INFERENCE = 0
     CUDNN_FWD_MODE_TRAINING = 1
 
 
 class WgradMode(IntEnum):
-    """Of cudnnWgradMode_t."""
+    """Values of cudnnWgradMode_t."""
 
     CUDNN_WGRAD_MODE_ADD = 0
 
@@ -109,7 +109,7 @@ ENUMS: tuple[type[IntEnum], ...] = (
     *(DirectionMode, RnnInputMode, RnnDataLayout, ForwardMode, WgradMode),
 )
 CUDNN_RNN_PADDED_IO_ENABLED = 1
-"""Of the flags of a network: sequences are not packed."""
+"""The flag of a network whose sequences are not packed."""
 
 CHECKED_FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
     "cudnnCreate": (_NewObject,),
@@ -154,14 +154,14 @@ CHECKED_FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
         *(c_size_t, _Memory, c_size_t, _Memory, c_size_t, _Memory),
     ),
 }
-"""Those that return a status: the types of their arguments."""
+"""The types of the arguments of functions that return a status."""
 
 OTHER_FUNCTIONS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "cudnnGetVersion": (c_size_t, ()),
     "cudnnGetErrorString": (c_char_p, (_Enum,)),
     "cudnnGetLastErrorString": (None, (c_char_p, c_size_t)),
 }
-"""Those that return something else: its type, and the types of their arguments."""
+"""The types of the result and the arguments of all other functions."""
 
 _UNSUPPORTED = frozenset(status for status in Status if status.name.startswith("CUDNN_STATUS_NOT_SUPPORTED"))
 _OUT_OF_MEMORY = frozenset(status for status in Status if status.name.endswith("ALLOCATION_FAILED"))

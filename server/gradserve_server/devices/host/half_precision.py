@@ -68,7 +68,7 @@ def narrow(context: Any, builder: Any, dtype: Any, number: Any) -> Any:
 
 
 def converts_float16(context: Any) -> bool:
-    """Whether the processor that `context` compiles for has instructions that convert float16."""
+    """True if the processor that `context` compiles for has instructions that convert float16."""
     return _needs_nothing(context.codegen()._tm)
 
 
@@ -132,7 +132,7 @@ def _i32(value: int) -> Any:
 
 
 def _count(value: Any) -> int:
-    """Of a vector; 0 for a number."""
+    """Returns the number of elements of a vector; 0 for a scalar."""
     return value.type.count if isinstance(value.type, ir.VectorType) else 0
 
 

@@ -1,4 +1,4 @@
-"""What there is one of for each channel."""
+"""Per-channel values."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -92,7 +92,7 @@ class BatchNormConfig:
 
     @property
     def has_default_updates(self) -> bool:
-        """Whether TensorFlow's layer class can do the updates."""
+        """True if TensorFlow's layer class can do the updates."""
         return not self.in_place_updates and self.updates_collections == (UPDATE_OPS,)
 
     @property

@@ -12,7 +12,7 @@ from gradserve_server.layers.batch_norm.spec import BackwardAttributes
 from gradserve_server.tensors.quotas import Account, Quota
 
 _REMEMBERED = 4096
-"""Of as many forwards a layer knows what became of them."""
+"""The number of latest forwards of which a layer remembers whether they were counted."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Forward:
 
     @property
     def can_begin(self) -> bool:
-        """Whether a backward can begin."""
+        """True if a backward can begin."""
         return self.saved is not None and self.saved is not self.claimed
 
 

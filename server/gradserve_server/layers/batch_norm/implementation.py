@@ -1,4 +1,4 @@
-"""Which of TensorFlow's implementations computes a call, and what follows from it."""
+"""The choice between TensorFlow's implementations of the layer, and what follows from it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Implementation(Enum):
 
     @property
     def is_fused(self) -> bool:
-        """Whether FusedBatchNorm computes it: the moving variance is fed with Bessel's correction."""
+        """True if FusedBatchNorm computes it: the moving variance is fed with Bessel's correction."""
         return self in (Implementation.FUSED, Implementation.CORE_FUSED)
 
     def variable_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -25,7 +25,7 @@ class Normalization:
 
     @property
     def fuses_relu(self) -> bool:
-        """Whether the kernels can compute a relu, too."""
+        """True if the kernels can compute a relu, too."""
         return isinstance(self.batch_norm, BatchNormRelu)
 
     def by_batch(self, x: Array, scale: Array, offset: Array, *, has_relu: bool = False) -> ForwardOutputs:

@@ -30,7 +30,7 @@ from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.ops.dtypes import FLOATING, widened
 
 _SIZE = 3
-"""Of every dimension: CuPy's kernels depend on how many have more than one element."""
+"""The size of every dimension: CuPy's kernels depend on how many have more than one element."""
 _REGULARIZER = Regularizer("l1_l2", {})
 _CLIPPING = {"rmin": 0.5, "rmax": 2.0, "dmax": 1.0}
 
@@ -50,7 +50,7 @@ class SmallCall:
 
     @property
     def exists(self) -> bool:
-        """Whether the dtype is taken, and computed in another way than a wider one."""
+        """True if the dtype is taken, and computed in another way than a wider one."""
         kind = CallKind(4, self.dtype, True, self.has_weights, self.adjustment is not None)
         implementation = choose_implementation(self.config, kind)
         return self.dtype == widened(self.dtype) or self.has_weights or implementation is Implementation.LEGACY

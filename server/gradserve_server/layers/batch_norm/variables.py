@@ -44,7 +44,7 @@ class Variables:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of all of them."""
+        """The dtype of all variables."""
         dtype: np.dtype[Any] = self.moving_mean.dtype
         return dtype
 

@@ -47,4 +47,4 @@ FLOAT64 = (
     -0.6653825028900567,
     0.769193049750063,
 )
-"""Of P, from that of the highest power on."""
+"""Coefficients of P, that of the highest power first."""

@@ -75,14 +75,14 @@ def _leaky_relu(xp: Any, x: Array) -> Array:
 
 
 def _gelu(xp: Any, x: Array) -> Array:
-    """As max(x, 0) - |x| F(-|x|)."""
+    """Computes max(x, 0) - |x| F(-|x|)."""
     magnitude = xp.minimum(xp.abs(x), normal_tail.LARGEST)
     _, tail = _normal_density_and_tail(xp, magnitude)
     return xp.maximum(x, 0) - magnitude * tail
 
 
 def _swish(xp: Any, x: Array) -> Array:
-    """As max(x, 0) - |x| s(-|x|)."""
+    """Computes max(x, 0) - |x| s(-|x|)."""
     magnitude = xp.minimum(xp.abs(x), _ALMOST_INFINITE)
     return xp.maximum(x, 0) - magnitude * _sigmoid(xp, -magnitude)
 

@@ -45,7 +45,7 @@ _WITH_GRADIENTS_OF_RESULTS = frozenset({"relu", "relu6", "tanh", "sigmoid", "elu
 
 
 def gradient_of_result(name: str) -> bool:
-    """Whether the gradient is a function of the result, y; else it is one of the input, x."""
+    """True if the gradient is a function of the result, y; else it is one of the input, x."""
     return name in _WITH_GRADIENTS_OF_RESULTS
 
 

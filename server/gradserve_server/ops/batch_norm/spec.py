@@ -242,7 +242,7 @@ def _check_image_rank(array: Array, name: str) -> None:
 
 
 def _check_format_rank(array: Array, data_format: str, name: str) -> None:
-    """As TensorFlow's shape function; its kernels treat ranks 4 and 5 alike."""
+    """Checks the rank as TensorFlow's shape function does; its kernels treat ranks 4 and 5 alike."""
     rank = _RANKS[data_format]
     if len(array.shape) != rank:
         raise InvalidArgumentError(

@@ -278,7 +278,7 @@ def _check_reserved(inputs: BackpropInputs) -> None:
 
 
 def _specs(problem: Problem) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
-    """Of `output`, of hidden states, and of cell states or the scalar in their place."""
+    """Returns the specs of `output`, of hidden states, and of cell states or the scalar in their place."""
     network, dtype = problem.network, problem.dtype
     output = problem.sequence_shape(network.num_directions * network.hidden_size)
     cell = problem.state_shape(network.num_units) if network.mode is Mode.LSTM else ()

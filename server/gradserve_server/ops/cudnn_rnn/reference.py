@@ -136,7 +136,7 @@ class _Scan:
 
 @dataclass(frozen=True)
 class _Gradients:
-    """Of the input of a pseudo-layer, [T, B, columns], and of its first states."""
+    """Gradients of the input of a pseudo-layer, [T, B, columns], and of its first states."""
 
     x: Array
     h: Array
@@ -207,7 +207,7 @@ def _times(count: int, direction: int) -> range:
 
 
 def _is_valid(xp: Any, inputs: ForwardInputs, problem: Problem) -> Array:
-    """Whether a sequence has a step, [T, B, 1]."""
+    """True if a sequence has a step, [T, B, 1]."""
     times = xp.arange(problem.max_seq_length)[:, None, None]
     if inputs.sequence_lengths is None:
         return xp.broadcast_to(times >= 0, (problem.max_seq_length, problem.batch, 1))
@@ -223,7 +223,7 @@ def _cell_states(problem: Problem, states: Array | None) -> Sequence[Array | Non
 
 
 def _cells(xp: Any, problem: Problem, cells: Sequence[Array | None]) -> Array:
-    """As output_c, or the scalar in its place."""
+    """Returns output_c, or the scalar in its place."""
     if problem.network.mode is not Mode.LSTM:
         return xp.zeros((), problem.dtype)
     return _given_order(xp, problem, xp.stack(cells))

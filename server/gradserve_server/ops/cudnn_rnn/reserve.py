@@ -106,7 +106,7 @@ def _device_bytes(device: str) -> bytes:
 
 
 def _digest(problem: Problem) -> bytes:
-    """Of all that decides on the meaning of what was saved: it does not depend on which dimension is time."""
+    """Returns a digest of all that decides what the saved bytes mean. Which dimension is time does not."""
     network = {**dataclasses.asdict(problem.network), "mode": problem.network.mode.value}
     meaning = (
         network,

@@ -165,7 +165,7 @@ def plan_gradient(inputs: GradInputs, attributes: GradAttributes) -> Plan:
 
 
 def _check_dtypes(inputs: CellInputs) -> None:
-    """Of all inputs before any shape, as TensorFlow does."""
+    """Checks the dtypes of all inputs before any shape, as TensorFlow does."""
     dtype = inputs.x.dtype
     check_type_attribute(dtype, "x")
     for field in fields(inputs):

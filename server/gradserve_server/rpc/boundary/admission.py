@@ -14,7 +14,7 @@ class Admission:
 
     def __init__(self) -> None:
         self.is_open = True
-        """Whether calls are let in."""
+        """True if calls are let in."""
 
     def check(self) -> None:
         """Raises UnavailableError while the server drains."""

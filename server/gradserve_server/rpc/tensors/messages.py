@@ -17,11 +17,11 @@ from gradserve_server.tensors.references import Inline, Malformed, Reference, St
 from gradserve_server.tensors.store import TensorSpec
 
 MAX_COMPONENTS = 1 << 16
-"""Of an accumulator. Reading a request that names a million of anything would keep all others waiting."""
+"""The most components of an accumulator: reading a request that names a million would keep all others waiting."""
 MAX_STREAM_TENSORS = 2 * MAX_COMPONENTS
 """A sparse component has two."""
 _MAX_DIMENSIONS = 64
-"""As many as NumPy has."""
+"""The most that NumPy takes."""
 
 
 def decode_spec(data_type: tensor_pb2.DataType, shape: Sequence[int], field: str) -> TensorSpec:

@@ -106,5 +106,5 @@ class CudaBatchNorm:
 
 
 def _are_aligned(addresses: list[int]) -> bool:
-    """Whether vectors can be loaded from everywhere; so it is unless an array is part of another one."""
+    """True if vectors can be loaded from everywhere; so it is unless an array is part of another one."""
     return all(address % VECTOR_BYTES == 0 for address in addresses)

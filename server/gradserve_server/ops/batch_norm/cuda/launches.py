@@ -61,12 +61,12 @@ INPUTS: dict[Operation, tuple[str, ...]] = {
     "forward": ("x", "scale", "offset", "mean", "variance"),
     "gradient": ("y_backprop", "x", "scale", "reserve_space_1", "reserve_space_2"),
 }
-"""Those that kernels read, by their names in spec.py."""
+"""The inputs that kernels read, by their names in spec.py."""
 OUTPUTS: dict[Operation, tuple[str, ...]] = {
     "forward": ("y", "batch_mean", "batch_variance", "reserve_space_1", "reserve_space_2", "reserve_space_3"),
     "gradient": ("x_backprop", "scale_backprop", "offset_backprop"),
 }
-"""Those that kernels write."""
+"""The outputs that kernels write."""
 _SCRATCH = ("partial_sums", "tickets")
 _SCALARS: dict[Operation, tuple[str, ...]] = {
     "forward": ("epsilon", "exponential_avg_factor", "bessel_correction", "is_training"),

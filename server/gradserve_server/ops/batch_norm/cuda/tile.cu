@@ -24,7 +24,7 @@ struct ParamOf<double> {
 template <typename T>
 using Param = typename ParamOf<T>::Type;
 
-// Reads what there is one of for each channel, from the column's first on.
+// Reads per-channel values, from the column's first on.
 template <typename U, int LANES>
 __device__ __forceinline__ void load_lanes(const U* address, U (&lanes)[LANES]) {
     constexpr int FULL_WIDTH = 16 / sizeof(U);

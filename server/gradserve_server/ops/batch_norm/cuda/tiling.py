@@ -14,7 +14,7 @@ from gradserve_server.ops.batch_norm.spec import Geometry
 VECTOR_BYTES = 16
 """The most that one instruction loads."""
 MAX_THREADS = 512
-"""Of a block: what the kernels are compiled for."""
+"""The most threads of a block; kernels are compiled for as many."""
 
 _MAX_COLUMNS = 32
 _MIN_THREADS = 2 * _MAX_COLUMNS
@@ -24,7 +24,7 @@ _SECTOR_BYTES = 32
 _POSITIONS_PER_THREAD = 4
 """A batch of loads. Cutting the work finer brings more threads, and each less to do while it waits."""
 _GOOD_OCCUPANCY = 0.97
-"""Of the places for blocks: the last few are not worth more partial sums."""
+"""The share of the places for blocks that is enough: the last few are not worth more partial sums."""
 _FLAG_BYTES = 16
 """Before the sums, where a block notes whether it is the last of its tile."""
 

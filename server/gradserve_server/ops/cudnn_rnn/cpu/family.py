@@ -239,11 +239,11 @@ class _Call:
         return all_h, np.stack(all_c, axis).astype(self._problem.dtype)
 
     def _time_first(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Time, or the pseudo-layer, first."""
+        """Returns an array with time, or the pseudo-layer, as the first axis."""
         return array if self._problem.time_major else array.swapaxes(0, 1)
 
     def _compute_form(self, array: NDArray[Any]) -> NDArray[Any]:
-        """As what is computed with: the array itself where possible, else a copy."""
+        """Returns an array in the dtype that is computed in: the array itself where possible, else a copy."""
         dtype = self._problem.compute_dtype
         if array.dtype == dtype and array.flags.c_contiguous and array.flags.aligned:
             return array

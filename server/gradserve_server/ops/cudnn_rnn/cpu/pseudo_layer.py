@@ -25,7 +25,7 @@ _WIDE_TERMS, _WIDE_MULTIPLICATIONS = 1024, 1 << 25
 
 @dataclass(frozen=True)
 class States:
-    """Of one pseudo-layer, or their gradients: h, [B, H'], and for lstm c, [B, H]."""
+    """The states of one pseudo-layer, or their gradients: h, [B, H'], and for lstm c, [B, H]."""
 
     h: NDArray[Any]
     c: NDArray[Any] | None

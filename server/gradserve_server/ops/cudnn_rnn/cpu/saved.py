@@ -14,7 +14,7 @@ from gradserve_server.ops.cudnn_rnn.spec import Problem
 
 @dataclass(frozen=True)
 class SavedDirection:
-    """Of one pseudo-layer. Floats are of the dtype that is computed in.
+    """What the forward call saves of one pseudo-layer. Floats are of the dtype that is computed in.
 
     Attributes:
         gates: [T, B, G, H]; None in networks without gates.
@@ -34,7 +34,7 @@ class SavedDirection:
 
 @dataclass(frozen=True)
 class SavedLayer:
-    """Of a layer.
+    """What the forward call saves of one layer.
 
     Attributes:
         outputs: [T + 2, B, D * H'], between the initial states of direction 0 and those of direction 1.

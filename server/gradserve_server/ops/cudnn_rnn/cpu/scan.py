@@ -136,7 +136,7 @@ class Cells(Protocol):
 
     @property
     def can_split(self) -> bool:
-        """Whether steps can be had for some of the sequences, or only for all."""
+        """True if steps can be computed for some of the sequences, and not only for all."""
         ...
 
     def forward_step(self, scan: ForwardScan, rows: slice) -> Step:

@@ -158,13 +158,13 @@ class CudnnCall:
         return converted
 
     def _states_given(self, states: Array | None) -> Array | None:
-        """As `_given`, with the pseudo-layer first; None for None."""
+        """Returns states as `_given` does, with the pseudo-layer first; None for None."""
         if states is None or self._problem.time_major:
             return None if states is None else self._given(states)
         return self._transposed(states, self._dtype)
 
     def _states_taken(self, states: Array | None) -> Array:
-        """As `_taken`, in the order of the problem; a scalar 0 for None."""
+        """Returns states as `_taken` does, in the order of the problem; a scalar 0 for None."""
         if states is None:
             return self._zero(self._problem.dtype)
         if self._problem.time_major:

@@ -102,7 +102,7 @@ class CudnnNetwork:
 
     @property
     def forward_mode(self) -> ForwardMode:
-        """Whether there is a reserve space."""
+        """True if there is a reserve space."""
         training, inference = ForwardMode.CUDNN_FWD_MODE_TRAINING, ForwardMode.CUDNN_FWD_MODE_INFERENCE
         return training if self._problem.is_training else inference
 

@@ -16,7 +16,7 @@ from gradserve_server.ops.cudnn_rnn.cuda.network import CudnnNetwork
 from gradserve_server.ops.cudnn_rnn.spec import Problem
 
 KEPT_NETWORKS = 64
-"""Of each thread."""
+"""The most networks that a thread keeps."""
 
 
 class CudnnDevice(Protocol):
