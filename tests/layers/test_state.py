@@ -9,9 +9,11 @@ import pytest
 
 from gradserve_server.errors import AbortedError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from gradserve_server.layers.batch_norm import forwards
-from gradserve_server.layers.batch_norm.calls import ForwardResult
+from gradserve_server.layers.batch_norm.calls import ForwardCall, ForwardResult
 from gradserve_server.layers.batch_norm.config import RandomAdjustment
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
+from gradserve_server.layers.batch_norm.spec import CallInputs
+from gradserve_server.tensors.quotas import Account
 from tests.layers.bench import KEY, LayerBench, backward, forward, run_updates
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3) ** 2
@@ -45,6 +47,26 @@ def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def set_to(layer: BatchNormLayer, **values: float) -> None:
     found = layer.get_variables(list(values))
     asyncio.run(layer.set_variables({name: np.full_like(found[name], value) for name, value in values.items()}))
+
+
+@pytest.mark.parametrize("arguments", [IN_PLACE, DELAYED])
+def test_what_was_reserved_for_a_forward_becomes_what_is_kept_of_it(
+    bench: LayerBench, arguments: dict[str, Any]
+) -> None:
+    layer = bench.layer(**arguments)
+    reserved, seen = Account(bench.memory), []
+
+    def delivered(outputs: Any) -> None:
+        reserved.hand_over(outputs.nbytes)
+        seen.append((reserved.used, bench.memory.used))
+
+    call = ForwardCall(keep_for_backward=True)
+    asyncio.run(layer.forward(CallInputs(X), call, on_host=True, deliver=delivered, room=reserved))
+    ((kept_back, used),) = seen
+    assert kept_back > 0
+    assert reserved.used == 0
+    assert bench.memory.used == layer.num_bytes + X.nbytes >= used, "it was not free in between"
+    bench.memory.release(X.nbytes)
 
 
 class TestLeases:

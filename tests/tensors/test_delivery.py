@@ -188,6 +188,17 @@ def test_an_account_hands_over_what_it_has_and_takes_the_rest(delivering: Delive
     assert memory.used == 20
 
 
+def test_a_holder_takes_over_what_another_reserved(delivering: Delivering) -> None:
+    memory = delivering.world.memory
+    giver, taker = Account(memory), Account(memory)
+    giver.grow(10)
+    taker.take_over(4, giver)
+    assert (giver.used, taker.used, memory.used) == (6, 4, 10)
+    with pytest.raises(ResourceExhaustedError):
+        taker.take_over(memory.limit, giver)
+    assert (giver.used, taker.used, memory.used) == (6, 4, 10)
+
+
 @pytest.mark.parametrize(("placement", "copied_out"), [(Placement(), LARGE.nbytes), (KEEP, 0)])
 async def test_what_lies_on_the_device_travels_only_inline(
     delivering: Delivering, placement: Placement, copied_out: int

@@ -75,6 +75,15 @@ class Account:
             self._quota.acquire(missing)
         self.used -= amount - missing
 
+    def take_over(self, amount: int, giver: "Account") -> None:
+        """Takes `amount` more, from what another holder reserved as far as that goes.
+
+        Raises:
+            ResourceExhaustedError: The rest is not left; nothing has changed.
+        """
+        giver.hand_over(amount)
+        self.used += amount
+
     def settle(self, amount: int) -> None:
         """Makes `amount` the holding, whether that is within the limit or not.
 

@@ -126,14 +126,21 @@ class Forwards:
         return fate
 
     @contextmanager
-    def room(self, saved: Saved | None, pending: Moments | None) -> Iterator[Room]:
+    def room(self, saved: Saved | None, pending: Moments | None, reserved: Account | None = None) -> Iterator[Room]:
         """Takes the room for what a forward leaves, until the block ends: `add` in it cannot fail.
+
+        Args:
+            saved: For its backward.
+            pending: For its updates.
+            reserved: Memory that was reserved for all that the forward gives. What nothing is left of is given back.
 
         Raises:
             ResourceExhaustedError: It does not fit.
         """
         room = Room(saved, pending, Account(self._memory), int(saved is not None or pending is not None))
-        room.account.grow(_num_bytes(saved, pending))
+        reserved = reserved or Account(self._memory)
+        room.account.take_over(_num_bytes(saved, pending), reserved)
+        reserved.settle(0)
         try:
             self._handles.acquire(room.num_handles)
         except BaseException:

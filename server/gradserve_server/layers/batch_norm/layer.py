@@ -123,7 +123,13 @@ class BatchNormLayer:
         await self._ready(shape[axis], implementation.variable_dtype(dtype))
 
     async def forward(
-        self, given: CallInputs, call: ForwardCall, *, on_host: bool, deliver: Callable[[Array], object] = _ignore
+        self,
+        given: CallInputs,
+        call: ForwardCall,
+        *,
+        on_host: bool,
+        deliver: Callable[[Array], object] = _ignore,
+        room: Account | None = None,
     ) -> ForwardResult:
         """Normalises inputs; updates the moving averages if the configuration says so.
 
@@ -132,6 +138,7 @@ class BatchNormLayer:
             call: How.
             on_host: Whether the outputs are wanted in host memory.
             deliver: Gets the outputs before anything changes; may raise.
+            room: As `OpRunner.run` takes it; what is kept for a backward takes memory over from it, too.
 
         Raises:
             InvalidArgumentError: Something does not fit.
@@ -161,7 +168,7 @@ class BatchNormLayer:
             plan = plan_forward(given, attributes)
         inputs = ForwardInputs(**vars(given), **{name: getattr(variables, name) for name in _VARIABLES})
         checked = CheckedCall(FORWARD, inputs, attributes, plan)
-        computed = await self._runner.run(checked, on_host={"outputs", *_LOSSES} if on_host else _LOSSES)
+        computed = await self._runner.run(checked, on_host={"outputs", *_LOSSES} if on_host else _LOSSES, room=room)
         self._adopt(variables, computed.moved)
         outputs = computed.outputs
         saved = None
@@ -170,7 +177,7 @@ class BatchNormLayer:
             saved = Saved(arrays, BackwardAttributes(self.config, call.is_training, plan.implementation))
         deliver(outputs.outputs)
         moments = Moments(outputs.batch_mean, outputs.batch_variance, plan.implementation) if plan.has_updates else None
-        has_pending = await self._keep(forward_id, saved, moments, call.lease)
+        has_pending = await self._keep(forward_id, saved, moments, call.lease, room)
         self.forwards.release(call.released, with_updates=False)
         losses = {name: getattr(outputs, f"{name}_regularization_loss") for name in ("beta", "gamma")}
         return ForwardResult(
@@ -341,17 +348,22 @@ class BatchNormLayer:
         if copies and self.variables is variables:
             self.variables = replace(variables, **copies)
 
-    async def _keep(self, forward_id: str, saved: Saved | None, moments: Moments | None, lease: float) -> bool:
+    async def _keep(
+        self, forward_id: str, saved: Saved | None, moments: Moments | None, lease: float, reserved: Account | None
+    ) -> bool:
         """Keeps a forward, and updates the averages in place; tells whether its updates wait to be run."""
         if saved is not None or moments is not None:
-            await self._leave(forward_id, saved, moments, lease)
+            await self._leave(forward_id, saved, moments, lease, reserved)
         kept = self.forwards.find(forward_id)
         return kept is not None and kept.pending is not None
 
-    async def _leave(self, forward_id: str, saved: Saved | None, moments: Moments | None, lease: float) -> None:
+    async def _leave(
+        self, forward_id: str, saved: Saved | None, moments: Moments | None, lease: float, reserved: Account | None
+    ) -> None:
         fate = self.forwards.fate(forward_id)
         is_new = moments is not None and not fate.was_counted
-        with self.forwards.room(saved, None if self.config.in_place_updates or not is_new else moments) as room:
+        pending = None if self.config.in_place_updates or not is_new else moments
+        with self.forwards.room(saved, pending, reserved) as room:
             if moments is not None and self.config.in_place_updates:
                 async with self._changing:
                     # A call with the same id may have come first.

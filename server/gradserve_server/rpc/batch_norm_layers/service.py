@@ -115,6 +115,7 @@ class BatchNormLayerServicer:
                     forward,
                     on_host=not keeps,
                     deliver=lambda outputs: delivered.extend(delivery.deliver([outputs], shared=True)),
+                    room=delivery.room,
                 )
                 opened.tensors.relocate(result.moved)
             return encode_forward(result, delivered)
