@@ -112,12 +112,12 @@ def _encode(delivered: Delivered, contents: Contents) -> tensor_pb2.Tensor:
         return contents.tensor(delivered.array)
     spec = delivered.spec
     assert isinstance(spec, TensorSpec), "of what was delivered it is known"
-    return tensor_pb2.Tensor(dtype=to_data_type(spec.dtype), shape=spec.shape, handle=delivered.handle)
+    return encode_handle(spec, delivered.handle)
 
 
-def encode_handle(array: Array, handle: str) -> tensor_pb2.Tensor:
-    """Returns the message for a stored array."""
-    return tensor_pb2.Tensor(dtype=to_data_type(array.dtype), shape=array.shape, handle=handle)
+def encode_handle(spec: TensorSpec, handle: str) -> tensor_pb2.Tensor:
+    """Returns the message for a stored tensor."""
+    return tensor_pb2.Tensor(dtype=to_data_type(spec.dtype), shape=spec.shape, handle=handle)
 
 
 def decode_duration(message: Any, field: str) -> float | None:

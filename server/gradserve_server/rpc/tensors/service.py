@@ -21,7 +21,7 @@ from gradserve_server.rpc.tensors.messages import (
     encode_spec,
 )
 from gradserve_server.tensors.residence import Residence
-from gradserve_server.tensors.store import TensorStore
+from gradserve_server.tensors.store import TensorSpec, TensorStore
 
 STREAM_CODECS: Mapping[str, Codec] = {
     "PutTensors": Codec(decode=PartDecoder(messages_pb2.PutTensorsRequest.FromString)),
@@ -43,32 +43,29 @@ class TensorServicer:
     async def PutTensors(
         self, requests: AsyncIterator[messages_pb2.PutTensorsRequest | memoryview], call: Call
     ) -> messages_pb2.PutTensorsResponse:
-        loop = asyncio.get_running_loop()
-        idle = self._stream_idle_seconds
         try:
-            async with asyncio.timeout(idle) as patience:
-                header = _header(await anext(requests, None))
-                if not header.tensors:
-                    raise InvalidArgumentError("expected at least one tensor, got none", field="header.tensors")
-                check_count(header.tensors, MAX_STREAM_TENSORS, "tensors", "header.tensors")
-                specs = [
-                    decode_spec(tensor.dtype, tensor.shape, f"header.tensors[{index}]")
-                    for index, tensor in enumerate(header.tensors)
-                ]
-                with (
-                    request_fields({"lease": "header.lease"}),
-                    self._store.receive(specs, decode_duration(header, "lease")) as upload,
-                ):
-                    assembly = Assembly(upload.arrays)
-                    async for part in requests:
-                        patience.reschedule(loop.time() + idle)
-                        _write(assembly, part)
-                    _finish(assembly)
-                    arrays, handles = upload.arrays, self._store.store(upload)
+            async with asyncio.timeout(self._stream_idle_seconds) as patience:
+                return await self._receive(requests, patience)
         except TimeoutError:
-            raise DeadlineExceededError(f"the stream was silent for more than {idle:g} s") from None
+            raise DeadlineExceededError(
+                f"the stream was silent for more than {self._stream_idle_seconds:g} s"
+            ) from None
+
+    async def _receive(
+        self, requests: AsyncIterator[messages_pb2.PutTensorsRequest | memoryview], patience: asyncio.Timeout
+    ) -> messages_pb2.PutTensorsResponse:
+        loop = asyncio.get_running_loop()
+        header = _header(await anext(requests, None))
+        specs, lease = _decode_specs(header), decode_duration(header, "lease")
+        with request_fields({"lease": "header.lease"}), self._store.receive(specs, lease) as upload:
+            assembly = Assembly(upload.arrays)
+            async for part in requests:
+                patience.reschedule(loop.time() + self._stream_idle_seconds)
+                _write(assembly, part)
+            _finish(assembly)
+            handles = self._store.store(upload)
         return messages_pb2.PutTensorsResponse(
-            tensors=[encode_handle(array, handle) for array, handle in zip(arrays, handles, strict=True)]
+            tensors=[encode_handle(spec, handle) for spec, handle in zip(specs, handles, strict=True)]
         )
 
     async def GetTensors(
@@ -117,6 +114,16 @@ def _header(part: messages_pb2.PutTensorsRequest | memoryview | None) -> message
         given = "an empty stream" if part is None else "a chunk" if isinstance(part, memoryview) else "neither part"
         raise InvalidArgumentError(f"expected a header as the first message, got {given}", field="header")
     return part.header
+
+
+def _decode_specs(header: messages_pb2.PutTensorsHeader) -> list[TensorSpec]:
+    if not header.tensors:
+        raise InvalidArgumentError("expected at least one tensor, got none", field="header.tensors")
+    check_count(header.tensors, MAX_STREAM_TENSORS, "tensors", "header.tensors")
+    return [
+        decode_spec(tensor.dtype, tensor.shape, f"header.tensors[{index}]")
+        for index, tensor in enumerate(header.tensors)
+    ]
 
 
 def _write(assembly: Assembly, part: messages_pb2.PutTensorsRequest | memoryview) -> None:
