@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import grpc
 import numpy as np
@@ -39,10 +40,11 @@ class World:
     memory: Quota = field(default_factory=lambda: Quota(1000, "bytes of tensor memory"))
     handles: Quota = field(default_factory=lambda: Quota(5, "tensor handles"))
     num_made: int = 0
+    pool: BufferPool = field(default_factory=lambda: BufferPool(0))
 
     def __post_init__(self) -> None:
         self.store = TensorStore(
-            pool=BufferPool(0),
+            pool=self.pool,
             memory=self.memory,
             handles=self.handles,
             leases=LeaseConfig(default_lease_seconds=DEFAULT_LEASE, max_lease_seconds=MAX_LEASE),
@@ -288,11 +290,12 @@ def test_an_upload_that_breaks_gives_back_what_it_reserved(world: World) -> None
     assert len(world.store) == 0
 
 
-def test_memory_that_is_not_there_gives_back_what_was_reserved(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise MemoryError
+def test_memory_that_is_not_there_gives_back_what_was_reserved() -> None:
+    class NoMemory(BufferPool):
+        def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NoReturn:
+            raise MemoryError
 
-    monkeypatch.setattr(BufferPool, "empty", fail)
+    world = World(pool=NoMemory(0))
     with pytest.raises(MemoryError), world.store.receive([SPEC], None):
         pass
     assert world.used == (0, 0)
