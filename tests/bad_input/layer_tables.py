@@ -26,7 +26,6 @@ from tests.bad_input.requests import (
 EXISTS = grpc.StatusCode.ALREADY_EXISTS
 NAN, INF = math.nan, math.inf
 X = zeros(4, 3)
-KEEP = tensor_pb2.Placement(mode=tensor_pb2.Placement.MODE_KEEP)
 NOBODY: Any = tensor_pb2.Tensor(handle="nobody")
 SHORT = tensor_pb2.Tensor(dtype=F32, shape=[4, 3], content=bytes(47))
 NEITHER: Any = tensor_pb2.Tensor()

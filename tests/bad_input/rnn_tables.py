@@ -25,8 +25,6 @@ BACKPROP: dict[str, Any] = {
 }
 NETWORK: dict[str, Any] = {"num_layers": 1, "num_units": 2, "input_size": 3}
 NOBODY = tensor_pb2.Tensor(handle="nobody")
-REQUIRED = ("input", "input_h", "params")
-REQUIRED_BACKPROP = (*REQUIRED, "output", "output_h", "output_backprop", "output_h_backprop", "reserve_space")
 
 
 def forward(message: str, field: str, code: grpc.StatusCode = INVALID, /, **fields: Any) -> Bad:
