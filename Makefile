@@ -9,6 +9,7 @@ GOLDEN_VENV := .venv-golden
 GOLDEN_RNN_VENV := .venv-golden-rnn
 GOLDEN_LAYERS_VENV := .venv-golden-layers
 CUDNN_VENV := .venv-cudnn
+CUDNN_TESTS := tests/devices/cuda/cudnn
 BUF := npx --yes @bufbuild/buf@1.75.0
 JAVASCRIPT := examples/javascript
 PIP_INSTALL := -m pip install --disable-pip-version-check
@@ -104,8 +105,8 @@ $(CUDNN_INSTALLED): Makefile constraints.txt deploy/constraints-cuda13.txt
 	@touch $@
 
 check-cudnn: $(CUDNN_INSTALLED)  ## Check what is declared of cuDNN beside cuDNN itself; 500 MB, but no GPU
-	$(CUDNN_VENV)/bin/python -m pytest -c tests/cudnn/without_gpu.ini --confcutdir tests/cudnn -m cudnn \
-		tests/cudnn/test_headers.py tests/cudnn/test_library.py
+	$(CUDNN_VENV)/bin/python -m pytest -c $(CUDNN_TESTS)/without_gpu.ini --confcutdir $(CUDNN_TESTS) -m cudnn \
+		$(CUDNN_TESTS)/test_headers.py $(CUDNN_TESTS)/test_library.py
 
 $(GOLDEN_INSTALLED): Makefile
 	@echo "Installing TensorFlow into $(GOLDEN_VENV)"

@@ -1,7 +1,8 @@
-"""A real server on a free port, and clients of it."""
+"""A real server on a free port, and clients of it; a GPU for the tests that are marked `cuda`."""
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -9,8 +10,16 @@ import gradserve
 from gradserve.transport.route import PROXY_VARIABLES
 from gradserve_server.testing import LocalServer
 from tests.accumulators.bench import Bench
+from tests.devices.cuda.gpu import has_gpu
 from tests.servers.kernels import compile_once
 from tests.servers.polling import PATIENCE_SECONDS
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("cuda")]
+    if marked and not has_gpu():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU and CuPy"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -63,3 +72,12 @@ def name() -> str:
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """Where programs of GPUs are compiled to, for the CPU: shared by the workers of a run."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "emulated"
+    folder.mkdir(exist_ok=True)
+    return folder

@@ -1,4 +1,6 @@
-"""`python -m tests.cudnn.ask_layouts LIBRARY`: how the parameters of all kinds of networks lie in cuDNN's weight space.
+"""Asks cuDNN how the parameters of all kinds of networks lie in its weight space.
+
+Called as `python -m tests.devices.cuda.cudnn.ask_layouts LIBRARY`.
 
 There need not be a GPU. What is asked depends on the network alone, so cuDNN looks at nothing of the handle: the one it
 gets here is a block of zeros. Should a version of cuDNN do otherwise, it is this process that ends.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.cuda.program import CompiledProgram, Launch, Limits, Program
-from tests.cuda.emulation.compiler import compile_for_cpu
+from tests.devices.cuda.emulation.compiler import compile_for_cpu
 
 H200 = Limits(num_multiprocessors=132, shared_bytes=227 << 10)
 _MARGIN_BYTES = 256

@@ -14,7 +14,7 @@ from gradserve_server.ops.activation.cuda import kernels as cuda_kernels
 from gradserve_server.ops.activation.cuda.family import CudaActivation
 from gradserve_server.ops.activation.spec import NAMES
 from gradserve_server.ops.dtypes import FLOAT32, FLOATING
-from tests.cuda.emulation.device import H200, EmulatedDevice
+from tests.devices.cuda.emulation.device import H200, EmulatedDevice
 from tests.ops.activation.cases import DTYPES, assert_forward, assert_gradient, saved_for_gradient, values
 
 ToHost = Callable[[Any], NDArray[Any]]

@@ -8,7 +8,7 @@ import pytest
 
 from gradserve_server.devices.cuda.kernels import Programs, Struct, element_launch, instance
 from gradserve_server.devices.cuda.program import CompiledProgram, Launch, Limits, Program
-from tests.cuda.emulation.device import EmulatedDevice
+from tests.devices.cuda.emulation.device import EmulatedDevice
 
 LIMITS = Limits(num_multiprocessors=2, shared_bytes=0)
 

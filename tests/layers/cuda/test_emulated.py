@@ -11,7 +11,7 @@ from gradserve_server.ops.activation.cuda.family import CudaActivation
 from gradserve_server.ops.activation.spec import gradient_of_result
 from gradserve_server.ops.batch_norm.cuda.family import CudaBatchNorm
 from gradserve_server.ops.dtypes import FLOATING
-from tests.cuda.emulation.strict_device import StrictDevice
+from tests.devices.cuda.emulation.strict_device import StrictDevice
 from tests.golden.batch_norm_layer import LayerCase, load_layer_cases
 from tests.layers.bench import LayerBench
 from tests.layers.recorded import check_recorded

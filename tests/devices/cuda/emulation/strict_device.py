@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.cuda.program import CompiledProgram, Program
-from tests.cuda.emulation.arrays import DeviceArray, DeviceNamespace
-from tests.cuda.emulation.device import EmulatedDevice
+from tests.devices.cuda.emulation.arrays import DeviceArray, DeviceNamespace
+from tests.devices.cuda.emulation.device import EmulatedDevice
 
 
 class StrictDevice:

@@ -19,8 +19,8 @@ from gradserve_server.ops.batch_norm.spec import (
     plan_gradient,
 )
 from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOATING
-from tests.cuda.cases import CASES, Case, Forward, Gradient, assert_near, forward_case, gradient_case
-from tests.cuda.emulation.device import H200, EmulatedDevice
+from tests.devices.cuda.emulation.device import H200, EmulatedDevice
+from tests.ops.batch_norm.cuda.cases import CASES, Case, Forward, Gradient, assert_near, forward_case, gradient_case
 
 TWO_PASSES = Limits(num_multiprocessors=3, shared_bytes=0)
 """A GPU on which no tile fits into shared memory, so that small arrays show how large ones are computed."""

@@ -22,11 +22,11 @@ from gradserve_server.devices.cuda.cudnn import (
     int_array,
 )
 from gradserve_server.errors import InternalError, InvalidArgumentError
-from tests.cudnn.ask_layouts import problems
+from tests.devices.cuda.cudnn.ask_layouts import problems
 
 pytestmark = pytest.mark.cudnn
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 SUPPORTED = {
     (DataType.CUDNN_DATA_FLOAT, DataType.CUDNN_DATA_FLOAT, MathType.CUDNN_FMA_MATH),
     (DataType.CUDNN_DATA_HALF, DataType.CUDNN_DATA_FLOAT, MathType.CUDNN_TENSOR_OP_MATH),
@@ -98,7 +98,7 @@ def test_the_parameter_vector_is_a_weight_space(library: Path) -> None:
     """For every kind of network and dtype: there is no padding, biases come last, skip_input leaves out matrices."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.cudnn.ask_layouts", str(library)],
+        [sys.executable, "-m", "tests.devices.cuda.cudnn.ask_layouts", str(library)],
         cwd=ROOT,
         env=environment,
         capture_output=True,

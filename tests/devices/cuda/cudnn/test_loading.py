@@ -10,7 +10,7 @@ import pytest
 
 from gradserve_server.devices.cuda.cudnn import load_cudnn
 from gradserve_server.errors import InternalError
-from tests.cudnn.fake_cudnn import VERSION, FakeCudnn
+from tests.devices.cuda.cudnn.fake_cudnn import VERSION, FakeCudnn
 
 
 class NotFoundError(Exception):

@@ -27,9 +27,9 @@ from gradserve_server.ops.cudnn_rnn.spec import (
     ForwardOutputs,
     Problem,
 )
-from tests.cudnn.fake_cudnn import EXECUTION_FAILED, STATES_BYTES, VERSION, FakeCudnn
-from tests.cudnn.host_device import HostDevice
+from tests.devices.cuda.cudnn.fake_cudnn import EXECUTION_FAILED, STATES_BYTES, VERSION, FakeCudnn
 from tests.golden.cudnn_rnn import Case, assert_outputs, load_cases
+from tests.ops.cudnn_rnn.cuda.host_device import HostDevice
 
 CASES = load_cases()
 STEPS, BATCH, INPUT, UNITS = 4, 3, 5, 6

@@ -12,7 +12,7 @@ from gradserve_server.ops.dtypes import FLOATING
 from gradserve_server.ops.gru.cuda import kernels as cuda_kernels
 from gradserve_server.ops.gru.cuda.family import CudaGRU
 from gradserve_server.ops.gru.spec import CellInputs, GradAttributes, GradInputs
-from tests.cuda.emulation.device import EmulatedDevice
+from tests.devices.cuda.emulation.device import EmulatedDevice
 from tests.golden.gru_block_cell import (
     ForwardCase,
     GradientCase,
