@@ -14,6 +14,7 @@ from gradserve.accumulators import (
     GradientAccumulator,
     SparseConditionalAccumulator,
 )
+from gradserve.array_like import ArrayLike, DTypeLike
 from gradserve.batch_norm_arguments import Initializer, RandomAdjustment, Regularizer
 from gradserve.batch_norm_layer import BatchNormLayer
 from gradserve.batch_norm_results import (
@@ -27,8 +28,6 @@ from gradserve.batch_norm_results import (
 )
 from gradserve.calls.raw_ops.accumulator_arguments import AccumulatorLike
 from gradserve.client import Client, connect
-from gradserve.conversion.arrays import ArrayLike
-from gradserve.conversion.dtypes import DTypeLike
 from gradserve.conversion.trees import Tree
 from gradserve.errors import (
     AbortedError,

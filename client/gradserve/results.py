@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve.abbreviation import abbreviated
-from gradserve.conversion.arrays import ArrayLike
-from gradserve.conversion.dtypes import DTypeLike
+from gradserve.array_like import ArrayLike, DTypeLike
 from gradserve.wire.payload import Array
 
 Shape: TypeAlias = tuple[int | None, ...]

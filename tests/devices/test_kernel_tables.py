@@ -14,7 +14,8 @@ from numba.core import registry
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host import jit
 from gradserve_server.devices.host.jit import argument_types, compile_kernel
-from gradserve_server.devices.host.kernel_table import Declared, Kernel, KernelError, KernelTable, PreparedKernels
+from gradserve_server.devices.host.kernel_error import KernelError
+from gradserve_server.devices.host.kernel_table import Declared, Kernel, KernelTable, PreparedKernels
 from gradserve_server.devices.host.object_file import undefined_symbols
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.pool import BufferPool

@@ -1,9 +1,8 @@
 """Arrays of whatever library, and numbers, as NumPy arrays."""
 
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.dlpack import array_from_dlpack, is_in_host_memory
@@ -18,22 +17,6 @@ _NO_NUMBERS = frozenset("OSU")
 _MAX_DIMENSIONS = 64
 """The most that NumPy takes."""
 _EXPECTED = "an array or numbers"
-
-
-class SupportsDLPack(Protocol):
-    """A tensor of whatever library that exports its memory: https://dmlc.github.io/dlpack."""
-
-    def __dlpack__(self) -> Any:
-        """Returns the capsule."""
-        ...
-
-    def __dlpack_device__(self) -> tuple[Any, Any]:
-        """Returns where the tensor lies."""
-        ...
-
-
-ArrayLike: TypeAlias = npt.ArrayLike | SupportsDLPack
-"""An array or tensor of whatever library, or numbers in lists of any depth."""
 
 
 def as_array(value: object, argument: Argument) -> Array:

@@ -1,15 +1,12 @@
 """Dtypes: NumPy's, and those of other libraries by their names."""
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from gradserve.array_like import DTypeLike
 from gradserve.conversion.argument import Argument, described
 from gradserve.wire.dtypes import KNOWN_NAMES, DType, parse_dtype
-
-DTypeLike: TypeAlias = npt.DTypeLike | Any
-"""A dtype of NumPy, its name, or a dtype of another library: torch.float32, tf.float32, jnp.float32."""
 
 
 def as_dtype(value: DTypeLike, argument: Argument) -> DType:

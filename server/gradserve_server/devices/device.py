@@ -87,8 +87,3 @@ class CpuDevice:
     def computing(self) -> Iterator[None]:
         """Does nothing: work is finished when it returns."""
         yield
-
-
-def aligned(array: NDArray[Any]) -> NDArray[Any]:
-    """Returns a host array as compiled loops take it, or a copy: inline inputs lie anywhere in their message."""
-    return array if array.flags.aligned else array.copy()

@@ -9,11 +9,11 @@ from typing import Any, Literal, cast
 
 from numpy.typing import NDArray
 
+from gradserve.array_like import ArrayLike
 from gradserve.calls.accumulators.handles import handle_of
 from gradserve.calls.accumulators.wire import AccumulatorWire, Contribution
 from gradserve.calls.exchange import Operation, check_timeout
 from gradserve.conversion.argument import Argument
-from gradserve.conversion.arrays import ArrayLike
 from gradserve.conversion.plain import as_choice
 from gradserve.conversion.trees import Tree
 from gradserve.errors import StaleGradientError

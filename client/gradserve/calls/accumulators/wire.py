@@ -8,6 +8,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from gradserve.array_like import DTypeLike
 from gradserve.calls.accumulators.components import Component, Components
 from gradserve.calls.exchange import Operation, Unary, encode_timeout
 from gradserve.calls.fields import plain_fields
@@ -16,7 +17,7 @@ from gradserve.calls.open_calls import AccumulatorKey
 from gradserve.calls.tensors.arguments import receive_results, send_inputs
 from gradserve.calls.tensors.operations import call_with_uploads, placement_of
 from gradserve.conversion.argument import Argument
-from gradserve.conversion.dtypes import DTypeLike, as_dtype
+from gradserve.conversion.dtypes import as_dtype
 from gradserve.conversion.plain import UINT64, as_choice, as_integer, as_text
 from gradserve.conversion.trees import Tree
 from gradserve.errors import DeadlineExceededError, GradserveError, InvalidArgumentError

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from gradserve.array_like import DTypeLike
 from gradserve.calls.argument_names import arguments_named
 from gradserve.calls.batch_norm.config import BatchNormArguments
 from gradserve.calls.batch_norm.layer import BatchNormLayerCalls
@@ -13,7 +14,7 @@ from gradserve.calls.ignored_arguments import IgnoredArguments
 from gradserve.calls.naming import private_name
 from gradserve.calls.private_resources import PrivateResources
 from gradserve.conversion.argument import Argument, described
-from gradserve.conversion.dtypes import DTypeLike, as_dtype
+from gradserve.conversion.dtypes import as_dtype
 from gradserve.conversion.plain import as_shape, is_text
 from gradserve.errors import InvalidArgumentError
 from gradserve.results import Shape

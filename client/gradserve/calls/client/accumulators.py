@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from gradserve.array_like import DTypeLike
 from gradserve.calls.accumulators.components import Components
 from gradserve.calls.accumulators.operations import (
     ConditionalAccumulatorCalls,
@@ -15,7 +16,6 @@ from gradserve.calls.accumulators.wire import delete as delete_accumulator
 from gradserve.calls.client.state import ClientState
 from gradserve.calls.exchange import Operation
 from gradserve.conversion.argument import Argument
-from gradserve.conversion.dtypes import DTypeLike
 from gradserve.conversion.plain import as_text
 from gradserve.conversion.trees import Tree
 from gradserve.results import AccumulatorInfo, DenseSpec, Shape, SparseSpec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from gradserve.array_like import DTypeLike
 from gradserve.batch_norm_arguments import Initializer, RandomAdjustment, Regularizer
 from gradserve.batch_norm_results import BatchNormLayerInfo
 from gradserve.calls.batch_norm.config import BatchNormArguments
@@ -13,7 +14,6 @@ from gradserve.calls.batch_norm.wire import delete_layer, list_layers
 from gradserve.calls.client.state import ClientState
 from gradserve.calls.exchange import Operation
 from gradserve.conversion.argument import Argument
-from gradserve.conversion.dtypes import DTypeLike
 from gradserve.conversion.plain import as_text
 from gradserve.results import Shape, TensorLike
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2

@@ -7,11 +7,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from gradserve.array_like import ArrayLike
 from gradserve.calls.client.state import ClientState
 from gradserve.calls.exchange import Operation
 from gradserve.calls.tensors import arguments as tensors
 from gradserve.conversion.argument import Argument
-from gradserve.conversion.arrays import ArrayLike, as_array
+from gradserve.conversion.arrays import as_array
 from gradserve.conversion.handles import as_handle, as_handles
 from gradserve.conversion.plain import as_list
 from gradserve.results import TensorHandle

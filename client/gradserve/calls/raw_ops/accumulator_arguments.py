@@ -5,11 +5,12 @@ from typing import TypeAlias
 
 import numpy as np
 
+from gradserve.array_like import ArrayLike, DTypeLike
 from gradserve.calls.accumulators.handles import HasAccumulatorRef
 from gradserve.calls.tensorflow_text import check_attribute, check_text_attribute, dtype_text, shape_text
 from gradserve.conversion.argument import Argument, described
-from gradserve.conversion.arrays import ArrayLike, as_array
-from gradserve.conversion.dtypes import DTypeLike, as_dtype
+from gradserve.conversion.arrays import as_array
+from gradserve.conversion.dtypes import as_dtype
 from gradserve.conversion.plain import as_text, is_text
 from gradserve.errors import InvalidArgumentError
 from gradserve.results import AccumulatorHandle, AccumulatorKind

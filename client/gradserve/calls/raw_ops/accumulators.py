@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradserve.array_like import ArrayLike, DTypeLike
 from gradserve.calls.accumulators.components import Components, ComponentSpec
 from gradserve.calls.accumulators.handles import handle_of, wire_of
 from gradserve.calls.accumulators.made import MadeAccumulators
@@ -28,8 +29,6 @@ from gradserve.calls.raw_ops.accumulator_arguments import (
     scalar,
 )
 from gradserve.conversion.argument import Argument
-from gradserve.conversion.arrays import ArrayLike
-from gradserve.conversion.dtypes import DTypeLike
 from gradserve.conversion.plain import as_flag, as_text
 from gradserve.errors import NotFoundError
 from gradserve.results import AccumulatorHandle, AccumulatorKind, Average, DenseSpec, Shape, TensorLike

@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from gradserve.array_like import ArrayLike, DTypeLike
 from gradserve.batch_norm_results import IgnoredArgument
 from gradserve.calls.exchange import Operation
 from gradserve.calls.ignored_arguments import warn_of_ignored
 from gradserve.calls.op_wire import as_op_input, run_op
 from gradserve.calls.tensors.operations import OpInputs
 from gradserve.conversion.argument import Argument, described
-from gradserve.conversion.arrays import ArrayLike, as_array
-from gradserve.conversion.dtypes import DTypeLike, as_dtype
+from gradserve.conversion.arrays import as_array
+from gradserve.conversion.dtypes import as_dtype
 from gradserve.conversion.plain import INT32, as_integer, as_list, as_number
 from gradserve.errors import InvalidArgumentError
 from gradserve.op_outputs import CudnnRNNParamsToCanonicalOutputs

@@ -8,6 +8,7 @@ from typing import cast
 
 import numpy as np
 
+from gradserve.array_like import ArrayLike, DTypeLike
 from gradserve.calls.accumulators.wire import Contribution
 from gradserve.calls.exchange import Operation
 from gradserve.calls.op_wire import as_op_input
@@ -23,8 +24,6 @@ from gradserve.calls.raw_ops.accumulator_arguments import (
 )
 from gradserve.calls.raw_ops.accumulators import AccumulatorOpsBase
 from gradserve.conversion.argument import described
-from gradserve.conversion.arrays import ArrayLike
-from gradserve.conversion.dtypes import DTypeLike
 from gradserve.errors import InvalidArgumentError
 from gradserve.op_outputs import SparseAccumulatorTakeGradientOutputs
 from gradserve.results import AccumulatorHandle, AccumulatorKind, IndexedSlices, Shape, SparseSpec, TensorHandle

@@ -14,7 +14,7 @@ from numba.core import compiler, compiler_machinery, errors, typed_passes
 from numba.core.caching import FunctionCache
 from numba.core.codegen import JITCodeLibrary
 
-from gradserve_server.devices.host.kernel_table import KernelError
+from gradserve_server.devices.host.kernel_error import KernelError
 from gradserve_server.devices.host.object_file import undefined_symbols
 
 

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.devices.device import aligned
+from gradserve_server.devices.host.kernel_error import KernelError
 from gradserve_server.devices.host.parallel import ForkJoin
 
 Kernel: TypeAlias = Callable[..., None]
@@ -33,8 +33,9 @@ ELEMENTS: Mapping[np.dtype[Any], str] = {
 _log = logging.getLogger(__name__)
 
 
-class KernelError(Exception):
-    """A kernel cannot be made on this machine."""
+def aligned(array: NDArray[Any]) -> NDArray[Any]:
+    """Returns an array as kernels take it, or a copy: inline inputs lie anywhere in their message."""
+    return array if array.flags.aligned else array.copy()
 
 
 def flat(array: NDArray[Any]) -> NDArray[Any]:

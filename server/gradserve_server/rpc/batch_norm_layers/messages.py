@@ -20,11 +20,11 @@ from gradserve_server.layers.registry import Reuse
 from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
+from gradserve_server.rpc.boundary.durations import decode_duration
 from gradserve_server.rpc.boundary.lifetimes import encode_idle_lease
 from gradserve_server.rpc.tensors.messages import (
     MAX_COMPONENTS,
     check_count,
-    decode_duration,
     decode_reference,
     encode_delivered,
     encode_spec,

@@ -4,7 +4,7 @@ from typing import Any
 
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.rpc.boundary.call import Call
-from gradserve_server.rpc.tensors.messages import decode_duration
+from gradserve_server.rpc.boundary.durations import decode_duration
 
 _MAX_MARGIN_SECONDS = 0.2
 

@@ -2,16 +2,15 @@
 
 import math
 from collections.abc import Iterable, Sequence, Sized
-from typing import Any
 
 import numpy as np
-from google.protobuf.duration_pb2 import Duration
 
 from gradserve.v1 import tensor_pb2
 from gradserve.wire.contents import Contents
 from gradserve.wire.dtypes import to_data_type, to_dtype
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.rpc.boundary.durations import decode_duration
 from gradserve_server.tensors.delivery import Delivered, Placement, PlacementMode
 from gradserve_server.tensors.references import Inline, Malformed, Reference, Stored
 from gradserve_server.tensors.store import TensorSpec
@@ -118,14 +117,6 @@ def _encode(delivered: Delivered, contents: Contents) -> tensor_pb2.Tensor:
 def encode_handle(spec: TensorSpec, handle: str) -> tensor_pb2.Tensor:
     """Returns the message for a stored tensor."""
     return tensor_pb2.Tensor(dtype=to_data_type(spec.dtype), shape=spec.shape, handle=handle)
-
-
-def decode_duration(message: Any, field: str) -> float | None:
-    """Returns a Duration field in seconds, None when it is unset."""
-    if not message.HasField(field):
-        return None
-    duration: Duration = getattr(message, field)
-    return duration.seconds + duration.nanos * 1e-9
 
 
 _MODES = {

@@ -11,11 +11,11 @@ from gradserve.wire.payload import Assembly, PayloadError, buffer_of
 from gradserve_server.errors import DeadlineExceededError, InvalidArgumentError, request_fields
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.codec import Codec
+from gradserve_server.rpc.boundary.durations import decode_duration
 from gradserve_server.rpc.boundary.paging import page_of
 from gradserve_server.rpc.tensors.messages import (
     MAX_STREAM_TENSORS,
     check_count,
-    decode_duration,
     decode_spec,
     encode_handle,
     encode_spec,

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.devices.device import aligned
-from gradserve_server.devices.host.kernel_table import Kernel, PreparedKernels
+from gradserve_server.devices.host.kernel_table import Kernel, PreparedKernels, aligned
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.ops.activation.cpu.element_kinds import BFLOAT16_ELEMENTS, FLOAT16_ELEMENTS, FLOAT32_ELEMENTS
 from gradserve_server.ops.activation.cpu.kernels import IN_FLOAT32, IN_FLOAT64, Kernels

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.devices.device import CpuDevice, aligned
-from gradserve_server.devices.host.kernel_table import PreparedKernels, flat
+from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.host.kernel_table import PreparedKernels, aligned, flat
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.ops.batch_norm.cpu.kernels import FUSED_BATCH_NORM, Kernels
 from gradserve_server.ops.batch_norm.reference import fused_batch_norm, fused_batch_norm_grad
