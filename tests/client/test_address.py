@@ -12,6 +12,7 @@ import gradserve
 import gradserve.aio
 from gradserve.address import Address
 from gradserve_server.cli import cli
+from tests.servers.connecting import connect_with, without_retries
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def nobody() -> Iterator[str]:
 def test_an_error_asks_for_the_server_that_is_not_there(nobody: str, kind: str, tmp_path: Any) -> None:
     address = {"port": nobody, "path": f"unix:{tmp_path}/socket", "name": "gradserve.invalid:50051"}[kind]
     question = f"is gradserve serve running at {address}?"
-    with gradserve.connect(address, timeout=30) as client:
+    with connect_with(address, without_retries(30)) as client:
         for call in (client.server_info, lambda: client.put([1.0])):
             with pytest.raises(gradserve.UnavailableError) as raised:
                 call()

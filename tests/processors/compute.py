@@ -1,9 +1,12 @@
 """A process that computes with kernels for the processor that Numba is told of, and checks the results.
 
-python -m tests.processors.compute [LANES]: with as many float32 in a vector as LANES, where LLVM makes vectors; then
-FusedBatchNorm alone, whose sums could depend on that. Prints a digest of what FusedBatchNorm gave.
+python -m tests.processors.compute [--small] [--lanes N]
+
+With --small it leaves FusedBatchNorm out. With --lanes LLVM makes vectors of N float32, and FusedBatchNorm, whose sums
+could depend on that, is all that is computed. Prints a digest of what FusedBatchNorm gave.
 """
 
+import argparse
 import hashlib
 import sys
 from dataclasses import replace
@@ -84,9 +87,14 @@ def _assert_same(found: Any, expected: Any) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        llvm.set_option("", f"-force-vector-width={sys.argv[1]}")
-    else:
+    options = argparse.ArgumentParser()
+    options.add_argument("--small", action="store_true")
+    options.add_argument("--lanes", type=int)
+    given = options.parse_args()
+    if given.lanes is None:
         check_conversions()
         check_activations()
-    sys.stdout.write(digest_of_batch_norm())
+    else:
+        llvm.set_option("", f"-force-vector-width={given.lanes}")
+    if not given.small:
+        sys.stdout.write(digest_of_batch_norm())
