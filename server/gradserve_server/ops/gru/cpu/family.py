@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.kernel_table import Kernel, PreparedKernels, flat
+from gradserve_server.devices.host.kernel_table import Kernel, PreparedKernels, aligned, flat
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.products import Product, Products
 from gradserve_server.devices.host.summation import Summation, sum_of_rows
@@ -152,8 +152,7 @@ class CpuGRU:
 
     def _widened(self, inputs: CellInputs) -> list[NDArray[Any]]:
         """Returns all inputs, aligned, in the dtype of arithmetic."""
-        arrays = [getattr(inputs, field.name) for field in fields(inputs)]
-        arrays = [array if array.flags.aligned else array.copy() for array in arrays]
+        arrays = [aligned(getattr(inputs, field.name)) for field in fields(inputs)]
         conversions = self._conversions.get(inputs.x.dtype)
         if conversions is None:
             return arrays
