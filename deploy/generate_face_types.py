@@ -3,7 +3,7 @@
     python deploy/generate_face_types.py client
 
 Such a method has one signature, but mypy and editors need one for each value of `keep`. So the modules of these classes
-have .pyi files beside them, with overloads, made of the signatures that help() shows.
+have .pyi files beside them, with overloads and docstrings, made of what help() shows.
 """
 
 import importlib
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import gradserve
+from gradserve.ops.table import OPS
 
 MODULES = {
     "gradserve.raw_ops": "RawOps",
@@ -28,7 +29,8 @@ _IMPORTED = {
     "numpy.typing": {"NDArray"},
     "gradserve": set(gradserve.__all__),
 }
-_GRU_GRADIENTS = "GRUBlockCellGradOutputs[Tensor] | GRUBlockCellAllGradOutputs[Tensor]"
+_FLAGS = {op.name: op.more_outputs[0] for op in OPS if op.more_outputs is not None}
+"""The flags with which ops return more outputs."""
 
 Signature = tuple[str, str]
 """The parameters of a method, and what it returns."""
@@ -40,12 +42,12 @@ def types_of(module: str) -> str:
     face: Any = getattr(importlib.import_module(module), name)
     (base,) = face.__orig_bases__
     (calls,) = base.__args__
-    body = [f"    {line}" for line in _members(face)]
+    body = [f"    {line}".rstrip() for line in _members(face)]
     return "\n".join(
         [
             "# Made by deploy/generate_face_types.py; do not edit.",
             "",
-            *_imports("\n".join(body)),
+            *_imports(" ".join(line for line in body if re.match(r" +(@|def |async def )", line))),
             f"from {calls.__module__} import {calls.__name__}",
             f"from {base.__origin__.__module__} import {base.__origin__.__name__}",
             "",
@@ -79,12 +81,25 @@ def _method(name: str, method: Any) -> Iterator[str]:
     if not hasattr(method, "__wrapped__"):  # written in the class itself, so its annotations are in quotes
         text = text.replace("'", "")
     parameters, _, result = text.rpartition(" -> ")
-    signatures = [kept for each in _of_gru((parameters, result)) for kept in _of_keep(each)]
-    for parameters, result in signatures:
+    declared = (parameters, result)
+    by_flag = _of_flag(declared, _FLAGS[name]) if name in _FLAGS else [declared]
+    signatures = [kept for each in by_flag for kept in _of_keep(each)]
+    kind = "async def" if inspect.iscoroutinefunction(method) else "def"
+    for number, (parameters, result) in enumerate(signatures):
         if len(signatures) > 1:
             yield "@overload"
-        kind = "async def" if inspect.iscoroutinefunction(method) else "def"
-        yield f"{kind} {name}{parameters} -> {result}: ..."
+        if number == 0:
+            yield f"{kind} {name}{parameters} -> {result}:"
+            yield from _docstring(method)
+        else:
+            yield f"{kind} {name}{parameters} -> {result}: ..."
+
+
+def _docstring(method: Any) -> Iterator[str]:
+    text = inspect.cleandoc(method.__doc__ or "")
+    lines = f'"""{text}\n"""' if "\n" in text else f'"""{text}"""'
+    for line in lines.splitlines():
+        yield f"    {line}".rstrip()
 
 
 def _of_keep(signature: Signature) -> Iterator[Signature]:
@@ -103,16 +118,13 @@ def _of_keep(signature: Signature) -> Iterator[Signature]:
     yield signature
 
 
-def _of_gru(signature: Signature) -> Iterator[Signature]:
-    """Makes overloads for four outputs and for eight."""
+def _of_flag(signature: Signature, flag: str) -> Iterator[Signature]:
+    """Makes overloads of an op that returns more outputs with a flag."""
     parameters, result = signature
-    if result != _GRU_GRADIENTS:
-        yield signature
-        return
-    four, eight = result.split(" | ")
-    before, _, after = parameters.partition("weight_gradients: bool = False")
-    yield f"{before}weight_gradients: Literal[False] = False{after}", four
-    yield f"{before}weight_gradients: Literal[True]{after}", eight
+    fewer, more = result.split(" | ")
+    before, _, after = parameters.partition(f"{flag}: bool = False")
+    yield f"{before}{flag}: Literal[False] = False{after}", fewer
+    yield f"{before}{flag}: Literal[True]{after}", more
 
 
 def main(folder: Path) -> None:

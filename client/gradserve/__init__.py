@@ -47,20 +47,15 @@ from gradserve.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from gradserve.op_outputs import (
-    CudnnRNNBackpropOutputs,
-    CudnnRNNOutputs,
-    CudnnRNNParamsToCanonicalOutputs,
-    CudnnRNNV3Outputs,
+from gradserve.ops.batch_norm import (
     FusedBatchNormGradOutputs,
     FusedBatchNormGradV3Outputs,
     FusedBatchNormOutputs,
     FusedBatchNormV3Outputs,
-    GRUBlockCellAllGradOutputs,
-    GRUBlockCellGradOutputs,
-    GRUBlockCellOutputs,
-    SparseAccumulatorTakeGradientOutputs,
 )
+from gradserve.ops.cudnn_rnn import CudnnRNNBackpropOutputs, CudnnRNNOutputs, CudnnRNNV3Outputs
+from gradserve.ops.cudnn_rnn_params import CudnnRNNParamsToCanonicalOutputs
+from gradserve.ops.gru import GRUBlockCellAllGradOutputs, GRUBlockCellGradOutputs, GRUBlockCellOutputs
 from gradserve.public_names import publish as _publish
 from gradserve.raw_ops import RawOps
 from gradserve.results import (
@@ -78,6 +73,7 @@ from gradserve.results import (
     PushPullResult,
     ServerInfo,
     Shape,
+    SparseAccumulatorTakeGradientOutputs,
     SparseSpec,
     Tensor,
     TensorHandle,

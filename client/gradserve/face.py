@@ -5,6 +5,7 @@ So signatures, docstrings and behaviour exist once, and the two faces cannot dri
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
@@ -19,6 +20,7 @@ T = TypeVar("T")
 CallsT = TypeVar("CallsT")
 CallsT_co = TypeVar("CallsT_co", covariant=True)
 MadeT = TypeVar("MadeT")
+FaceT = TypeVar("FaceT")
 
 
 class BlockingFace(Generic[CallsT_co]):
@@ -69,6 +71,26 @@ class BriefErrors:
             if error.__suppress_context__ and error.__cause__ is None:  # raised from None, inside the caller's handler
                 error.__context__ = self._handled
                 error.__suppress_context__ = False
+
+
+def with_operations(
+    calls: type, method_of: Callable[[Any], Callable[..., Any]]
+) -> Callable[[type[FaceT]], type[FaceT]]:
+    """Gives a face a method for each public operation of its calls.
+
+    Args:
+        calls: The class of the calls.
+        method_of: Makes a method of an operation: `blocking` or `awaiting`.
+    """
+
+    def decorate(face: type[FaceT]) -> type[FaceT]:
+        for name, operation in inspect.getmembers(calls, inspect.isfunction):
+            if not name.startswith("_"):
+                setattr(face, name, method_of(operation))
+        name_methods(face)
+        return face
+
+    return decorate
 
 
 def blocking(

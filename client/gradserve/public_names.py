@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
-from typing import Any, ParamSpec, TypeVar, get_type_hints
+from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,8 +41,8 @@ def described_as(operation: Callable[..., Any], made: Any = None) -> Callable[[C
         operation: Of a module whose annotations are not evaluated (`from __future__ import annotations`).
         made: The class that the method returns. None: it returns T, where the operation is annotated as Operation[T].
     """
-    result = _result_of(operation) if made is None else made.__name__
     signature = inspect.signature(operation)
+    result = _result_of(operation, signature) if made is None else made.__name__
     parameters = [
         parameter
         if parameter.annotation is parameter.empty
@@ -56,7 +56,8 @@ def described_as(operation: Callable[..., Any], made: Any = None) -> Callable[[C
             parameters, return_annotation=_Written(result)
         )
         # Whoever evaluates them does so where the operation is defined, so a class of elsewhere is not a name here.
-        wrapped.__annotations__ = {**operation.__annotations__, "return": result if made is None else made}
+        returned = _evaluated_result(operation, result) if made is None else made
+        wrapped.__annotations__ = {**operation.__annotations__, "return": returned}
         return wrapped
 
     return decorate
@@ -104,9 +105,9 @@ def _publish_class(module: str, public: type) -> None:
     public.__module__ = module
 
 
-def _result_of(operation: Callable[..., Any]) -> str:
-    """Returns T of an operation that is annotated to return Operation[T]."""
-    annotation = operation.__annotations__.get("return")
+def _result_of(operation: Callable[..., Any], signature: inspect.Signature) -> str:
+    """Returns T of an operation that is annotated to return Operation[T], as it is written there."""
+    annotation = signature.return_annotation
     found = re.fullmatch(r"Operation\[(.*)\]", annotation, re.DOTALL) if isinstance(annotation, str) else None
     if found is None:
         raise TypeError(
@@ -114,3 +115,9 @@ def _result_of(operation: Callable[..., Any]) -> str:
             f"annotations`, got {annotation}"
         )
     return found[1]
+
+
+def _evaluated_result(operation: Callable[..., Any], written: str) -> Any:
+    """Returns T as a type, if the annotations of the operation are evaluated already, else as it is written."""
+    annotation = operation.__annotations__["return"]
+    return written if isinstance(annotation, str) else get_args(annotation)[-1]

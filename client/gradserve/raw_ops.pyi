@@ -9,64 +9,808 @@ from gradserve.calls.raw_ops import RawOpsCalls
 from gradserve.face import BlockingFace
 
 class RawOps(BlockingFace[RawOpsCalls]):
-    def ConditionalAccumulator(self, *, dtype: DTypeLike, shape: Shape | None, container: str = '', shared_name: str = '', reduction_type: str = 'MEAN', name: str | None = None) -> AccumulatorHandle: ...
-    def ResourceConditionalAccumulator(self, *, dtype: DTypeLike, shape: Shape | None, container: str = '', shared_name: str = '', reduction_type: str = 'MEAN', name: str | None = None) -> AccumulatorHandle: ...
-    def SparseConditionalAccumulator(self, *, dtype: DTypeLike, shape: Shape | None, container: str = '', shared_name: str = '', reduction_type: str = 'MEAN', name: str | None = None) -> AccumulatorHandle: ...
-    def AccumulatorApplyGradient(self, *, handle: AccumulatorLike, local_step: ArrayLike, gradient: TensorLike, worker_id: str = '', request_id: int | None = None) -> None: ...
-    def ResourceAccumulatorApplyGradient(self, *, handle: AccumulatorLike, local_step: ArrayLike, gradient: TensorLike, worker_id: str = '', request_id: int | None = None) -> None: ...
-    def SparseAccumulatorApplyGradient(self, *, handle: AccumulatorLike, local_step: ArrayLike, gradient_indices: ArrayLike, gradient_values: ArrayLike, gradient_shape: ArrayLike, has_known_shape: bool, worker_id: str = '', request_id: int | None = None) -> None: ...
-    def AccumulatorTakeGradient(self, *, handle: AccumulatorLike, num_required: ArrayLike, dtype: DTypeLike, timeout: float | None = None, request_id: int | None = None) -> NDArray[Any]: ...
-    def ResourceAccumulatorTakeGradient(self, *, handle: AccumulatorLike, num_required: ArrayLike, dtype: DTypeLike, timeout: float | None = None, request_id: int | None = None) -> NDArray[Any]: ...
-    def SparseAccumulatorTakeGradient(self, *, handle: AccumulatorLike, num_required: ArrayLike, dtype: DTypeLike, timeout: float | None = None, request_id: int | None = None) -> SparseAccumulatorTakeGradientOutputs: ...
-    def AccumulatorNumAccumulated(self, *, handle: AccumulatorLike) -> np.int32: ...
-    def ResourceAccumulatorNumAccumulated(self, *, handle: AccumulatorLike) -> np.int32: ...
-    def AccumulatorSetGlobalStep(self, *, handle: AccumulatorLike, new_global_step: ArrayLike) -> None: ...
-    def ResourceAccumulatorSetGlobalStep(self, *, handle: AccumulatorLike, new_global_step: ArrayLike) -> None: ...
-    def DestroyResourceOp(self, *, resource: AccumulatorLike, ignore_lookup_error: bool = True) -> None: ...
+    def AccumulatorApplyGradient(self, *, handle: AccumulatorLike, local_step: ArrayLike, gradient: TensorLike, worker_id: str = '', request_id: int | None = None) -> None:
+        """Adds a gradient to the round; drops it when `local_step` is smaller than the accumulator's step.
+
+        Never waits for other workers. Every call counts once, also when the network makes the client send it again.
+        Whether the gradient was dropped, `ConditionalAccumulator.apply_grad` says.
+
+        Args:
+            handle: Of a dense accumulator, or the accumulator itself.
+            local_step: int64, a scalar: the step at which the gradient was computed.
+            gradient: Of the accumulator's dtype and shape. Or the handle of such a tensor on the server, which stays.
+            worker_id: Who sends it: for diagnosis, and where the accumulator asks for it because it is deterministic or
+                counts a worker once. Empty: nobody in particular, so that every call counts, as in TensorFlow.
+            request_id: That of an error of an earlier attempt, to send the same gradient again.
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; nothing has changed.
+            NotFoundError: The accumulator was deleted.
+            UnavailableError: No server; whether the gradient is in is not known. Try again with `request_id`.
+        """
+    def AccumulatorNumAccumulated(self, *, handle: AccumulatorLike) -> np.int32:
+        """Returns the number of gradients accepted since the last take.
+
+        Args:
+            handle: Of a dense or sparse accumulator, or the accumulator itself.
+
+        Returns:
+            int32, a scalar.
+
+        Raises:
+            NotFoundError: The accumulator was deleted.
+        """
+    def AccumulatorSetGlobalStep(self, *, handle: AccumulatorLike, new_global_step: ArrayLike) -> None:
+        """Sets the step, also to a smaller one; gradients in the round stay.
+
+        Args:
+            handle: Of a dense or sparse accumulator, or the accumulator itself.
+            new_global_step: int64, a scalar.
+
+        Raises:
+            InvalidArgumentError: The step is not one.
+            NotFoundError: The accumulator was deleted.
+        """
+    def AccumulatorTakeGradient(self, *, handle: AccumulatorLike, num_required: ArrayLike, dtype: DTypeLike, timeout: float | None = None, request_id: int | None = None) -> NDArray[Any]:
+        """Waits until `num_required` gradients are in, and returns the average of all that are.
+
+        Bumps the accumulator's step and begins the next round. Takers are served first in, first out, strictly.
+
+        Args:
+            handle: Of a dense accumulator, or the accumulator itself.
+            num_required: int32, a scalar: at least 1.
+            dtype: The accumulator's.
+            timeout: Seconds to wait; None for the client's timeout, math.inf for ever.
+            request_id: That of an error of an earlier attempt, to get the same average.
+
+        Returns:
+            `dtype`, the shape of the gradients: their mean, or their sum.
+
+        Raises:
+            InvalidArgumentError: `num_required` is not positive, `dtype` is another, or `handle` does not fit.
+            DeadlineExceededError: Not enough gradients in time; says how many are in, and from whom.
+            AbortedError: The accumulator was deleted meanwhile.
+        """
+    def ConditionalAccumulator(self, *, dtype: DTypeLike, shape: Shape | None, container: str = '', shared_name: str = '', reduction_type: str = 'MEAN', name: str | None = None) -> AccumulatorHandle:
+        """Creates an accumulator of dense gradients, or finds the one of this shared name.
+
+        `Client.conditional_accumulator` makes the same accumulators, with more to choose.
+
+        Args:
+            dtype: float16, bfloat16, float32 or float64.
+            shape: Of every gradient; None as a dimension, or instead of all, where unknown. () is a scalar.
+            container: Namespace of the shared name; empty for the default one.
+            shared_name: Under which other clients find it. Empty: it is this client's own and ends with it.
+            reduction_type: "MEAN" or "SUM".
+            name: How one without a shared name is called in lists; None for the name of the op.
+
+        Returns:
+            The handle of the accumulator, which other clients can use, too.
+
+        Raises:
+            InvalidArgumentError: One of them cannot be.
+            AlreadyExistsError: The name is taken by one with other properties; says which. TensorFlow shares that one.
+        """
     @overload
-    def FusedBatchNorm(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormOutputs[NDArray[Any]]: ...
+    def CudnnRNN(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNOutputs[NDArray[Any]]:
+        """Applies a recurrent network: CudnnRNNV3 with time first, whole sequences and without a projection.
+
+        T is the number of steps, B that of sequences, I the size of the input, L the number of layers, D that of
+        directions, and H that of units. All floats have the dtype of `input`: float16, bfloat16, float32 or float64.
+
+        Args:
+            input: [T, B, I].
+            input_h: [L * D, B, H]; layer * D + direction.
+            input_c: [L * D, B, H]. For lstm; else not read.
+            params: The parameter vector; see `CudnnRNNCanonicalToParamsV2`.
+            rnn_mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
+            input_mode: "linear_input", "skip_input" or "auto_select".
+            direction: "unidirectional" or "bidirectional".
+            dropout: The probability with which an element of the input of each layer but the first is dropped in
+                training.
+            seed: With `seed2` the seed of the dropout.
+            seed2: See `seed`.
+            is_training: Keep what the gradient needs, and drop elements.
+            keep: Leave the outputs on the server and return their handles.
+            lease: For how many seconds they live there without use; None for the server's default.
+
+        Returns:
+            output: [T, B, D * H'], or [B, T, D * H']; 0 beyond the end of a sequence.
+            output_h: As input_h: the state after the last step of each sequence.
+            output_c: As input_c for lstm, else a scalar.
+            reserve_space: Opaque, for the gradient; a scalar when not training.
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; its `field` says which.
+            NotFoundError: A handle does not exist (any more).
+            ResourceExhaustedError: The outputs do not fit into the server's memory.
+        """
+    @overload
+    def CudnnRNN(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, is_training: bool = True, keep: Literal[True], lease: float | None = None) -> CudnnRNNOutputs[TensorHandle]: ...
+    @overload
+    def CudnnRNN(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, is_training: bool = True, keep: bool = False, lease: float | None = None) -> CudnnRNNOutputs[Tensor]: ...
+    @overload
+    def CudnnRNNBackprop(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[NDArray[Any]]:
+        """Gradients of CudnnRNN in training, with respect to the input, the states and the parameters.
+
+        Args:
+            input: That of the forward call.
+            input_h: That of the forward call.
+            input_c: That of the forward call. For lstm; else not read.
+            params: Those of the forward call.
+            output: That of the forward call.
+            output_h: That of the forward call.
+            output_c: That of the forward call. For lstm; else not read.
+            output_backprop: The shape of output: the gradient with respect to it.
+            output_h_backprop: The shape of output_h: the gradient with respect to it.
+            output_c_backprop: The shape of output_c: the gradient with respect to it. For lstm; else not read.
+            reserve_space: That of the forward call; any other is refused.
+            rnn_mode: As in the forward call.
+            input_mode: As in the forward call.
+            direction: As in the forward call.
+            dropout: As in the forward call.
+            seed: As in the forward call.
+            seed2: As in the forward call.
+            keep: Leave the outputs on the server and return their handles.
+            lease: For how many seconds they live there without use; None for the server's default.
+
+        Returns:
+            input_backprop: The shape of input; 0 beyond the end of a sequence.
+            input_h_backprop: The shape of input_h.
+            input_c_backprop: The shape of input_c for lstm, else a scalar.
+            params_backprop: The shape of params.
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; its `field` says which.
+            NotFoundError: A handle does not exist (any more).
+            ResourceExhaustedError: The outputs do not fit into the server's memory.
+        """
+    @overload
+    def CudnnRNNBackprop(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, keep: Literal[True], lease: float | None = None) -> CudnnRNNBackpropOutputs[TensorHandle]: ...
+    @overload
+    def CudnnRNNBackprop(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, keep: bool = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[Tensor]: ...
+    @overload
+    def CudnnRNNBackpropV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[NDArray[Any]]:
+        """Gradients of CudnnRNNV2 in training, with respect to the input, the states and the parameters.
+
+        Args:
+            input: That of the forward call.
+            input_h: That of the forward call.
+            input_c: That of the forward call. For lstm; else not read.
+            params: Those of the forward call.
+            output: That of the forward call.
+            output_h: That of the forward call.
+            output_c: That of the forward call. For lstm; else not read.
+            output_backprop: The shape of output: the gradient with respect to it.
+            output_h_backprop: The shape of output_h: the gradient with respect to it.
+            output_c_backprop: The shape of output_c: the gradient with respect to it. For lstm; else not read.
+            reserve_space: That of the forward call; any other is refused.
+            host_reserved: That of the forward call; any other is refused.
+            rnn_mode: As in the forward call.
+            input_mode: As in the forward call.
+            direction: As in the forward call.
+            dropout: As in the forward call.
+            seed: As in the forward call.
+            seed2: As in the forward call.
+            keep: Leave the outputs on the server and return their handles.
+            lease: For how many seconds they live there without use; None for the server's default.
+
+        Returns:
+            input_backprop: The shape of input; 0 beyond the end of a sequence.
+            input_h_backprop: The shape of input_h.
+            input_c_backprop: The shape of input_c for lstm, else a scalar.
+            params_backprop: The shape of params.
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; its `field` says which.
+            NotFoundError: A handle does not exist (any more).
+            ResourceExhaustedError: The outputs do not fit into the server's memory.
+        """
+    @overload
+    def CudnnRNNBackpropV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, keep: Literal[True], lease: float | None = None) -> CudnnRNNBackpropOutputs[TensorHandle]: ...
+    @overload
+    def CudnnRNNBackpropV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, keep: bool = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[Tensor]: ...
+    @overload
+    def CudnnRNNBackpropV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, num_proj: int = 0, time_major: bool = True, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[NDArray[Any]]:
+        """Gradients of CudnnRNNV3 in training, with respect to the input, the states and the parameters.
+
+        Args:
+            input: That of the forward call.
+            input_h: That of the forward call.
+            input_c: That of the forward call. For lstm; else not read.
+            params: Those of the forward call.
+            sequence_lengths: Those of the forward call.
+            output: That of the forward call.
+            output_h: That of the forward call.
+            output_c: That of the forward call. For lstm; else not read.
+            output_backprop: The shape of output: the gradient with respect to it. Not read beyond the end of a
+                sequence.
+            output_h_backprop: The shape of output_h: the gradient with respect to it.
+            output_c_backprop: The shape of output_c: the gradient with respect to it. For lstm; else not read.
+            reserve_space: That of the forward call; any other is refused.
+            host_reserved: That of the forward call; any other is refused.
+            rnn_mode: As in the forward call.
+            input_mode: As in the forward call.
+            direction: As in the forward call.
+            dropout: As in the forward call.
+            seed: As in the forward call.
+            seed2: As in the forward call.
+            num_proj: As in the forward call.
+            time_major: As in the forward call.
+            keep: Leave the outputs on the server and return their handles.
+            lease: For how many seconds they live there without use; None for the server's default.
+
+        Returns:
+            input_backprop: The shape of input; 0 beyond the end of a sequence.
+            input_h_backprop: The shape of input_h.
+            input_c_backprop: The shape of input_c for lstm, else a scalar.
+            params_backprop: The shape of params.
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; its `field` says which.
+            NotFoundError: A handle does not exist (any more).
+            ResourceExhaustedError: The outputs do not fit into the server's memory.
+        """
+    @overload
+    def CudnnRNNBackpropV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, num_proj: int = 0, time_major: bool = True, keep: Literal[True], lease: float | None = None) -> CudnnRNNBackpropOutputs[TensorHandle]: ...
+    @overload
+    def CudnnRNNBackpropV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, num_proj: int = 0, time_major: bool = True, keep: bool = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[Tensor]: ...
+    @overload
+    def CudnnRNNCanonicalToParams(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, keep: Literal[False] = False, lease: float | None = None) -> NDArray[Any]:
+        """Makes a parameter vector: CudnnRNNCanonicalToParamsV2 without a projection.
+
+        With G gates, D directions, H units, and H' the size of the hidden state: for each layer and direction come the
+        matrices W of all gates, each [H, size of the layer's input], R of all gates, each [H, H'], and the projection,
+        [num_proj, H], where there is one; and the biases bW of all gates and bR of all gates, each [H]. Gates in the
+        order input, forget, new memory, output (lstm); reset, update, new memory (gru). With skip_input the matrices W
+        of the first layer have no columns: [H, 0]. Each may come in any other shape of as many elements, such as flat:
+        the elements are taken row by row.
+
+        Args:
+            num_layers: L, a scalar.
+            num_units: H, a scalar.
+            input_size: I, a scalar.
+            weights: The matrices.
+            biases: The biases.
+            rnn_mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
+            input_mode: "linear_input", "skip_input" or "auto_select".
+            direction: "unidirectional" or "bidirectional".
+            dropout: Without effect; an IgnoredArgumentWarning says so if it is not 0.
+            seed: As `dropout`.
+            seed2: As `dropout`.
+            keep: Leave the output on the server and return its handle.
+            lease: For how many seconds it lives there without use; None for the server's default.
+
+        Returns:
+            The parameter vector.
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; its `field` says which.
+            NotFoundError: A handle does not exist (any more).
+            ResourceExhaustedError: The outputs do not fit into the server's memory.
+        """
+    @overload
+    def CudnnRNNCanonicalToParams(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, keep: Literal[True], lease: float | None = None) -> TensorHandle: ...
+    @overload
+    def CudnnRNNCanonicalToParams(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, keep: bool = False, lease: float | None = None) -> Tensor: ...
+    @overload
+    def CudnnRNNCanonicalToParamsV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: Literal[False] = False, lease: float | None = None) -> NDArray[Any]:
+        """Makes the parameter vector of a network of its matrices and biases.
+
+        With G gates, D directions, H units, and H' the size of the hidden state: for each layer and direction come the
+        matrices W of all gates, each [H, size of the layer's input], R of all gates, each [H, H'], and the projection,
+        [num_proj, H], where there is one; and the biases bW of all gates and bR of all gates, each [H]. Gates in the
+        order input, forget, new memory, output (lstm); reset, update, new memory (gru). With skip_input the matrices W
+        of the first layer have no columns: [H, 0]. Each may come in any other shape of as many elements, such as flat:
+        the elements are taken row by row.
+
+        Args:
+            num_layers: L, a scalar.
+            num_units: H, a scalar.
+            input_size: I, a scalar.
+            weights: The matrices.
+            biases: The biases.
+            rnn_mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
+            input_mode: "linear_input", "skip_input" or "auto_select".
+            direction: "unidirectional" or "bidirectional".
+            dropout: Without effect; an IgnoredArgumentWarning says so if it is not 0.
+            seed: As `dropout`.
+            seed2: As `dropout`.
+            num_proj: The size of the projection of the hidden state, for lstm; 0 for none.
+            keep: Leave the output on the server and return its handle.
+            lease: For how many seconds it lives there without use; None for the server's default.
+
+        Returns:
+            The parameter vector.
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; its `field` says which.
+            NotFoundError: A handle does not exist (any more).
+            ResourceExhaustedError: The outputs do not fit into the server's memory.
+        """
+    @overload
+    def CudnnRNNCanonicalToParamsV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: Literal[True], lease: float | None = None) -> TensorHandle: ...
+    @overload
+    def CudnnRNNCanonicalToParamsV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: bool = False, lease: float | None = None) -> Tensor: ...
+    @overload
+    def CudnnRNNParamsSize(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, T: DTypeLike = 'float32', S: DTypeLike = 'int32', rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: Literal[False] = False, lease: float | None = None) -> NDArray[Any]:
+        """Returns the length of the parameter vector of a network.
+
+        Args:
+            num_layers: L, a scalar.
+            num_units: H, a scalar.
+            input_size: I, a scalar.
+            T: The dtype of the parameters: float16, bfloat16, float32 or float64. The size does not depend on it.
+            S: The dtype of the size: int32 or int64.
+            rnn_mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
+            input_mode: "linear_input", "skip_input" or "auto_select".
+            direction: "unidirectional" or "bidirectional".
+            dropout: Without effect; an IgnoredArgumentWarning says so if it is not 0.
+            seed: As `dropout`.
+            seed2: As `dropout`.
+            num_proj: The size of the projection of the hidden state, for lstm; 0 for none.
+            keep: Leave the output on the server and return its handle.
+            lease: For how many seconds it lives there without use; None for the server's default.
+
+        Returns:
+            S, shape [1].
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; its `field` says which.
+            NotFoundError: A handle does not exist (any more).
+            ResourceExhaustedError: The outputs do not fit into the server's memory.
+        """
+    @overload
+    def CudnnRNNParamsSize(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, T: DTypeLike = 'float32', S: DTypeLike = 'int32', rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: Literal[True], lease: float | None = None) -> TensorHandle: ...
+    @overload
+    def CudnnRNNParamsSize(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, T: DTypeLike = 'float32', S: DTypeLike = 'int32', rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: bool = False, lease: float | None = None) -> Tensor: ...
+    @overload
+    def CudnnRNNParamsToCanonical(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params: int, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[NDArray[Any]]:
+        """Takes a parameter vector apart: CudnnRNNParamsToCanonicalV2 without a projection.
+
+        Args:
+            num_layers: L, a scalar.
+            num_units: H, a scalar.
+            input_size: I, a scalar.
+            params: The parameter vector.
+            num_params: How many matrices there are, and how many biases.
+            rnn_mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
+            input_mode: "linear_input", "skip_input" or "auto_select".
+            direction: "unidirectional" or "bidirectional".
+            dropout: Without effect; an IgnoredArgumentWarning says so if it is not 0.
+            seed: As `dropout`.
+            seed2: As `dropout`.
+            keep: Leave the outputs on the server and return their handles.
+            lease: For how many seconds they live there without use; None for the server's default.
+
+        Returns:
+            weights: The matrices, a list.
+            biases: The biases, a list.
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; its `field` says which.
+            NotFoundError: A handle does not exist (any more).
+            ResourceExhaustedError: The outputs do not fit into the server's memory.
+        """
+    @overload
+    def CudnnRNNParamsToCanonical(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params: int, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, keep: Literal[True], lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[TensorHandle]: ...
+    @overload
+    def CudnnRNNParamsToCanonical(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params: int, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, keep: bool = False, lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[Tensor]: ...
+    @overload
+    def CudnnRNNParamsToCanonicalV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params_weights: int, num_params_biases: int, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[NDArray[Any]]:
+        """Takes the parameter vector of a network apart; the reverse of `CudnnRNNCanonicalToParamsV2`.
+
+        Args:
+            num_layers: L, a scalar.
+            num_units: H, a scalar.
+            input_size: I, a scalar.
+            params: The parameter vector.
+            num_params_weights: How many matrices there are.
+            num_params_biases: How many biases there are.
+            rnn_mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
+            input_mode: "linear_input", "skip_input" or "auto_select".
+            direction: "unidirectional" or "bidirectional".
+            dropout: Without effect; an IgnoredArgumentWarning says so if it is not 0.
+            seed: As `dropout`.
+            seed2: As `dropout`.
+            num_proj: The size of the projection of the hidden state, for lstm; 0 for none.
+            keep: Leave the outputs on the server and return their handles.
+            lease: For how many seconds they live there without use; None for the server's default.
+
+        Returns:
+            weights: The matrices, a list.
+            biases: The biases, a list.
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; its `field` says which.
+            NotFoundError: A handle does not exist (any more).
+            ResourceExhaustedError: The outputs do not fit into the server's memory.
+        """
+    @overload
+    def CudnnRNNParamsToCanonicalV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params_weights: int, num_params_biases: int, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: Literal[True], lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[TensorHandle]: ...
+    @overload
+    def CudnnRNNParamsToCanonicalV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params_weights: int, num_params_biases: int, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: bool = False, lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[Tensor]: ...
+    @overload
+    def CudnnRNNV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNV3Outputs[NDArray[Any]]:
+        """Applies a recurrent network: CudnnRNNV3 with time first, whole sequences and without a projection.
+
+        T is the number of steps, B that of sequences, I the size of the input, L the number of layers, D that of
+        directions, and H that of units. All floats have the dtype of `input`: float16, bfloat16, float32 or float64.
+
+        Args:
+            input: [T, B, I].
+            input_h: [L * D, B, H]; layer * D + direction.
+            input_c: [L * D, B, H]. For lstm; else not read.
+            params: The parameter vector; see `CudnnRNNCanonicalToParamsV2`.
+            rnn_mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
+            input_mode: "linear_input", "skip_input" or "auto_select".
+            direction: "unidirectional" or "bidirectional".
+            dropout: The probability with which an element of the input of each layer but the first is dropped in
+                training.
+            seed: With `seed2` the seed of the dropout.
+            seed2: See `seed`.
+            is_training: Keep what the gradient needs, and drop elements.
+            keep: Leave the outputs on the server and return their handles.
+            lease: For how many seconds they live there without use; None for the server's default.
+
+        Returns:
+            output: [T, B, D * H'], or [B, T, D * H']; 0 beyond the end of a sequence.
+            output_h: As input_h: the state after the last step of each sequence.
+            output_c: As input_c for lstm, else a scalar.
+            reserve_space: Opaque, for the gradient; a scalar when not training.
+            host_reserved: Opaque, for the gradient; a scalar when not training.
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; its `field` says which.
+            NotFoundError: A handle does not exist (any more).
+            ResourceExhaustedError: The outputs do not fit into the server's memory.
+        """
+    @overload
+    def CudnnRNNV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, is_training: bool = True, keep: Literal[True], lease: float | None = None) -> CudnnRNNV3Outputs[TensorHandle]: ...
+    @overload
+    def CudnnRNNV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, is_training: bool = True, keep: bool = False, lease: float | None = None) -> CudnnRNNV3Outputs[Tensor]: ...
+    @overload
+    def CudnnRNNV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, num_proj: int = 0, is_training: bool = True, time_major: bool = True, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNV3Outputs[NDArray[Any]]:
+        """Applies a recurrent network of L layers and D directions to B sequences of up to T steps.
+
+        H is the number of units, H' the size of the hidden state: num_proj where there is a projection, else H. All
+        floats have the dtype of `input`: float16, bfloat16, float32 or float64.
+
+        Args:
+            input: [T, B, I], or [B, T, I] if not `time_major`.
+            input_h: [L * D, B, H'], or [B, L * D, H'] if not `time_major`; layer * D + direction.
+            input_c: [L * D, B, H], or [B, L * D, H] if not `time_major`. For lstm; else not read.
+            params: The parameter vector; see `CudnnRNNCanonicalToParamsV2`.
+            sequence_lengths: int32, [B], each from 1 to T; None for T each.
+            rnn_mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
+            input_mode: "linear_input", "skip_input" or "auto_select".
+            direction: "unidirectional" or "bidirectional".
+            dropout: The probability with which an element of the input of each layer but the first is dropped in
+                training.
+            seed: With `seed2` the seed of the dropout.
+            seed2: See `seed`.
+            num_proj: The size of the projection of the hidden state, for lstm; 0 for none.
+            is_training: Keep what the gradient needs, and drop elements.
+            time_major: Which dimension comes first.
+            keep: Leave the outputs on the server and return their handles.
+            lease: For how many seconds they live there without use; None for the server's default.
+
+        Returns:
+            output: [T, B, D * H'], or [B, T, D * H']; 0 beyond the end of a sequence.
+            output_h: As input_h: the state after the last step of each sequence.
+            output_c: As input_c for lstm, else a scalar.
+            reserve_space: Opaque, for the gradient; a scalar when not training.
+            host_reserved: Opaque, for the gradient; a scalar when not training.
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; its `field` says which.
+            NotFoundError: A handle does not exist (any more).
+            ResourceExhaustedError: The outputs do not fit into the server's memory.
+        """
+    @overload
+    def CudnnRNNV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, num_proj: int = 0, is_training: bool = True, time_major: bool = True, keep: Literal[True], lease: float | None = None) -> CudnnRNNV3Outputs[TensorHandle]: ...
+    @overload
+    def CudnnRNNV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, num_proj: int = 0, is_training: bool = True, time_major: bool = True, keep: bool = False, lease: float | None = None) -> CudnnRNNV3Outputs[Tensor]: ...
+    def DestroyResourceOp(self, *, resource: AccumulatorLike, ignore_lookup_error: bool = True) -> None:
+        """Deletes an accumulator; calls that wait on it end with AbortedError.
+
+        Args:
+            resource: The handle of a dense or sparse accumulator, or the accumulator itself.
+            ignore_lookup_error: That it was gone already is no error.
+
+        Raises:
+            NotFoundError: It was gone already.
+        """
+    @overload
+    def FusedBatchNorm(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormOutputs[NDArray[Any]]:
+        """Normalises a batch of images: FusedBatchNormV3 for float32 and the data formats NHWC and NCHW.
+
+        In the following, C is the number of channels, M the number of elements of one, T the dtype of x, and U
+        float32, or float64 when T is.
+
+        Args:
+            x: float32, of rank 4.
+            scale: U, shape [C].
+            offset: U, shape [C].
+            mean: U, shape [C]: the population mean, or in training the moving mean. Not read, and of any length (such
+                as 0), in training with an exponential_avg_factor of 1.
+            variance: As `mean`, of the variance.
+            epsilon: Added to the variance.
+            exponential_avg_factor: f: what the moments of x count in batch_mean and batch_variance, in training.
+            data_format: "NHWC" or "NCHW".
+            is_training: Normalise by the moments of x, or by `mean` and `variance`.
+            keep: Leave the outputs on the server and return their handles.
+            lease: For how many seconds they live there without use; None for the server's default.
+
+        Returns:
+            y: T, the shape of x.
+            batch_mean: U, shape [C]: in training (1 - f) mean + f mu, with mu the mean of x; else `mean`.
+            batch_variance: U, shape [C]: in training (1 - f) variance + f var M / max(M - 1, 1), with var the
+                population variance of x; else `variance`.
+            reserve_space_1: U, shape [C]: in training mu, else 0.
+            reserve_space_2: U, shape [C]: in training var, else 0.
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; its `field` says which.
+            NotFoundError: A handle does not exist (any more).
+            ResourceExhaustedError: The outputs do not fit into the server's memory.
+        """
     @overload
     def FusedBatchNorm(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[True], lease: float | None = None) -> FusedBatchNormOutputs[TensorHandle]: ...
     @overload
     def FusedBatchNorm(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: bool = False, lease: float | None = None) -> FusedBatchNormOutputs[Tensor]: ...
     @overload
-    def FusedBatchNormV2(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormOutputs[NDArray[Any]]: ...
-    @overload
-    def FusedBatchNormV2(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[True], lease: float | None = None) -> FusedBatchNormOutputs[TensorHandle]: ...
-    @overload
-    def FusedBatchNormV2(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: bool = False, lease: float | None = None) -> FusedBatchNormOutputs[Tensor]: ...
-    @overload
-    def FusedBatchNormV3(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormV3Outputs[NDArray[Any]]: ...
-    @overload
-    def FusedBatchNormV3(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[True], lease: float | None = None) -> FusedBatchNormV3Outputs[TensorHandle]: ...
-    @overload
-    def FusedBatchNormV3(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: bool = False, lease: float | None = None) -> FusedBatchNormV3Outputs[Tensor]: ...
-    @overload
-    def FusedBatchNormGrad(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormGradOutputs[NDArray[Any]]: ...
+    def FusedBatchNormGrad(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormGradOutputs[NDArray[Any]]:
+        """Gradients of FusedBatchNorm: FusedBatchNormGradV3 for float32 and the data formats NHWC and NCHW.
+
+        C, T and U are those of `FusedBatchNormV3`.
+
+        Args:
+            y_backprop: T, the shape of x: the gradient with respect to y.
+            x: float32, of rank 4.
+            scale: U, shape [C].
+            reserve_space_1: U, shape [C]: that of the forward call in training, else the input `mean` of it.
+            reserve_space_2: U, shape [C]: that of the forward call in training, else the input `variance` of it.
+            epsilon: As in the forward call.
+            data_format: As in the forward call.
+            is_training: As in the forward call.
+            keep: Leave the outputs on the server and return their handles.
+            lease: For how many seconds they live there without use; None for the server's default.
+
+        Returns:
+            x_backprop: T, the shape of x.
+            scale_backprop: U, shape [C].
+            offset_backprop: U, shape [C].
+            reserve_space_3: U, shape [0]: a placeholder.
+            reserve_space_4: U, shape [0]: a placeholder.
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; its `field` says which.
+            NotFoundError: A handle does not exist (any more).
+            ResourceExhaustedError: The outputs do not fit into the server's memory.
+        """
     @overload
     def FusedBatchNormGrad(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[True], lease: float | None = None) -> FusedBatchNormGradOutputs[TensorHandle]: ...
     @overload
     def FusedBatchNormGrad(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: bool = False, lease: float | None = None) -> FusedBatchNormGradOutputs[Tensor]: ...
     @overload
-    def FusedBatchNormGradV2(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormGradOutputs[NDArray[Any]]: ...
+    def FusedBatchNormGradV2(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormGradOutputs[NDArray[Any]]:
+        """Gradients of FusedBatchNormV2: FusedBatchNormGradV3 for the data formats NHWC and NCHW.
+
+        C, T and U are those of `FusedBatchNormV3`.
+
+        Args:
+            y_backprop: T, the shape of x: the gradient with respect to y.
+            x: float16, bfloat16, float32 or float64, of rank 4.
+            scale: U, shape [C].
+            reserve_space_1: U, shape [C]: that of the forward call in training, else the input `mean` of it.
+            reserve_space_2: U, shape [C]: that of the forward call in training, else the input `variance` of it.
+            epsilon: As in the forward call.
+            data_format: As in the forward call.
+            is_training: As in the forward call.
+            keep: Leave the outputs on the server and return their handles.
+            lease: For how many seconds they live there without use; None for the server's default.
+
+        Returns:
+            x_backprop: T, the shape of x.
+            scale_backprop: U, shape [C].
+            offset_backprop: U, shape [C].
+            reserve_space_3: U, shape [0]: a placeholder.
+            reserve_space_4: U, shape [0]: a placeholder.
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; its `field` says which.
+            NotFoundError: A handle does not exist (any more).
+            ResourceExhaustedError: The outputs do not fit into the server's memory.
+        """
     @overload
     def FusedBatchNormGradV2(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[True], lease: float | None = None) -> FusedBatchNormGradOutputs[TensorHandle]: ...
     @overload
     def FusedBatchNormGradV2(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: bool = False, lease: float | None = None) -> FusedBatchNormGradOutputs[Tensor]: ...
     @overload
-    def FusedBatchNormGradV3(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, reserve_space_3: TensorLike | None = None, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormGradV3Outputs[NDArray[Any]]: ...
+    def FusedBatchNormGradV3(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, reserve_space_3: TensorLike | None = None, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormGradV3Outputs[NDArray[Any]]:
+        """Gradients of FusedBatchNormV3 with respect to x, scale and offset.
+
+        C, T and U are those of `FusedBatchNormV3`.
+
+        Args:
+            y_backprop: T, the shape of x: the gradient with respect to y.
+            x: float16, bfloat16, float32 or float64, of rank 4, or 5 for the formats with a D.
+            scale: U, shape [C].
+            reserve_space_1: U, shape [C]: that of the forward call in training, else the input `mean` of it.
+            reserve_space_2: U, shape [C]: that of the forward call in training, else the input `variance` of it.
+            reserve_space_3: That of the forward call; not read.
+            epsilon: As in the forward call.
+            data_format: As in the forward call.
+            is_training: As in the forward call.
+            keep: Leave the outputs on the server and return their handles.
+            lease: For how many seconds they live there without use; None for the server's default.
+
+        Returns:
+            x_backprop: T, the shape of x.
+            scale_backprop: U, shape [C].
+            offset_backprop: U, shape [C].
+            reserve_space_4: U, shape [0]: a placeholder.
+            reserve_space_5: U, shape [0]: a placeholder.
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; its `field` says which.
+            NotFoundError: A handle does not exist (any more).
+            ResourceExhaustedError: The outputs do not fit into the server's memory.
+        """
     @overload
     def FusedBatchNormGradV3(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, reserve_space_3: TensorLike | None = None, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[True], lease: float | None = None) -> FusedBatchNormGradV3Outputs[TensorHandle]: ...
     @overload
     def FusedBatchNormGradV3(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, reserve_space_3: TensorLike | None = None, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: bool = False, lease: float | None = None) -> FusedBatchNormGradV3Outputs[Tensor]: ...
     @overload
-    def GRUBlockCell(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, keep: Literal[False] = False, lease: float | None = None) -> GRUBlockCellOutputs[NDArray[Any]]: ...
+    def FusedBatchNormV2(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormOutputs[NDArray[Any]]:
+        """Normalises a batch of images: FusedBatchNormV3 for the data formats NHWC and NCHW.
+
+        In the following, C is the number of channels, M the number of elements of one, T the dtype of x, and U
+        float32, or float64 when T is.
+
+        Args:
+            x: float16, bfloat16, float32 or float64, of rank 4.
+            scale: U, shape [C].
+            offset: U, shape [C].
+            mean: U, shape [C]: the population mean, or in training the moving mean. Not read, and of any length (such
+                as 0), in training with an exponential_avg_factor of 1.
+            variance: As `mean`, of the variance.
+            epsilon: Added to the variance.
+            exponential_avg_factor: f: what the moments of x count in batch_mean and batch_variance, in training.
+            data_format: "NHWC" or "NCHW".
+            is_training: Normalise by the moments of x, or by `mean` and `variance`.
+            keep: Leave the outputs on the server and return their handles.
+            lease: For how many seconds they live there without use; None for the server's default.
+
+        Returns:
+            y: T, the shape of x.
+            batch_mean: U, shape [C]: in training (1 - f) mean + f mu, with mu the mean of x; else `mean`.
+            batch_variance: U, shape [C]: in training (1 - f) variance + f var M / max(M - 1, 1), with var the
+                population variance of x; else `variance`.
+            reserve_space_1: U, shape [C]: in training mu, else 0.
+            reserve_space_2: U, shape [C]: in training var, else 0.
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; its `field` says which.
+            NotFoundError: A handle does not exist (any more).
+            ResourceExhaustedError: The outputs do not fit into the server's memory.
+        """
+    @overload
+    def FusedBatchNormV2(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[True], lease: float | None = None) -> FusedBatchNormOutputs[TensorHandle]: ...
+    @overload
+    def FusedBatchNormV2(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: bool = False, lease: float | None = None) -> FusedBatchNormOutputs[Tensor]: ...
+    @overload
+    def FusedBatchNormV3(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormV3Outputs[NDArray[Any]]:
+        """Normalises a batch of images or volumes over all axes but the channels.
+
+        In the following, C is the number of channels, M the number of elements of one, T the dtype of x, and U
+        float32, or float64 when T is.
+
+        Args:
+            x: float16, bfloat16, float32 or float64, of rank 4, or 5 for the formats with a D.
+            scale: U, shape [C].
+            offset: U, shape [C].
+            mean: U, shape [C]: the population mean, or in training the moving mean. Not read, and of any length (such
+                as 0), in training with an exponential_avg_factor of 1.
+            variance: As `mean`, of the variance.
+            epsilon: Added to the variance.
+            exponential_avg_factor: f: what the moments of x count in batch_mean and batch_variance, in training.
+            data_format: "NHWC", "NCHW", "NDHWC" or "NCDHW".
+            is_training: Normalise by the moments of x, or by `mean` and `variance`.
+            keep: Leave the outputs on the server and return their handles.
+            lease: For how many seconds they live there without use; None for the server's default.
+
+        Returns:
+            y: T, the shape of x.
+            batch_mean: U, shape [C]: in training (1 - f) mean + f mu, with mu the mean of x; else `mean`.
+            batch_variance: U, shape [C]: in training (1 - f) variance + f var M / max(M - 1, 1), with var the
+                population variance of x; else `variance`.
+            reserve_space_1: U, shape [C]: in training mu, else 0.
+            reserve_space_2: U, shape [C]: in training var, else 0.
+            reserve_space_3: U, a scalar: 0.
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; its `field` says which.
+            NotFoundError: A handle does not exist (any more).
+            ResourceExhaustedError: The outputs do not fit into the server's memory.
+        """
+    @overload
+    def FusedBatchNormV3(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[True], lease: float | None = None) -> FusedBatchNormV3Outputs[TensorHandle]: ...
+    @overload
+    def FusedBatchNormV3(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: bool = False, lease: float | None = None) -> FusedBatchNormV3Outputs[Tensor]: ...
+    @overload
+    def GRUBlockCell(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, keep: Literal[False] = False, lease: float | None = None) -> GRUBlockCellOutputs[NDArray[Any]]:
+        """Computes one step of a GRU for a batch.
+
+            [r, u] = sigmoid([x, h_prev] . w_ru + b_ru)
+            c      = tanh([x, h_prev r] . w_c + b_c)
+            h      = u h_prev + (1 - u) c
+
+        In the following, B is the batch, I the size of the input, H that of the cell, and T the dtype of x, which all
+        tensors have: float16, bfloat16, float32 or float64.
+
+        Args:
+            x: T, shape [B, I].
+            h_prev: T, shape [B, H]: the state before.
+            w_ru: T, shape [I + H, 2H]: rows for x, then for h_prev; columns for r, then for u.
+            w_c: T, shape [I + H, H]: rows as in w_ru.
+            b_ru: T, shape [2H]: for r, then for u.
+            b_c: T, shape [H].
+            keep: Leave the outputs on the server and return their handles.
+            lease: For how many seconds they live there without use; None for the server's default.
+
+        Returns:
+            r: T, shape [B, H]: the reset gate.
+            u: T, shape [B, H]: the update gate.
+            c: T, shape [B, H]: the candidate state.
+            h: T, shape [B, H]: the new state.
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; its `field` says which.
+            NotFoundError: A handle does not exist (any more).
+            ResourceExhaustedError: The outputs do not fit into the server's memory.
+        """
     @overload
     def GRUBlockCell(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, keep: Literal[True], lease: float | None = None) -> GRUBlockCellOutputs[TensorHandle]: ...
     @overload
     def GRUBlockCell(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, keep: bool = False, lease: float | None = None) -> GRUBlockCellOutputs[Tensor]: ...
     @overload
-    def GRUBlockCellGrad(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, r: TensorLike, u: TensorLike, c: TensorLike, d_h: TensorLike, weight_gradients: Literal[False] = False, keep: Literal[False] = False, lease: float | None = None) -> GRUBlockCellGradOutputs[NDArray[Any]]: ...
+    def GRUBlockCellGrad(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, r: TensorLike, u: TensorLike, c: TensorLike, d_h: TensorLike, weight_gradients: Literal[False] = False, keep: Literal[False] = False, lease: float | None = None) -> GRUBlockCellGradOutputs[NDArray[Any]]:
+        """Gradients of GRUBlockCell.
+
+        B, I, H and T are those of `GRUBlockCell`.
+
+        Args:
+            x: As in the forward call.
+            h_prev: As in the forward call.
+            w_ru: As in the forward call.
+            w_c: As in the forward call.
+            b_ru: As in the forward call; only its shape counts.
+            b_c: As in the forward call; only its shape counts.
+            r: T, shape [B, H]: output of the forward call.
+            u: T, shape [B, H]: output of the forward call.
+            c: T, shape [B, H]: output of the forward call.
+            d_h: T, shape [B, H]: the gradient with respect to h.
+            weight_gradients: Compute the last four outputs too. TensorFlow's op does not have them.
+            keep: Leave the outputs on the server and return their handles.
+            lease: For how many seconds they live there without use; None for the server's default.
+
+        Returns:
+            d_x: T, shape [B, I].
+            d_h_prev: T, shape [B, H].
+            d_c_bar: T, shape [B, H]: with respect to what tanh is taken of.
+            d_r_bar_u_bar: T, shape [B, 2H]: with respect to what the sigmoid is taken of.
+            d_w_ru: T, shape [I + H, 2H].
+            d_w_c: T, shape [I + H, H].
+            d_b_ru: T, shape [2H].
+            d_b_c: T, shape [H].
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; its `field` says which.
+            NotFoundError: A handle does not exist (any more).
+            ResourceExhaustedError: The outputs do not fit into the server's memory.
+        """
     @overload
     def GRUBlockCellGrad(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, r: TensorLike, u: TensorLike, c: TensorLike, d_h: TensorLike, weight_gradients: Literal[False] = False, keep: Literal[True], lease: float | None = None) -> GRUBlockCellGradOutputs[TensorHandle]: ...
     @overload
@@ -77,69 +821,147 @@ class RawOps(BlockingFace[RawOpsCalls]):
     def GRUBlockCellGrad(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, r: TensorLike, u: TensorLike, c: TensorLike, d_h: TensorLike, weight_gradients: Literal[True], keep: Literal[True], lease: float | None = None) -> GRUBlockCellAllGradOutputs[TensorHandle]: ...
     @overload
     def GRUBlockCellGrad(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, r: TensorLike, u: TensorLike, c: TensorLike, d_h: TensorLike, weight_gradients: Literal[True], keep: bool = False, lease: float | None = None) -> GRUBlockCellAllGradOutputs[Tensor]: ...
-    @overload
-    def CudnnRNN(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNOutputs[NDArray[Any]]: ...
-    @overload
-    def CudnnRNN(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, is_training: bool = True, keep: Literal[True], lease: float | None = None) -> CudnnRNNOutputs[TensorHandle]: ...
-    @overload
-    def CudnnRNN(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, is_training: bool = True, keep: bool = False, lease: float | None = None) -> CudnnRNNOutputs[Tensor]: ...
-    @overload
-    def CudnnRNNV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNV3Outputs[NDArray[Any]]: ...
-    @overload
-    def CudnnRNNV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, is_training: bool = True, keep: Literal[True], lease: float | None = None) -> CudnnRNNV3Outputs[TensorHandle]: ...
-    @overload
-    def CudnnRNNV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, is_training: bool = True, keep: bool = False, lease: float | None = None) -> CudnnRNNV3Outputs[Tensor]: ...
-    @overload
-    def CudnnRNNV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, num_proj: int = 0, is_training: bool = True, time_major: bool = True, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNV3Outputs[NDArray[Any]]: ...
-    @overload
-    def CudnnRNNV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, num_proj: int = 0, is_training: bool = True, time_major: bool = True, keep: Literal[True], lease: float | None = None) -> CudnnRNNV3Outputs[TensorHandle]: ...
-    @overload
-    def CudnnRNNV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, num_proj: int = 0, is_training: bool = True, time_major: bool = True, keep: bool = False, lease: float | None = None) -> CudnnRNNV3Outputs[Tensor]: ...
-    @overload
-    def CudnnRNNBackprop(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[NDArray[Any]]: ...
-    @overload
-    def CudnnRNNBackprop(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, keep: Literal[True], lease: float | None = None) -> CudnnRNNBackpropOutputs[TensorHandle]: ...
-    @overload
-    def CudnnRNNBackprop(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, keep: bool = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[Tensor]: ...
-    @overload
-    def CudnnRNNBackpropV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[NDArray[Any]]: ...
-    @overload
-    def CudnnRNNBackpropV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, keep: Literal[True], lease: float | None = None) -> CudnnRNNBackpropOutputs[TensorHandle]: ...
-    @overload
-    def CudnnRNNBackpropV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, keep: bool = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[Tensor]: ...
-    @overload
-    def CudnnRNNBackpropV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, num_proj: int = 0, time_major: bool = True, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[NDArray[Any]]: ...
-    @overload
-    def CudnnRNNBackpropV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, num_proj: int = 0, time_major: bool = True, keep: Literal[True], lease: float | None = None) -> CudnnRNNBackpropOutputs[TensorHandle]: ...
-    @overload
-    def CudnnRNNBackpropV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, num_proj: int = 0, time_major: bool = True, keep: bool = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[Tensor]: ...
-    @overload
-    def CudnnRNNParamsSize(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, T: DTypeLike = 'float32', S: DTypeLike = 'int32', rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: Literal[False] = False, lease: float | None = None) -> NDArray[Any]: ...
-    @overload
-    def CudnnRNNParamsSize(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, T: DTypeLike = 'float32', S: DTypeLike = 'int32', rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: Literal[True], lease: float | None = None) -> TensorHandle: ...
-    @overload
-    def CudnnRNNParamsSize(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, T: DTypeLike = 'float32', S: DTypeLike = 'int32', rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: bool = False, lease: float | None = None) -> Tensor: ...
-    @overload
-    def CudnnRNNCanonicalToParams(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, keep: Literal[False] = False, lease: float | None = None) -> NDArray[Any]: ...
-    @overload
-    def CudnnRNNCanonicalToParams(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, keep: Literal[True], lease: float | None = None) -> TensorHandle: ...
-    @overload
-    def CudnnRNNCanonicalToParams(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, keep: bool = False, lease: float | None = None) -> Tensor: ...
-    @overload
-    def CudnnRNNCanonicalToParamsV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: Literal[False] = False, lease: float | None = None) -> NDArray[Any]: ...
-    @overload
-    def CudnnRNNCanonicalToParamsV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: Literal[True], lease: float | None = None) -> TensorHandle: ...
-    @overload
-    def CudnnRNNCanonicalToParamsV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: bool = False, lease: float | None = None) -> Tensor: ...
-    @overload
-    def CudnnRNNParamsToCanonical(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params: int, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[NDArray[Any]]: ...
-    @overload
-    def CudnnRNNParamsToCanonical(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params: int, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, keep: Literal[True], lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[TensorHandle]: ...
-    @overload
-    def CudnnRNNParamsToCanonical(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params: int, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, keep: bool = False, lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[Tensor]: ...
-    @overload
-    def CudnnRNNParamsToCanonicalV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params_weights: int, num_params_biases: int, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[NDArray[Any]]: ...
-    @overload
-    def CudnnRNNParamsToCanonicalV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params_weights: int, num_params_biases: int, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: Literal[True], lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[TensorHandle]: ...
-    @overload
-    def CudnnRNNParamsToCanonicalV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params_weights: int, num_params_biases: int, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: bool = False, lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[Tensor]: ...
+    def ResourceAccumulatorApplyGradient(self, *, handle: AccumulatorLike, local_step: ArrayLike, gradient: TensorLike, worker_id: str = '', request_id: int | None = None) -> None:
+        """Adds a gradient to the round, or drops it: AccumulatorApplyGradient.
+
+        Never waits for other workers. Every call counts once, also when the network makes the client send it again.
+        Whether the gradient was dropped, `ConditionalAccumulator.apply_grad` says.
+
+        Args:
+            handle: Of a dense accumulator, or the accumulator itself.
+            local_step: int64, a scalar: the step at which the gradient was computed.
+            gradient: Of the accumulator's dtype and shape. Or the handle of such a tensor on the server, which stays.
+            worker_id: Who sends it: for diagnosis, and where the accumulator asks for it because it is deterministic or
+                counts a worker once. Empty: nobody in particular, so that every call counts, as in TensorFlow.
+            request_id: That of an error of an earlier attempt, to send the same gradient again.
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; nothing has changed.
+            NotFoundError: The accumulator was deleted.
+            UnavailableError: No server; whether the gradient is in is not known. Try again with `request_id`.
+        """
+    def ResourceAccumulatorNumAccumulated(self, *, handle: AccumulatorLike) -> np.int32:
+        """Returns the number of gradients accepted since the last take: AccumulatorNumAccumulated.
+
+        Args:
+            handle: Of a dense or sparse accumulator, or the accumulator itself.
+
+        Returns:
+            int32, a scalar.
+
+        Raises:
+            NotFoundError: The accumulator was deleted.
+        """
+    def ResourceAccumulatorSetGlobalStep(self, *, handle: AccumulatorLike, new_global_step: ArrayLike) -> None:
+        """Sets the step: AccumulatorSetGlobalStep.
+
+        Args:
+            handle: Of a dense or sparse accumulator, or the accumulator itself.
+            new_global_step: int64, a scalar.
+
+        Raises:
+            InvalidArgumentError: The step is not one.
+            NotFoundError: The accumulator was deleted.
+        """
+    def ResourceAccumulatorTakeGradient(self, *, handle: AccumulatorLike, num_required: ArrayLike, dtype: DTypeLike, timeout: float | None = None, request_id: int | None = None) -> NDArray[Any]:
+        """Waits for `num_required` gradients and returns their average: AccumulatorTakeGradient.
+
+        Bumps the accumulator's step and begins the next round. Takers are served first in, first out, strictly.
+
+        Args:
+            handle: Of a dense accumulator, or the accumulator itself.
+            num_required: int32, a scalar: at least 1.
+            dtype: The accumulator's.
+            timeout: Seconds to wait; None for the client's timeout, math.inf for ever.
+            request_id: That of an error of an earlier attempt, to get the same average.
+
+        Returns:
+            `dtype`, the shape of the gradients: their mean, or their sum.
+
+        Raises:
+            InvalidArgumentError: `num_required` is not positive, `dtype` is another, or `handle` does not fit.
+            DeadlineExceededError: Not enough gradients in time; says how many are in, and from whom.
+            AbortedError: The accumulator was deleted meanwhile.
+        """
+    def ResourceConditionalAccumulator(self, *, dtype: DTypeLike, shape: Shape | None, container: str = '', shared_name: str = '', reduction_type: str = 'MEAN', name: str | None = None) -> AccumulatorHandle:
+        """Creates an accumulator of dense gradients, or finds the one of this shared name: ConditionalAccumulator.
+
+        `Client.conditional_accumulator` makes the same accumulators, with more to choose.
+
+        Args:
+            dtype: float16, bfloat16, float32 or float64.
+            shape: Of every gradient; None as a dimension, or instead of all, where unknown. () is a scalar.
+            container: Namespace of the shared name; empty for the default one.
+            shared_name: Under which other clients find it. Empty: it is this client's own and ends with it.
+            reduction_type: "MEAN" or "SUM".
+            name: How one without a shared name is called in lists; None for the name of the op.
+
+        Returns:
+            The handle of the accumulator, which other clients can use, too.
+
+        Raises:
+            InvalidArgumentError: One of them cannot be.
+            AlreadyExistsError: The name is taken by one with other properties; says which. TensorFlow shares that one.
+        """
+    def SparseAccumulatorApplyGradient(self, *, handle: AccumulatorLike, local_step: ArrayLike, gradient_indices: ArrayLike, gradient_values: ArrayLike, gradient_shape: ArrayLike, has_known_shape: bool, worker_id: str = '', request_id: int | None = None) -> None:
+        """Adds rows to the round, as AccumulatorApplyGradient adds a dense gradient.
+
+        Args:
+            handle: Of a sparse accumulator, or the accumulator itself.
+            local_step: int64, a scalar: the step at which the gradient was computed.
+            gradient_indices: int64, shape [n]: the numbers of the rows. Ascending lists merge fastest; equal indices
+                in unsorted lists may stay separate rows.
+            gradient_values: Of the accumulator's dtype, shape [n, ...]: the rows.
+            gradient_shape: int64, a vector: the shape of the whole tensor, checked against the accumulator's.
+            has_known_shape: Whether gradient_shape counts. If not, it is not read.
+            worker_id: Who sends it; see `AccumulatorApplyGradient`.
+            request_id: That of an error of an earlier attempt, to send the same gradient again.
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; nothing has changed.
+            NotFoundError: The accumulator was deleted.
+            UnavailableError: No server; whether the gradient is in is not known. Try again with `request_id`.
+        """
+    def SparseAccumulatorTakeGradient(self, *, handle: AccumulatorLike, num_required: ArrayLike, dtype: DTypeLike, timeout: float | None = None, request_id: int | None = None) -> SparseAccumulatorTakeGradientOutputs:
+        """Waits until `num_required` gradients are in, and returns the average of all that are.
+
+        Bumps the accumulator's step and begins the next round. Takers are served first in, first out, strictly. A mean
+        divides each row by the number of gradients that have this row.
+
+        Args:
+            handle: Of a sparse accumulator, or the accumulator itself.
+            num_required: int32, a scalar: at least 1.
+            dtype: The accumulator's.
+            timeout: Seconds to wait; None for the client's timeout, math.inf for ever.
+            request_id: That of an error of an earlier attempt, to get the same average.
+
+        Returns:
+            indices: int64, shape [n]: the numbers of the rows.
+            values: `dtype`, shape [n, ...]: the rows.
+            shape: int64, a vector: the shape of the whole tensor, -1 where unknown.
+
+        Raises:
+            InvalidArgumentError: `num_required` is not positive, `dtype` is another, or `handle` does not fit.
+            DeadlineExceededError: Not enough gradients in time; says how many are in, and from whom.
+            AbortedError: The accumulator was deleted meanwhile.
+        """
+    def SparseConditionalAccumulator(self, *, dtype: DTypeLike, shape: Shape | None, container: str = '', shared_name: str = '', reduction_type: str = 'MEAN', name: str | None = None) -> AccumulatorHandle:
+        """Creates an accumulator of sparse gradients, or finds the one of this shared name.
+
+        `Client.sparse_conditional_accumulator` makes the same accumulators, with more to choose.
+
+        Args:
+            dtype: float16, bfloat16, float32 or float64.
+            shape: The shape of the whole tensor; None as a dimension, or instead of all, where unknown.
+            container: Namespace of the shared name; empty for the default one.
+            shared_name: Under which other clients find it. Empty: it is this client's own and ends with it.
+            reduction_type: "MEAN" or "SUM".
+            name: How one without a shared name is called in lists; None for the name of the op.
+
+        Returns:
+            The handle of the accumulator, which other clients can use, too.
+
+        Raises:
+            InvalidArgumentError: One of them cannot be.
+            AlreadyExistsError: The name is taken by one with other properties; says which. TensorFlow shares that one.
+        """

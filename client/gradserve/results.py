@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -205,6 +205,15 @@ class AccumulatorHandle:
     incarnation: str
     dtype: np.dtype[np.generic]
     kind: AccumulatorKind
+
+
+@abbreviated
+class SparseAccumulatorTakeGradientOutputs(NamedTuple):
+    """Outputs of SparseAccumulatorTakeGradient; see `RawOps.SparseAccumulatorTakeGradient`."""
+
+    indices: NDArray[np.int64]
+    values: NDArray[Any]
+    shape: NDArray[np.int64]
 
 
 @abbreviated

@@ -1,6 +1,5 @@
 """The contract: described, served and used in full."""
 
-import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,12 +7,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gradserve.calls import client, exchange, private_resources, server
-from gradserve.calls.accumulators import wire as accumulator_wire
-from gradserve.calls.batch_norm import wire as batch_norm_layer_wire
-from gradserve.calls.raw_ops import batch_norm, cudnn_rnn, cudnn_rnn_params, gru
-from gradserve.calls.tensors import arguments as tensors
-from gradserve.transport import methods
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import METHODS, SERVICES, RawCalls, failure_of
 
@@ -79,22 +72,3 @@ def test_other_methods_are_not(raw: RawCalls, service: str) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         call(b"", timeout=PATIENCE_SECONDS)
     assert failure_of(raised.value).code is grpc.StatusCode.UNIMPLEMENTED
-
-
-@pytest.mark.parametrize("method", sorted(METHODS))
-def test_the_client_uses_every_method(method: str) -> None:
-    service = METHODS[method].containing_service.name
-    sources = "".join(
-        inspect.getsource(module)
-        for module in (
-            *(accumulator_wire, batch_norm_layer_wire, client, exchange, methods, private_resources, server, tensors),
-            *(batch_norm, cudnn_rnn, cudnn_rnn_params, gru),
-        )
-    )
-    sources = re.sub(r"([(,])\s+", r"\1 ", sources).replace("( ", "(")
-    # As the method of a unary exchange, with tensors in the request, as an op, or at the end of the path of a stream.
-    spellings = (
-        *(f'Unary("{service}", "{method}"', f'Unary(_SERVICE, "{method}"', f'call_with_inputs(_SERVICE, "{method}"'),
-        *(f'run_op("{method}"', f'/{method}"'),
-    )
-    assert any(spelling in sources for spelling in spellings)

@@ -8,7 +8,7 @@ import numpy as np
 
 from gradserve.batch_norm_arguments import Initializer, RandomAdjustment, Regularizer
 from gradserve.calls.fields import plain_field
-from gradserve.calls.op_wire import as_op_input
+from gradserve.calls.tensors.inputs import as_op_input
 from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.plain import as_list, as_mapping, as_number, is_text
 from gradserve.errors import InvalidArgumentError

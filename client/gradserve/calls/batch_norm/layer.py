@@ -24,7 +24,7 @@ from gradserve.calls.batch_norm.wire import (
 from gradserve.calls.exchange import Operation
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.ignored_arguments import IgnoredArguments
-from gradserve.calls.op_wire import as_op_input
+from gradserve.calls.tensors.inputs import as_op_input
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.casting import as_array_of
 from gradserve.conversion.plain import as_flag, as_list, as_mapping, as_text

@@ -17,7 +17,6 @@ from gradserve.calls.accumulators.made import MadeAccumulators
 from gradserve.calls.accumulators.wire import AccumulatorOptions, AccumulatorWire, Contribution
 from gradserve.calls.exchange import Operation, check_timeout
 from gradserve.calls.identity import RequestIds
-from gradserve.calls.op_wire import as_op_input
 from gradserve.calls.raw_ops.accumulator_arguments import (
     AccumulatorLike,
     accumulator_dtype,
@@ -28,6 +27,7 @@ from gradserve.calls.raw_ops.accumulator_arguments import (
     op_name,
     scalar,
 )
+from gradserve.calls.tensors.inputs import as_op_input
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_flag, as_text
 from gradserve.errors import NotFoundError

@@ -5,14 +5,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gradserve import op_outputs
-
 _SECTION = re.compile(r"^(Args|Returns|Raises):$", re.MULTILINE)
 _ENTRY = re.compile(r"^    (\w+): .*(?:\n {8,}.*)*", re.MULTILINE)
 
 
 def complete(ops: type, described_by: Mapping[str, str]) -> None:
-    """Completes docstrings with those of other ops: arguments, outputs, errors, and text where there is none.
+    """Completes docstrings with those of other ops: arguments, results, errors, and text where there is none.
 
     What a docstring describes itself keeps that description, and nothing appears that the op does not have.
 
@@ -28,16 +26,13 @@ def complete(ops: type, described_by: Mapping[str, str]) -> None:
 def _completed(op: Callable[..., Any], own: dict[str, str], full: dict[str, str]) -> str:
     text = "" if "\n\n" in own["Text"] else full["Text"].partition("\n\n")[2]
     arguments = _entries(full["Args"]) | _entries(own.get("Args", ""))
-    outputs = _entries(full.get("Returns", "")) | _entries(own.get("Returns", ""))
     parts = [
         own["Text"],
         text,
         _listed("Args", [arguments[name] for name in list(inspect.signature(op).parameters)[1:]]),
     ]
-    if outputs:
-        parts.append(_listed("Returns", [outputs[name] for name in _outputs_of(op)]))
-    elif "Returns" in full:
-        parts.append(_listed("Returns", [full["Returns"]]))
+    if "Returns" in full:
+        parts.append(_listed("Returns", [own.get("Returns", full["Returns"])]))
     parts.append(_listed("Raises", [own.get("Raises", full["Raises"])]))
     return "\n\n".join(part for part in parts if part)
 
@@ -53,10 +48,3 @@ def _entries(section: str) -> dict[str, str]:
 
 def _listed(title: str, entries: list[str]) -> str:
     return "\n".join([f"{title}:", *entries])
-
-
-def _outputs_of(op: Callable[..., Any]) -> tuple[str, ...]:
-    """Returns the names of the outputs of an op that has several."""
-    (name,) = re.findall(r"\w+Outputs", op.__annotations__["return"])
-    names: tuple[str, ...] = getattr(op_outputs, name)._fields
-    return names

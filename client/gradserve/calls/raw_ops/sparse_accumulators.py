@@ -11,7 +11,6 @@ import numpy as np
 from gradserve.array_like import ArrayLike, DTypeLike
 from gradserve.calls.accumulators.wire import Contribution
 from gradserve.calls.exchange import Operation
-from gradserve.calls.op_wire import as_op_input
 from gradserve.calls.raw_ops.accumulator_arguments import (
     AccumulatorLike,
     accumulator_dtype,
@@ -23,10 +22,18 @@ from gradserve.calls.raw_ops.accumulator_arguments import (
     scalar,
 )
 from gradserve.calls.raw_ops.accumulators import AccumulatorOpsBase
+from gradserve.calls.tensors.inputs import as_op_input
 from gradserve.conversion.argument import described
 from gradserve.errors import InvalidArgumentError
-from gradserve.op_outputs import SparseAccumulatorTakeGradientOutputs
-from gradserve.results import AccumulatorHandle, AccumulatorKind, IndexedSlices, Shape, SparseSpec, TensorHandle
+from gradserve.results import (
+    AccumulatorHandle,
+    AccumulatorKind,
+    IndexedSlices,
+    Shape,
+    SparseAccumulatorTakeGradientOutputs,
+    SparseSpec,
+    TensorHandle,
+)
 
 _APPLY_INPUTS = ("string_ref", "int64", "int64", "{}", "int64")
 _TAKE_INPUTS, _TAKE_OUTPUTS = ("string_ref", "int32"), ("int64", "{}", "int64")

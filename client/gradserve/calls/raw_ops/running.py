@@ -1,0 +1,109 @@
+"""Computes declared ops on the server."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from gradserve.batch_norm_results import IgnoredArgument
+from gradserve.calls.argument_names import arguments_named
+from gradserve.calls.exchange import Operation
+from gradserve.calls.fields import plain_field
+from gradserve.calls.ignored_arguments import warn_of_ignored
+from gradserve.calls.tensorflow_text import check_attribute, check_text_attribute, dtype_text
+from gradserve.calls.tensors.arguments import delete_quietly
+from gradserve.calls.tensors.inputs import as_op_input
+from gradserve.calls.tensors.operations import OpInputs, call_with_inputs, listed, placement_of, receive_outputs
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.plain import INT32, as_flag, as_integer, as_list, as_number
+from gradserve.ops.declaration import Attribute, Input, Op, SingleOutput, fields_of
+from gradserve.results import TensorHandle
+from gradserve.wire.dtypes import DType
+
+
+def run(op: Op, arguments: Mapping[str, Any]) -> Operation[Any]:
+    """Computes an op.
+
+    Arrays travel inside the request when they are not large together, else they are uploaded first and deleted
+    afterwards.
+
+    Args:
+        op: Its declaration.
+        arguments: All arguments of its signature, by name.
+
+    Returns:
+        The op's named tuple, or its single output: handles if they stay on the server, else new arrays.
+    """
+    inputs = _inputs(op, arguments)
+    fields = {field: value for each in op.attributes for field, value in _fields(op, each, arguments[each.name])}
+    placement = placement_of(keep=arguments["keep"], lease=arguments["lease"])
+    with arguments_named({field: each.name for each in op.attributes for field in each.fields or ()}):
+        reply = yield from call_with_inputs(
+            "GradientOpsService", op.rpc, inputs, lambda tensors: op.request(**tensors, **fields, placement=placement)
+        )
+    tensors = {part.name: list(value) if part.is_repeated else value for part, value in reply.ListFields()}
+    received = yield from receive_outputs(
+        [each for value in tensors.values() for each in listed(value)], keep=arguments["keep"]
+    )
+    supply = iter(received)
+    outputs = {
+        name: [next(supply) for _ in value] if isinstance(value, list) else next(supply)
+        for name, value in tensors.items()
+    }
+    return (yield from _returned(op, arguments, outputs))
+
+
+def _inputs(op: Op, arguments: Mapping[str, Any]) -> dict[str, OpInputs]:
+    given = [each for each in op.inputs if not (each.is_optional and arguments[each.name] is None)]
+    converted: dict[str, Any] = {}
+    # Those whose dtype follows from another's come after it.
+    for tensor in sorted(given, key=lambda each: not isinstance(each.dtype, np.dtype)):
+        if isinstance(tensor.dtype, np.dtype):
+            dtype = tensor.dtype
+        else:
+            dtype = tensor.dtype.follow(converted[tensor.dtype.input].dtype)
+        converted[tensor.name] = _converted(tensor, arguments[tensor.name], dtype)
+    return {tensor.name: converted[tensor.name] for tensor in given}
+
+
+def _converted(tensor: Input, value: Any, dtype: DType) -> OpInputs:
+    if tensor.is_list:
+        elements = as_list(value, "a list of tensors", Argument(tensor.name))
+        return [as_op_input(each, dtype, f"{tensor.name}[{index}]") for index, each in enumerate(elements)]
+    converted = as_op_input(value, dtype, tensor.name)
+    if tensor.allowed_dtypes:
+        check_attribute(dtype_text(converted.dtype), "T", tensor.allowed_dtypes, field=tensor.name)
+    return converted
+
+
+def _fields(op: Op, attribute: Attribute, value: Any) -> Iterable[tuple[str, object]]:
+    """Yields the fields that an attribute becomes, and their values."""
+    argument = Argument(attribute.name)
+    if attribute.no_effect:
+        _warn_if_given(op, attribute, value, argument)
+        return
+    if attribute.allowed:
+        check_text_attribute(value, attribute.name, attribute.allowed)
+    if attribute.convert is not None:
+        value = attribute.convert(value, argument)
+    for field in (attribute.name,) if attribute.fields is None else attribute.fields:
+        yield field, plain_field(op.request, field, value, argument)
+
+
+def _warn_if_given(op: Op, attribute: Attribute, value: Any, argument: Argument) -> None:
+    number = as_integer(value, argument, INT32) if attribute.kind == "int" else as_number(value, argument)
+    if number:
+        warn_of_ignored(IgnoredArgument(attribute.name, attribute.no_effect), op.name)
+
+
+def _returned(op: Op, arguments: Mapping[str, Any], outputs: dict[str, Any]) -> Operation[Any]:
+    if isinstance(op.outputs, SingleOutput):
+        return outputs[op.outputs.field]
+    made = op.outputs
+    if op.more_outputs is not None and as_flag(arguments[op.more_outputs[0]], Argument(op.more_outputs[0])):
+        made = op.more_outputs[1]
+    fields = fields_of(made)
+    # The server computes the newest version; what an older one does not return is not left there.
+    unknown = [outputs[name] for name in outputs.keys() - set(fields.values())]
+    yield from delete_quietly([each.handle for each in unknown if isinstance(each, TensorHandle)])
+    return made(**{name: outputs[field] for name, field in fields.items()})

@@ -1,0 +1,30 @@
+"""Arguments of ops as tensors."""
+
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.casting import as_array_or_numbers
+from gradserve.conversion.handles import as_handle
+from gradserve.results import TensorHandle, TensorLike
+from gradserve.wire.dtypes import DType
+from gradserve.wire.payload import Array
+
+
+def as_op_input(
+    value: TensorLike, default_dtype: DType, name: str, *, field: str | None = None
+) -> Array | TensorHandle:
+    """Returns a value as an input of an op.
+
+    Handles and arrays of any library keep their dtype. Numbers and sequences of numbers, which have none, get the
+    default one.
+
+    Args:
+        value: The input.
+        default_dtype: The dtype of plain numbers.
+        name: The name of the input.
+        field: The field of an error, where that is not the name.
+
+    Raises:
+        InvalidArgumentError: It is no array and no numbers, or no tensor can have its dtype.
+    """
+    if isinstance(value, TensorHandle):
+        return as_handle(value, Argument(name, field))
+    return as_array_or_numbers(value, default_dtype, Argument(name, field))

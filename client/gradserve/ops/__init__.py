@@ -1,0 +1,1 @@
+"""The gradient ops as data: everything that the client, its types and its documentation know of each."""

@@ -1,0 +1,156 @@
+"""CudnnRNN and its gradient, in TensorFlow's three versions: the older two are views of the newest."""
+
+from dataclasses import replace
+from typing import Annotated, Generic, NamedTuple
+
+from gradserve.abbreviation import abbreviated
+from gradserve.ops.declaration import FLOAT32, INT8, INT32, Attribute, Input, Op, SameAs
+from gradserve.results import TensorT_co
+from gradserve.v1 import cudnn_rnn_messages_pb2 as messages_pb2
+
+_T = SameAs("input")
+_OF_V3 = ("sequence_lengths", "num_proj", "time_major")
+_TIME_FIRST = """
+T is the number of steps, B that of sequences, I the size of the input, L the number of layers, D that of
+directions, and H that of units. All floats have the dtype of `input`: float16, bfloat16, float32 or float64.
+"""
+
+
+@abbreviated
+class CudnnRNNOutputs(NamedTuple, Generic[TensorT_co]):
+    """Outputs of CudnnRNN; see `RawOps.CudnnRNNV3`."""
+
+    output: TensorT_co
+    output_h: TensorT_co
+    output_c: TensorT_co
+    reserve_space: TensorT_co
+
+
+@abbreviated
+class CudnnRNNV3Outputs(NamedTuple, Generic[TensorT_co]):
+    """Outputs of CudnnRNNV2 and CudnnRNNV3; see `RawOps.CudnnRNNV3`."""
+
+    output: Annotated[TensorT_co, "[T, B, D * H'], or [B, T, D * H']; 0 beyond the end of a sequence."]
+    output_h: Annotated[TensorT_co, "As input_h: the state after the last step of each sequence."]
+    output_c: Annotated[TensorT_co, "As input_c for lstm, else a scalar."]
+    reserve_space: Annotated[TensorT_co, "Opaque, for the gradient; a scalar when not training."]
+    host_reserved: Annotated[TensorT_co, "Opaque, for the gradient; a scalar when not training."]
+
+
+@abbreviated
+class CudnnRNNBackpropOutputs(NamedTuple, Generic[TensorT_co]):
+    """Outputs of CudnnRNNBackprop in all versions; see `RawOps.CudnnRNNBackpropV3`."""
+
+    input_backprop: Annotated[TensorT_co, "The shape of input; 0 beyond the end of a sequence."]
+    input_h_backprop: Annotated[TensorT_co, "The shape of input_h."]
+    input_c_backprop: Annotated[TensorT_co, "The shape of input_c for lstm, else a scalar."]
+    params_backprop: Annotated[TensorT_co, "The shape of params."]
+
+
+CUDNN_RNN_V3 = Op(
+    name="CudnnRNNV3",
+    request=messages_pb2.CudnnRNNRequest,
+    summary="Applies a recurrent network of L layers and D directions to B sequences of up to T steps.",
+    text="""
+    H is the number of units, H' the size of the hidden state: num_proj where there is a projection, else H. All
+    floats have the dtype of `input`: float16, bfloat16, float32 or float64.
+    """,
+    arguments=(
+        Input("input", FLOAT32, "[T, B, I], or [B, T, I] if not `time_major`."),
+        Input("input_h", _T, "[L * D, B, H'], or [B, L * D, H'] if not `time_major`; layer * D + direction."),
+        Input(
+            "input_c",
+            _T,
+            "[L * D, B, H], or [B, L * D, H] if not `time_major`. For lstm; else not read.",
+            is_optional=True,
+        ),
+        Input("params", _T, "The parameter vector; see `CudnnRNNCanonicalToParamsV2`."),
+        Input("sequence_lengths", INT32, "int32, [B], each from 1 to T; None for T each.", is_optional=True),
+        Attribute("rnn_mode", "str", '"rnn_relu", "rnn_tanh", "lstm" or "gru".', "lstm"),
+        Attribute("input_mode", "str", '"linear_input", "skip_input" or "auto_select".', "linear_input"),
+        Attribute("direction", "str", '"unidirectional" or "bidirectional".', "unidirectional"),
+        Attribute(
+            "dropout",
+            "float",
+            "The probability with which an element of the input of each layer but the first is dropped in training.",
+            0,
+        ),
+        Attribute("seed", "int", "With `seed2` the seed of the dropout.", 0),
+        Attribute("seed2", "int", "See `seed`.", 0),
+        Attribute("num_proj", "int", "The size of the projection of the hidden state, for lstm; 0 for none.", 0),
+        Attribute("is_training", "bool", "Keep what the gradient needs, and drop elements.", True),
+        Attribute("time_major", "bool", "Which dimension comes first.", True),
+    ),
+    outputs=CudnnRNNV3Outputs,
+)
+
+CUDNN_RNN_V2 = CUDNN_RNN_V3.older(
+    "CudnnRNNV2",
+    "Applies a recurrent network: CudnnRNNV3 with time first, whole sequences and without a projection.",
+    text=_TIME_FIRST,
+    without=_OF_V3,
+    changed={
+        "input": Input("input", FLOAT32, "[T, B, I]."),
+        "input_h": Input("input_h", _T, "[L * D, B, H]; layer * D + direction."),
+        "input_c": Input("input_c", _T, "[L * D, B, H]. For lstm; else not read.", is_optional=True),
+    },
+)
+
+CUDNN_RNN = CUDNN_RNN_V2.older("CudnnRNN", CUDNN_RNN_V2.summary, outputs=CudnnRNNOutputs)
+
+
+def _of_forward(argument: Input | Attribute) -> Input | Attribute:
+    """Returns an argument of the forward call as the gradient has it."""
+    if isinstance(argument, Attribute):
+        return replace(argument, doc="As in the forward call.")
+    plural = "Those" if argument.name in ("params", "sequence_lengths") else "That"
+    for_lstm = " For lstm; else not read." if argument.is_optional and plural == "That" else ""
+    return replace(argument, doc=f"{plural} of the forward call.{for_lstm}")
+
+
+CUDNN_RNN_BACKPROP_V3 = Op(
+    name="CudnnRNNBackpropV3",
+    request=messages_pb2.CudnnRNNBackpropRequest,
+    summary="Gradients of CudnnRNNV3 in training, with respect to the input, the states and the parameters.",
+    text="",
+    arguments=(
+        *map(_of_forward, CUDNN_RNN_V3.inputs),
+        Input("output", _T, "That of the forward call."),
+        Input("output_h", _T, "That of the forward call."),
+        Input("output_c", _T, "That of the forward call. For lstm; else not read.", is_optional=True),
+        Input(
+            "output_backprop",
+            _T,
+            "The shape of output: the gradient with respect to it. Not read beyond the end of a sequence.",
+        ),
+        Input("output_h_backprop", _T, "The shape of output_h: the gradient with respect to it."),
+        Input(
+            "output_c_backprop",
+            _T,
+            "The shape of output_c: the gradient with respect to it. For lstm; else not read.",
+            is_optional=True,
+        ),
+        Input("reserve_space", _T, "That of the forward call; any other is refused."),
+        Input("host_reserved", INT8, "That of the forward call; any other is refused."),
+        *(_of_forward(each) for each in CUDNN_RNN_V3.attributes if each.name != "is_training"),
+    ),
+    outputs=CudnnRNNBackpropOutputs,
+)
+
+_WHOLE_SEQUENCES = replace(
+    next(each for each in CUDNN_RNN_BACKPROP_V3.inputs if each.name == "output_backprop"),
+    doc="The shape of output: the gradient with respect to it.",
+)
+
+CUDNN_RNN_BACKPROP_V2 = CUDNN_RNN_BACKPROP_V3.older(
+    "CudnnRNNBackpropV2",
+    "Gradients of CudnnRNNV2 in training, with respect to the input, the states and the parameters.",
+    without=_OF_V3,
+    changed={"output_backprop": _WHOLE_SEQUENCES},
+)
+
+CUDNN_RNN_BACKPROP = CUDNN_RNN_BACKPROP_V2.older(
+    "CudnnRNNBackprop",
+    "Gradients of CudnnRNN in training, with respect to the input, the states and the parameters.",
+    without=("host_reserved",),
+)

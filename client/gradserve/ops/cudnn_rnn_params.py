@@ -1,0 +1,150 @@
+"""The ops on the parameters of CudnnRNN, in TensorFlow's two versions."""
+
+from typing import Annotated, Any, Generic, NamedTuple
+
+from gradserve.abbreviation import abbreviated
+from gradserve.conversion.argument import Argument, described
+from gradserve.conversion.arrays import as_array
+from gradserve.conversion.dtypes import as_dtype
+from gradserve.conversion.plain import INT32, as_integer
+from gradserve.errors import InvalidArgumentError
+from gradserve.ops.cudnn_rnn import CUDNN_RNN_V3
+from gradserve.ops.declaration import FLOAT32, Attribute, Input, Op, SingleOutput
+from gradserve.results import TensorT_co
+from gradserve.v1 import cudnn_rnn_messages_pb2 as messages_pb2
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_UNUSED = "parameters do not depend on the dropout"
+
+
+@abbreviated
+class CudnnRNNParamsToCanonicalOutputs(NamedTuple, Generic[TensorT_co]):
+    """Outputs of CudnnRNNParamsToCanonical and V2: lists; see `RawOps.CudnnRNNParamsToCanonicalV2`."""
+
+    weights: Annotated[list[TensorT_co], "The matrices, a list."]
+    biases: Annotated[list[TensorT_co], "The biases, a list."]
+
+
+def _size(value: Any, argument: Argument) -> int:
+    """Returns a size, which is a scalar tensor to TensorFlow."""
+    size = as_array(value, argument)
+    if size.ndim:
+        raise InvalidArgumentError(f"{argument.name} is not a scalar", field=argument.name)
+    if size.dtype.kind not in "iu" or int(size) not in INT32:
+        raise InvalidArgumentError(f"{argument.name} must be an int32, got {described(value)}", field=argument.name)
+    return int(size)
+
+
+def _count(value: Any, argument: Argument) -> int:
+    return as_integer(value, argument, INT32)
+
+
+def _dtype_name(value: Any, argument: Argument) -> str:
+    return as_dtype(value, argument).name
+
+
+def _float_name(value: Any, argument: Argument) -> str:
+    name = _dtype_name(value, argument)
+    if name not in _FLOATS:
+        raise InvalidArgumentError(
+            f"Value for attr 'T' of {name} is not in the list of allowed values: {', '.join(_FLOATS)}", field="T"
+        )
+    return name
+
+
+_SIZES = (
+    Attribute("num_layers", "ArrayLike", "L, a scalar.", convert=_size),
+    Attribute("num_units", "ArrayLike", "H, a scalar.", convert=_size),
+    Attribute("input_size", "ArrayLike", "I, a scalar.", convert=_size),
+)
+_NUM_PROJ = next(each for each in CUDNN_RNN_V3.attributes if each.name == "num_proj")
+_NETWORK = (
+    *(each for each in CUDNN_RNN_V3.attributes if each.name in ("rnn_mode", "input_mode", "direction")),
+    Attribute(
+        "dropout",
+        "float",
+        "Without effect; an IgnoredArgumentWarning says so if it is not 0.",
+        0.0,
+        no_effect=_UNUSED,
+    ),
+    Attribute("seed", "int", "As `dropout`.", 0, no_effect=_UNUSED),
+    Attribute("seed2", "int", "As `dropout`.", 0, no_effect=_UNUSED),
+    _NUM_PROJ,
+)
+
+CUDNN_RNN_PARAMS_SIZE = Op(
+    name="CudnnRNNParamsSize",
+    request=messages_pb2.CudnnRNNParamsSizeRequest,
+    summary="Returns the length of the parameter vector of a network.",
+    text="",
+    arguments=(
+        *_SIZES,
+        Attribute(
+            "T",
+            "DTypeLike",
+            "The dtype of the parameters: float16, bfloat16, float32 or float64. The size does not depend on it.",
+            "float32",
+            fields=(),
+            convert=_float_name,
+        ),
+        Attribute(
+            "S", "DTypeLike", "The dtype of the size: int32 or int64.", "int32", fields=("s",), convert=_dtype_name
+        ),
+        *_NETWORK,
+    ),
+    outputs=SingleOutput("params_size", "S, shape [1]."),
+)
+
+CUDNN_RNN_CANONICAL_TO_PARAMS_V2 = Op(
+    name="CudnnRNNCanonicalToParamsV2",
+    request=messages_pb2.CudnnRNNCanonicalToParamsRequest,
+    summary="Makes the parameter vector of a network of its matrices and biases.",
+    text="""
+    With G gates, D directions, H units, and H' the size of the hidden state: for each layer and direction come the
+    matrices W of all gates, each [H, size of the layer's input], R of all gates, each [H, H'], and the projection,
+    [num_proj, H], where there is one; and the biases bW of all gates and bR of all gates, each [H]. Gates in the
+    order input, forget, new memory, output (lstm); reset, update, new memory (gru). With skip_input the matrices W
+    of the first layer have no columns: [H, 0]. Each may come in any other shape of as many elements, such as flat:
+    the elements are taken row by row.
+    """,
+    arguments=(
+        *_SIZES,
+        Input("weights", FLOAT32, "The matrices.", is_list=True),
+        Input("biases", FLOAT32, "The biases.", is_list=True),
+        *_NETWORK,
+    ),
+    outputs=SingleOutput("params", "The parameter vector."),
+)
+
+CUDNN_RNN_CANONICAL_TO_PARAMS = CUDNN_RNN_CANONICAL_TO_PARAMS_V2.older(
+    "CudnnRNNCanonicalToParams",
+    "Makes a parameter vector: CudnnRNNCanonicalToParamsV2 without a projection.",
+    without=("num_proj",),
+)
+
+_NUM_WEIGHTS = Attribute("num_params_weights", "int", "How many matrices there are.", convert=_count)
+_NUM_BIASES = Attribute("num_params_biases", "int", "How many biases there are.", convert=_count)
+
+CUDNN_RNN_PARAMS_TO_CANONICAL_V2 = Op(
+    name="CudnnRNNParamsToCanonicalV2",
+    request=messages_pb2.CudnnRNNParamsToCanonicalRequest,
+    summary="Takes the parameter vector of a network apart; the reverse of `CudnnRNNCanonicalToParamsV2`.",
+    text="",
+    arguments=(*_SIZES, Input("params", FLOAT32, "The parameter vector."), _NUM_WEIGHTS, _NUM_BIASES, *_NETWORK),
+    outputs=CudnnRNNParamsToCanonicalOutputs,
+)
+
+CUDNN_RNN_PARAMS_TO_CANONICAL = CUDNN_RNN_PARAMS_TO_CANONICAL_V2.older(
+    "CudnnRNNParamsToCanonical",
+    "Takes a parameter vector apart: CudnnRNNParamsToCanonicalV2 without a projection.",
+    without=("num_params_biases", "num_proj"),
+    changed={
+        "num_params_weights": Attribute(
+            "num_params",
+            "int",
+            "How many matrices there are, and how many biases.",
+            fields=("num_params_weights", "num_params_biases"),
+            convert=_count,
+        )
+    },
+)

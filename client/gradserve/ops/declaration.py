@@ -1,0 +1,216 @@
+"""What an op is to the client: its arguments, outputs and documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, get_type_hints
+
+import numpy as np
+from google.protobuf.message import Message
+
+from gradserve.conversion.argument import Argument
+from gradserve.wire.dtypes import DType
+
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+INT32, INT8 = np.dtype(np.int32), np.dtype(np.int8)
+
+
+@dataclass(frozen=True)
+class SameAs:
+    """The dtype of another input."""
+
+    input: str
+
+    def follow(self, dtype: DType) -> DType:
+        """Returns the dtype, given that of the other input."""
+        return dtype
+
+
+@dataclass(frozen=True)
+class StatisticsOf:
+    """The dtype in which the statistics of another input are kept: float64 for float64, else float32."""
+
+    input: str
+
+    def follow(self, dtype: DType) -> DType:
+        """Returns the dtype, given that of the other input."""
+        return FLOAT64 if dtype == FLOAT64 else FLOAT32
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor that an op takes.
+
+    Attributes:
+        name: The argument, and the field of the request.
+        dtype: What plain numbers become, which have no dtype: a dtype, or one that follows from another input's.
+        doc: Dtype, shape and meaning.
+        is_optional: It may be left out, or be None.
+        is_list: It is a sequence of tensors.
+        allowed_dtypes: The dtypes that a version takes, in TensorFlow's spelling. Empty: those that the server takes.
+    """
+
+    name: str
+    dtype: DType | SameAs | StatisticsOf
+    doc: str
+    is_optional: bool = False
+    is_list: bool = False
+    allowed_dtypes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Required:
+    """The default of an attribute that has none."""
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """An argument that is not a tensor.
+
+    Attributes:
+        name: The argument.
+        kind: Its type as it is written in the signature: "float", "int", "bool", "str", "ArrayLike" or "DTypeLike".
+        doc: Meaning and unit.
+        default: What it is when left out.
+        allowed: The texts that a version takes. Empty: those that the server takes.
+        fields: The fields of the request that it becomes. None: the one of its name.
+        convert: Makes what is sent of what was given. None: it is sent as given.
+        no_effect: Why the op ignores it. Empty: the op does not. A warning is given for a value other than 0.
+    """
+
+    name: str
+    kind: str
+    doc: str
+    default: object = Required()
+    allowed: tuple[str, ...] = ()
+    fields: tuple[str, ...] | None = None
+    convert: Callable[[Any, Argument], object] | None = None
+    no_effect: str = ""
+
+
+@dataclass(frozen=True)
+class SingleOutput:
+    """The output of an op that has one: it is returned by itself, without a named tuple.
+
+    Attributes:
+        field: The field of the response.
+        doc: Dtype, shape and meaning.
+    """
+
+    field: str
+    doc: str
+
+
+@dataclass(frozen=True)
+class Field:
+    """The field of the response that an output has, where that is not the output's name."""
+
+    name: str
+
+
+Outputs: TypeAlias = type[tuple[Any, ...]]
+"""A named tuple. Its annotations describe each output: Annotated[TensorT_co, "T, the shape of x."]."""
+
+
+@dataclass(frozen=True)
+class Op:
+    """An op. Its RPC is named after the request: FusedBatchNorm takes a FusedBatchNormRequest.
+
+    Attributes:
+        name: TensorFlow's, or ours where TensorFlow has no such op.
+        request: The type of the request.
+        summary: One sentence.
+        text: What follows the summary in the docstring: the letters that stand for sizes and dtypes, formulas.
+        arguments: Inputs and attributes, in the order of the signature.
+        outputs: What it returns.
+        more_outputs: A flag among the attributes, and what the op returns when it is set.
+        newer: The version of the op that this one is a view of. It describes the outputs that this one does not.
+    """
+
+    name: str
+    request: type[Message]
+    summary: str
+    text: str
+    arguments: tuple[Input | Attribute, ...]
+    outputs: Outputs | SingleOutput
+    more_outputs: tuple[str, Outputs] | None = None
+    newer: Op | None = None
+
+    @property
+    def rpc(self) -> str:
+        """The name of its RPC."""
+        return self.request.DESCRIPTOR.name.removesuffix("Request")
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """The tensors it takes."""
+        return tuple(each for each in self.arguments if isinstance(each, Input))
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        """Its other arguments."""
+        return tuple(each for each in self.arguments if isinstance(each, Attribute))
+
+    @property
+    def output_tuples(self) -> tuple[Outputs, ...]:
+        """What it returns: none of them if it has a single output, two if there are more outputs on demand."""
+        if isinstance(self.outputs, SingleOutput):
+            return ()
+        return (self.outputs,) if self.more_outputs is None else (self.outputs, self.more_outputs[1])
+
+    def output_doc(self, name: str) -> str:
+        """Returns the description of an output: its own, or that of the newer version."""
+        for outputs in self.output_tuples:
+            if name in (docs := _annotated(outputs, str)):
+                text: str = docs[name]
+                return text
+        assert self.newer is not None, f"{self.name} does not describe {name}"
+        return self.newer.output_doc(name)
+
+    def older(
+        self,
+        name: str,
+        summary: str,
+        *,
+        text: str | None = None,
+        without: tuple[str, ...] = (),
+        changed: Mapping[str, Input | Attribute] | None = None,
+        outputs: Outputs | None = None,
+    ) -> Op:
+        """Declares an older version, a view of this one.
+
+        Args:
+            name: Its name.
+            summary: Its summary.
+            text: What follows the summary. None: as here.
+            without: The arguments that it does not have.
+            changed: Arguments that are declared otherwise there, by their names here.
+            outputs: What it returns. None: as here.
+        """
+        others = changed or {}
+        arguments = tuple(others.get(each.name, each) for each in self.arguments if each.name not in without)
+        return replace(
+            self,
+            name=name,
+            summary=summary,
+            text=self.text if text is None else text,
+            arguments=arguments,
+            outputs=outputs or self.outputs,
+            newer=self,
+        )
+
+
+def fields_of(outputs: Outputs) -> Mapping[str, str]:
+    """Returns the fields of the response that outputs have, by the names of the outputs."""
+    others = _annotated(outputs, Field)
+    names: tuple[str, ...] = outputs._fields  # type: ignore[attr-defined]
+    return {name: others[name].name if name in others else name for name in names}
+
+
+def _annotated(outputs: Outputs, kind: type[Any]) -> Mapping[str, Any]:
+    """Returns what the annotations of outputs say of them, as far as it is of a kind."""
+    hints = get_type_hints(outputs, include_extras=True)
+    return {
+        name: said for name, hint in hints.items() for said in getattr(hint, "__metadata__", ()) if type(said) is kind
+    }
