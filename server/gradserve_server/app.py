@@ -192,7 +192,7 @@ class Server:
             expired = {
                 "accumulators and layers": await _expire_all(self.lifetimes.expire),
                 "tensors": await _expire_all(self.store.expire),
-                "forwards": self.layers.expire(),
+                "forwards": await self.layers.expire(),
             }
             for what, count in expired.items():
                 if count:

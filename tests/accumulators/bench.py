@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from gradserve_server.accumulators.accumulator import Accumulator
+from gradserve_server.accumulators.events import Event
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.journal import Journal, NoJournal
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.spec import (
     AccumulatorSpec,
@@ -22,6 +22,7 @@ from gradserve_server.devices.compute import Compute, InlineCompute
 from gradserve_server.leases.lifetime import SHARED, Lifetime
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.resources import ResourceKey
+from gradserve_server.state.journal import Journal, NoJournal
 from gradserve_server.tensors.quotas import Quota
 
 F32 = np.dtype(np.float32)
@@ -36,7 +37,7 @@ class Bench:
         self,
         compute: Compute | None = None,
         limit: int = 1 << 40,
-        journal: Journal | None = None,
+        journal: Journal[Event] | None = None,
         **limits: Any,
     ) -> None:
         self.now = 0.0

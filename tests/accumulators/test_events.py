@@ -10,8 +10,9 @@ from gradserve_server.accumulators.events import Event, GradientAnswered, RoundE
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.results import Outcome
-from gradserve_server.errors import ServiceError, UnavailableError
+from gradserve_server.errors import UnavailableError
 from tests.accumulators.bench import ID, Bench, apply, push_pull, take, turns, value_of
+from tests.journals import ListedJournal
 
 EVENTS: list[Event] = [
     GradientAnswered(None, Contribution(), Outcome.STALE),
@@ -21,22 +22,6 @@ EVENTS: list[Event] = [
     RoundEnded(ID),
     StepSet((1 << 63) - 1),
 ]
-
-
-class ListedJournal:
-    """Keeps events in a list; fails, or holds them up, when told to."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.failure: ServiceError | None = None
-        self.go_on = asyncio.Event()
-        self.go_on.set()
-
-    async def append(self, event: Event) -> None:
-        await self.go_on.wait()
-        if self.failure is not None:
-            raise self.failure
-        self.events.append(event)
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=repr)
@@ -50,7 +35,7 @@ def test_unknown_events_are_refused() -> None:
 
 
 async def test_each_change_is_one_event() -> None:
-    journal = ListedJournal()
+    journal: ListedJournal[Event] = ListedJournal()
     acc = Bench(journal=journal).accumulator()
     await acc.set_global_step(3)
     await apply(acc, 1, local_step=2, call=RequestId("a", 1))
@@ -68,7 +53,7 @@ async def test_each_change_is_one_event() -> None:
 
 
 async def test_nothing_shows_before_the_journal_has_it() -> None:
-    journal = ListedJournal()
+    journal: ListedJournal[Event] = ListedJournal()
     acc = Bench(journal=journal).accumulator()
     before = acc.state
     journal.go_on.clear()
@@ -87,7 +72,7 @@ async def test_nothing_shows_before_the_journal_has_it() -> None:
 
 
 async def test_what_the_journal_refuses_has_not_happened() -> None:
-    journal = ListedJournal()
+    journal: ListedJournal[Event] = ListedJournal()
     bench = Bench(journal=journal)
     acc = bench.accumulator()
     await apply(acc, 1)

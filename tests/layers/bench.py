@@ -15,17 +15,20 @@ from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.layers.batch_norm.calls import ForwardCall, ForwardResult
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
+from gradserve_server.layers.batch_norm.events import Event
+from gradserve_server.layers.batch_norm.forwards import Forward
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.spec import BackwardOutputs, CallInputs
 from gradserve_server.layers.families import make_layer_families
 from gradserve_server.layers.initializers import TensorInitializer
-from gradserve_server.layers.registry import LayerRegistry, Reuse
+from gradserve_server.layers.registry import REMEMBERED_FORWARDS, LayerRegistry, Reuse
 from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import make_families
 from gradserve_server.ops.runner import OpRunner
 from gradserve_server.resources import ResourceKey
+from gradserve_server.state.journal import Journal, NoJournal
 from gradserve_server.tensors.quotas import Quota
 
 KEY = ResourceKey("test", "layer")
@@ -39,6 +42,8 @@ class LayerBench:
         limit: int = 1 << 40,
         device: Device | None = None,
         families: Mapping[str, Family] | None = None,
+        journal: Journal[Event] | None = None,
+        remembered: int = REMEMBERED_FORWARDS,
         **limits: Any,
     ) -> None:
         """Takes `families` of ops and layers together with their device; without, the CPU's."""
@@ -68,11 +73,17 @@ class LayerBench:
             clock=lambda: self.now,
             new_id=lambda: str(next(ids)),
             new_seed=lambda: 7,
+            journal_of=lambda _: journal or NoJournal(),
+            remembered=remembered,
         )
 
     def layer(self, key: ResourceKey = KEY, reuse: Reuse = Reuse.ALLOWED, **arguments: Any) -> BatchNormLayer:
         """Returns a layer with the arguments of `client.batch_norm`, as the golden cases have them."""
         return self.registry.create(key, config_of(**arguments), reuse, "")[0]
+
+    def expire(self) -> int:
+        """Forgets forwards whose lease has run out; returns how many."""
+        return asyncio.run(self.registry.expire())
 
     def variables(self, layer: BatchNormLayer, names: Collection[str] = ()) -> dict[str, NDArray[Any]]:
         """Returns variables in host memory, all if none are named."""
@@ -127,3 +138,33 @@ def backward(layer: BatchNormLayer, forward_id: str, dy: Any, retain: bool = Fal
 
 def run_updates(layer: BatchNormLayer, *forward_ids: str) -> int:
     return asyncio.run(layer.run_updates(forward_ids))
+
+
+def release(layer: BatchNormLayer, *forward_ids: str, with_updates: bool = True) -> int:
+    return asyncio.run(layer.release(forward_ids, with_updates=with_updates))
+
+
+def contents(layer: BatchNormLayer) -> dict[str, Any]:
+    """Returns all that events have made of a layer, to be compared bit by bit."""
+    return {
+        "variables": None if layer.variables is None else bits(layer.variables.by_name()),
+        "num_updates": layer.num_updates,
+        "num_bytes": layer.num_bytes,
+        "forwards": [_kept(each) for each in layer.forwards],
+        "fates": layer.forwards.fates,
+    }
+
+
+def bits(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: (array.dtype, array.shape, array.tobytes()) for name, array in arrays.items()}
+
+
+def _kept(forward: Forward) -> dict[str, Any]:
+    saved, pending = forward.saved, forward.pending
+    return {
+        "id": forward.forward_id,
+        "lease": forward.lease,
+        "num_bytes": forward.account.used,
+        "saved": saved and (saved.is_training, saved.implementation, bits(saved.by_field())),
+        "pending": pending and (pending.implementation, bits({"mean": pending.mean, "variance": pending.variance})),
+    }

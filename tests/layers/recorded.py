@@ -9,7 +9,7 @@ from gradserve_server.layers.batch_norm.implementation import Implementation
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from tests.golden.batch_norm_layer import Call, LayerCase, assert_arrays, assert_call
 from tests.golden.seeded_layer_inputs import LayerInputs
-from tests.layers.bench import LayerBench, backward, forward, run_updates
+from tests.layers.bench import LayerBench, backward, forward, release, run_updates
 
 IMPLEMENTATIONS = {
     "slim fused": Implementation.FUSED,
@@ -64,11 +64,11 @@ def _check_call(layer: BatchNormLayer, expected: Call, step: LayerInputs, is_tra
     """Makes a call whose updates are not run."""
     made = forward(layer, step.x, is_training, step.batch_weights, step.adjustment)
     gradients = vars(backward(layer, made.forward_id, step.dy))
-    layer.forwards.release([made.forward_id], with_updates=True)
+    release(layer, made.forward_id)
     assert_call(expected, made.outputs, {name: gradients[field] for name, field in GRADIENTS.items()})
 
 
 def _step(layer: BatchNormLayer, step: LayerInputs) -> None:
     made = forward(layer, step.x, True, step.batch_weights, step.adjustment)
     run_updates(layer)
-    layer.forwards.release([made.forward_id], with_updates=True)
+    release(layer, made.forward_id)

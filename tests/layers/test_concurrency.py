@@ -196,7 +196,7 @@ class TestOverlaps:
         await asyncio.gather(forward(layer, "a"), forward(layer, "b"))
         gate.closed = {UPDATE}
         updates = await started(layer.run_updates(()))
-        assert layer.forwards.release(["a", "b"], with_updates=True) == 2
+        assert await layer.release(["a", "b"], with_updates=True) == 2
         gate.open()
         # That of "a" had begun, that of "b" had not.
         assert await updates == layer.num_updates == 1
@@ -206,7 +206,7 @@ class TestOverlaps:
         await forward(layer, "a")
         updates = asyncio.ensure_future(layer.run_updates(()))
         await asyncio.sleep(0)
-        layer.forwards.release(["a"], with_updates=True)
+        await layer.release(["a"], with_updates=True)
         assert await updates == layer.num_updates == 0
 
     async def test_release_during_a_backward_that_fails(self, bench: LayerBench, gate: Gate) -> None:
@@ -214,7 +214,7 @@ class TestOverlaps:
         await forward(layer, "a")
         gate.closed, gate.failing = {BACKWARD}, {BACKWARD}
         going_back = await started(backward(layer, "a"))
-        layer.forwards.release(["a"], with_updates=False)
+        await layer.release(["a"], with_updates=False)
         gate.open()
         with pytest.raises(MemoryError):
             await going_back
@@ -380,7 +380,7 @@ class TestQuotas:
             assert VARIABLES_BYTES + X.nbytes < held <= limit
             with pytest.raises(ResourceExhaustedError, match="too many bytes of tensor memory"):
                 await asyncio.gather(*(forward(layer, name) for name in "bcdefghi"))
-            layer.forwards.release("abcdefghi", with_updates=True)
+            await layer.release("abcdefghi", with_updates=True)
             assert bench.memory.used == VARIABLES_BYTES
             return
         raise AssertionError("no limit was enough")

@@ -11,9 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gradserve_server.errors import AbortedError, InvalidArgumentError, NotFoundError
 from gradserve_server.layers.batch_norm.calls import ForwardCall
+from gradserve_server.layers.batch_norm.events import Event
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.spec import CallInputs
-from tests.layers.bench import KEY, LayerBench
+from tests.journals import ListedJournal
+from tests.layers.bench import KEY, LayerBench, contents
 
 EPSILON = 0.5
 PAIR = 2 * 8
@@ -66,7 +68,8 @@ class LayerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.bench = LayerBench()
+        self.journal: ListedJournal[Event] = ListedJournal()
+        self.bench = LayerBench(journal=self.journal)
         self.number = 0
         self.inputs: dict[str, tuple[int, int]] = {}
         self.create()
@@ -76,8 +79,8 @@ class LayerMachine(RuleBasedStateMachine):
         self.loop.close()
 
     def create(self) -> None:
-        arguments: dict[str, Any] = {"updates_collections": None} if self.in_place else {}
-        self.layer: BatchNormLayer = self.bench.layer(decay=0.5, scale=True, fused=False, epsilon=EPSILON, **arguments)
+        self.journal.events.clear()
+        self.layer = self.new_layer(self.bench)
         self.run(self.layer.build(np.dtype(np.float64), (-1, 2)))
         self.variables = {"beta": 0.0, "gamma": 1.0, "moving_mean": 0.0, "moving_variance": 1.0}
         self.kept: dict[str, Kept] = {}
@@ -85,7 +88,15 @@ class LayerMachine(RuleBasedStateMachine):
         self.spent: set[str] = set()
         self.num_updates = 0
 
+    def new_layer(self, bench: LayerBench) -> BatchNormLayer:
+        arguments: dict[str, Any] = {"updates_collections": None} if self.in_place else {}
+        return bench.layer(decay=0.5, scale=True, fused=False, epsilon=EPSILON, **arguments)
+
     def delete(self) -> None:
+        replayed = self.new_layer(LayerBench())
+        for event in self.journal.events:
+            replayed.replay(event)
+        assert contents(replayed) == contents(self.layer)
         assert self.bench.registry.delete(KEY)
         assert (self.bench.memory.used, self.bench.handles.used) == (0, 0)
 
@@ -176,7 +187,7 @@ class LayerMachine(RuleBasedStateMachine):
                 if with_updates:
                     self.kept[forward_id].pending = None
                 self.spend(forward_id)
-        assert self.layer.forwards.release(named, with_updates=with_updates) == expected
+        assert self.run(self.layer.release(named, with_updates=with_updates)) == expected
 
     @rule(given=st.dictionaries(st.sampled_from(["beta", "gamma", "moving_mean", "moving_variance"]), values))
     def set_variables(self, given: dict[str, int]) -> None:
@@ -188,7 +199,7 @@ class LayerMachine(RuleBasedStateMachine):
     def wait(self, seconds: int) -> None:
         self.bench.now += seconds
         expired = [forward_id for forward_id, kept in self.kept.items() if kept.expires <= self.bench.now]
-        assert self.bench.registry.expire() == len(expired)
+        assert self.run(self.bench.registry.expire()) == len(expired)
         for forward_id in expired:
             if self.kept.pop(forward_id).pending is not None:
                 self.counted.discard(forward_id)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from gradserve_server.errors import AbortedError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
-from gradserve_server.layers.batch_norm import forwards
 from gradserve_server.layers.batch_norm.calls import ForwardCall, ForwardResult
 from gradserve_server.layers.batch_norm.config import RandomAdjustment
+from gradserve_server.layers.batch_norm.events import AdjustmentDrawn
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.spec import CallInputs
 from gradserve_server.tensors.quotas import Account
-from tests.layers.bench import KEY, LayerBench, backward, forward, run_updates
+from tests.layers.bench import KEY, LayerBench, backward, forward, release, run_updates
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3) ** 2
 DY = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
@@ -74,9 +74,9 @@ class TestLeases:
         layer = bench.layer()
         made = forward(layer, X, lease=10)
         bench.now = 9.9
-        assert bench.registry.expire() == 0
+        assert bench.expire() == 0
         bench.now = 10
-        assert bench.registry.expire() == 1
+        assert bench.expire() == 1
         with pytest.raises(NotFoundError, match="or its lease has ended"):
             backward(layer, made.forward_id, DY)
         assert run_updates(layer) == 0
@@ -87,26 +87,26 @@ class TestLeases:
         made = forward(layer, X, lease=10)
         for bench.now in (9, 18, 27):
             backward(layer, made.forward_id, DY, retain=True)
-            assert bench.registry.expire() == 0
+            assert bench.expire() == 0
         bench.now = 37
-        assert bench.registry.expire() == 1
+        assert bench.expire() == 1
 
     def test_one_in_use_does_not_expire(self, bench: LayerBench) -> None:
         layer = bench.layer()
         kept = layer.forwards.get(forward(layer, X, lease=10).forward_id)
         bench.now = 20
         with layer.forwards.use(kept, retain=True), layer.forwards.hold(kept):
-            assert bench.registry.expire() == 0
-        assert bench.registry.expire() == 0
+            assert bench.expire() == 0
+        assert bench.expire() == 0
         bench.now = 30
-        assert bench.registry.expire() == 1
+        assert bench.expire() == 1
 
     def test_what_waits_for_its_updates_expires_too(self, bench: LayerBench) -> None:
         layer = bench.layer()
         made = forward(layer, X, lease=10)
         backward(layer, made.forward_id, DY)
         bench.now = 30
-        assert bench.registry.expire() == 1
+        assert bench.expire() == 1
         assert run_updates(layer) == layer.num_updates == 0
 
 
@@ -161,7 +161,7 @@ class TestBackward:
             backward(layer, first.forward_id, DY)
         # Its updates can still be run; those of one that is let go of altogether cannot.
         assert run_updates(layer, first.forward_id) == 1
-        assert layer.forwards.release([second.forward_id, second.forward_id, "nobody"], with_updates=True) == 1
+        assert release(layer, second.forward_id, second.forward_id, "nobody") == 1
         assert run_updates(layer, second.forward_id) == 0
 
     def test_each_has_the_variables_of_its_forward(self, bench: LayerBench) -> None:
@@ -240,8 +240,10 @@ REPLAYS = {
     "after run_updates": lambda layer, forward_id: run_updates(layer),
     "after backward": lambda layer, forward_id: backward(layer, forward_id, DY),
     "after both": lambda layer, forward_id: (run_updates(layer), backward(layer, forward_id, DY)),
-    "after its release": lambda layer, forward_id: layer.forwards.release([forward_id], with_updates=False),
-    "after 5000 others": lambda layer, forward_id: [layer.forwards.fate(f"other {number}") for number in range(5000)],
+    "after its release": lambda layer, forward_id: release(layer, forward_id, with_updates=False),
+    "after 5000 others": lambda layer, forward_id: [
+        layer.replay(AdjustmentDrawn(f"other {number}", number)) for number in range(5000)
+    ],
 }
 
 
@@ -319,9 +321,8 @@ def test_a_refused_forward_releases_nothing() -> None:
     backward(layer, first.forward_id, X)
 
 
-def test_inference_does_not_use_up_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwards, "_REMEMBERED", 8)
-    layer = LayerBench().layer(updates_collections=None)
+def test_inference_does_not_use_up_what_is_remembered() -> None:
+    layer = LayerBench(remembered=8).layer(updates_collections=None)
     forward(layer, X, forward_id="a", keep_for_backward=False)
     for _ in range(10):
         forward(layer, X, is_training=False, keep_for_backward=False)
@@ -334,6 +335,6 @@ def test_a_forward_whose_updates_expired_counts_when_it_is_repeated(bench: Layer
     for _ in range(2):
         forward(layer, X, forward_id="a", lease=10)
         bench.now += 11
-        assert bench.registry.expire() == 1
+        assert bench.expire() == 1
     forward(layer, X, forward_id="a")
     assert (run_updates(layer), layer.num_updates) == (1, 1)

@@ -11,7 +11,7 @@ import pytest
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.resources import Directory, ResourceKey
-from tests.layers.bench import LayerBench, forward
+from tests.layers.bench import LayerBench, forward, release
 
 
 @dataclass
@@ -117,7 +117,7 @@ class TestManyLayers:
         looked_at: list[int] = []
         for number, layer in layers.items():
             layer.forwards = LookedAt(layer.forwards, number, looked_at)  # type: ignore[assignment]
-        assert bench.registry.expire() == 0
+        assert bench.expire() == 0
         assert sorted(looked_at) == sorted(busy)
         assert asyncio.run(bench.registry.run_updates("c", "update_ops", ())) == 3
         assert set(looked_at) == set(busy)
@@ -129,10 +129,12 @@ class TestManyLayers:
             looked_at: list[int] = []
             forwards = layer.forwards
             layer.forwards = LookedAt(forwards, 7, looked_at)  # type: ignore[assignment]
-            assert bench.registry.expire() == 0
+            assert bench.expire() == 0
             assert looked_at == [7]
-            forwards.release([made.forward_id], with_updates=True)
-            assert bench.registry.expire() == 0
+            layer.forwards = forwards
+            release(layer, made.forward_id)
+            layer.forwards = LookedAt(forwards, 7, looked_at)  # type: ignore[assignment]
+            assert bench.expire() == 0
             assert looked_at == [7]
             layer.forwards = forwards
 
@@ -141,10 +143,10 @@ class TestManyLayers:
         for _ in range(2):
             forward(bench.layer(key), np.ones((2, 3), np.float32), lease=10)
             bench.registry.delete(key)
-            assert bench.registry.expire() == 0
+            assert bench.expire() == 0
         forward(bench.layer(key), np.ones((2, 3), np.float32), lease=10)
         bench.now += 10
-        assert bench.registry.expire() == 1
+        assert bench.expire() == 1
 
     def test_others_get_their_turns_while_updates_are_run(self, bench: LayerBench) -> None:
         x = np.ones((2, 3), np.float32)

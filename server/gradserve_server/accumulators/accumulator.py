@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 
 from gradserve_server.accumulators.averages import KeptAverages, average_of
 from gradserve_server.accumulators.diagnosis import diagnose
-from gradserve_server.accumulators.events import GradientAnswered, RoundEnded, StepSet
+from gradserve_server.accumulators.events import Event, GradientAnswered, RoundEnded, StepSet
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.journal import Journal
 from gradserve_server.accumulators.ledger import Ledger, Taken
 from gradserve_server.accumulators.results import AccumulatorState, Applied, Outcome
 from gradserve_server.accumulators.round_sum import RoundSum
@@ -20,6 +19,7 @@ from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.under_way import CallsUnderWay
 from gradserve_server.accumulators.waiting import TakeQueue, Waiter
 from gradserve_server.errors import DeadlineExceededError, InvalidArgumentError, ServiceError
+from gradserve_server.state.journal import Journal
 from gradserve_server.tensors.quotas import Quota
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class Accumulator:
         ledger: Ledger,
         round_sum: RoundSum,
         averages: KeptAverages,
-        journal: Journal,
+        journal: Journal[Event],
         waiters: Quota,
     ) -> None:
         """Takes its parts.

@@ -6,9 +6,9 @@ from contextlib import AbstractContextManager
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.averages import KeptAverages
 from gradserve_server.accumulators.dense import Allocate
+from gradserve_server.accumulators.events import Event
 from gradserve_server.accumulators.history import AverageHistory
 from gradserve_server.accumulators.identity import CallMemory
-from gradserve_server.accumulators.journal import Journal, NoJournal
 from gradserve_server.accumulators.ledger import CallRecord, Ledger
 from gradserve_server.accumulators.round_sum import RoundSum
 from gradserve_server.accumulators.spec import AccumulatorSpec
@@ -21,6 +21,7 @@ from gradserve_server.errors import AbortedError, AlreadyExistsError, Unavailabl
 from gradserve_server.leases.lifetime import SHARED, Lifetime
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.resources import Directory, ResourceKey
+from gradserve_server.state.journal import Journal, NoJournal
 from gradserve_server.tensors.quotas import Quota
 
 
@@ -40,7 +41,7 @@ class AccumulatorRegistry:
         lifetimes: Lifetimes,
         clock: Callable[[], float],
         new_incarnation: Callable[[], str],
-        journal_of: Callable[[ResourceKey], Journal] = lambda _: NoJournal(),
+        journal_of: Callable[[ResourceKey], Journal[Event]] = lambda _: NoJournal(),
     ) -> None:
         """Takes a monotonic `clock` in seconds, a source of unique incarnations, and what makes each a journal."""
         self._compute = compute

@@ -1,6 +1,7 @@
 """The layers of a server, by container and name."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum, auto
@@ -11,16 +12,22 @@ import numpy as np
 
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import Compute
-from gradserve_server.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from gradserve_server.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ServiceError
 from gradserve_server.layers.batch_norm.config import MAX_NAME_BYTES, BatchNormConfig
 from gradserve_server.layers.batch_norm.differences import describe_differences
+from gradserve_server.layers.batch_norm.events import Event
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.leases.lifetime import SHARED, Lifetime
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.ops.runner import OpRunner
 from gradserve_server.resources import Directory, ResourceKey
+from gradserve_server.state.journal import Journal, NoJournal
 from gradserve_server.tensors.quotas import Quota
 
+_log = logging.getLogger(__name__)
+
+REMEMBERED_FORWARDS = 4096
+"""The number of latest forwards of which a layer remembers whether they were counted."""
 _MAX_ID_BYTES = 128
 _LOOKED_AT_ONCE = 512
 """Layers, before others get their turn."""
@@ -52,8 +59,24 @@ class LayerRegistry:
         clock: Callable[[], float],
         new_id: Callable[[], str],
         new_seed: Callable[[], int],
+        journal_of: Callable[[ResourceKey], Journal[Event]] = lambda _: NoJournal(),
+        remembered: int = REMEMBERED_FORWARDS,
     ) -> None:
-        """Takes a monotonic `clock` in seconds, and sources of unique ids and of seeds."""
+        """Takes what layers are made with, and what counts them.
+
+        Args:
+            runner: Runs their computations.
+            compute: Runs their initializers.
+            memory: Bytes.
+            handles: One for each forward that they keep.
+            limits: How many there may be.
+            lifetimes: What ends them.
+            clock: Monotonic, in seconds.
+            new_id: A source of unique ids.
+            new_seed: A source of seeds.
+            journal_of: Makes each a journal.
+            remembered: The number of latest forwards of which a layer remembers whether they were counted.
+        """
         self._runner = runner
         self._compute = compute
         self._memory = memory
@@ -61,6 +84,8 @@ class LayerRegistry:
         self._clock = clock
         self._new_id = new_id
         self._new_seed = new_seed
+        self._journal_of = journal_of
+        self._remembered = remembered
         self._layers: Directory[BatchNormLayer] = Directory("layer", lifetimes, self._delete, article="a")
         # Those that have forwards left: mostly few of many.
         self._keeping: dict[ResourceKey, BatchNormLayer] = {}
@@ -229,9 +254,16 @@ class LayerRegistry:
                 count += await layer.run_updates(forward_ids)
         return count
 
-    def expire(self) -> int:
+    async def expire(self) -> int:
         """Forgets forwards whose lease has run out; returns how many."""
-        return sum(layer.forwards.expire() for layer in list(self._keeping.values()))
+        count = 0
+        for key, layer in list(self._keeping.items()):
+            try:
+                count += await layer.expire()
+            except ServiceError as error:
+                # Its journal refuses. Nothing has happened, and it is due the next time.
+                _log.warning("the forwards of layer %s did not expire: %s", key, error)
+        return count
 
     def _new(self, key: ResourceKey, config: BatchNormConfig, creation_id: str) -> BatchNormLayer:
         self.count.acquire()
@@ -247,6 +279,8 @@ class LayerRegistry:
                 handles=self._handles,
                 clock=self._clock,
                 new_id=self._new_id,
+                journal=self._journal_of(key),
+                remembered=self._remembered,
                 on_presence=partial(self._note_forwards, key),
             )
         except BaseException:

@@ -1,42 +1,17 @@
 """The forwards of a layer that something is left to do for."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from gradserve_server.devices.device import Array
 from gradserve_server.errors import AbortedError, NotFoundError
-from gradserve_server.layers.batch_norm.implementation import Implementation
-from gradserve_server.layers.batch_norm.spec import BackwardAttributes
+from gradserve_server.layers.batch_norm.events import ForwardEnded
+from gradserve_server.layers.batch_norm.saved import Moments, Saved, num_bytes_of
 from gradserve_server.tensors.quotas import Account, Quota
 
-_REMEMBERED = 4096
-"""The number of latest forwards of which a layer remembers whether they were counted."""
-
 
 @dataclass(frozen=True)
-class Moments:
-    """What a forward feeds the moving averages with, each of shape [C], and how it was computed."""
-
-    mean: Array
-    variance: Array
-    implementation: Implementation
-
-
-@dataclass(frozen=True)
-class Saved:
-    """What a backward needs.
-
-    Attributes:
-        arrays: The fields of BackwardInputs but `outputs_gradient`, by name.
-    """
-
-    arrays: Mapping[str, Array]
-    attributes: BackwardAttributes
-
-
-@dataclass
 class Fate:
     """What became of a forward.
 
@@ -79,18 +54,10 @@ class Forward:
         return self.saved is not None and self.saved is not self.claimed
 
 
-@dataclass(eq=False)
-class Room:
-    """Memory and a handle for what a forward leaves; given back at the end, or when it is kept."""
-
-    saved: Saved | None
-    pending: Moments | None
-    account: Account
-    num_handles: int
-
-
 class Forwards:
     """Keeps forwards while they have something left to do and their leases last.
+
+    What it keeps and remembers is made of events; who uses it at the moment, and since when, is not.
 
     Attributes:
         num_bytes: The memory they hold.
@@ -103,13 +70,25 @@ class Forwards:
         memory: Quota,
         handles: Quota,
         clock: Callable[[], float],
+        *,
+        remembered: int,
         on_presence: Callable[[bool], object] = lambda _: None,
     ) -> None:
-        """Takes a monotonic `clock` in seconds, and what is told when there begins or ceases to be any forward."""
+        """Takes the quotas, and how much to remember.
+
+        Args:
+            memory: Bytes.
+            handles: One for each forward that is kept.
+            clock: Monotonic, in seconds.
+            remembered: The number of latest forwards whose fate is remembered.
+            on_presence: Told when there begins or ceases to be any forward.
+        """
         self.num_bytes = 0
         self._memory = memory
-        self._handles = handles
+        self._num_handles = handles
+        self._handles = Account(handles)
         self._clock = clock
+        self._remembered = remembered
         self._on_presence = on_presence
         self._forwards: dict[str, Forward] = {}
         self._fates: OrderedDict[str, Fate] = OrderedDict()
@@ -118,57 +97,19 @@ class Forwards:
     def __len__(self) -> int:
         return len(self._forwards)
 
+    def __iter__(self) -> Iterator[Forward]:
+        """Iterates over those that are kept, oldest first."""
+        return iter(self._forwards.values())
+
+    @property
+    def fates(self) -> tuple[tuple[str, Fate], ...]:
+        """What is remembered of forwards, the latest last."""
+        return tuple((forward_id, self.fate(forward_id)) for forward_id in self._fates)
+
     def fate(self, forward_id: str) -> Fate:
-        """Returns what became of a forward, to be kept up to date; of a new one, nothing yet."""
+        """Returns what became of a forward; of a new one, nothing yet."""
         kept = self._forwards.get(forward_id)
-        fate = self._fates.get(forward_id, Fate()) if kept is None else kept.fate
-        self._remember(forward_id, fate)
-        return fate
-
-    @contextmanager
-    def room(self, saved: Saved | None, pending: Moments | None, reserved: Account | None = None) -> Iterator[Room]:
-        """Takes the room for what a forward leaves, until the block ends: `add` in it cannot fail.
-
-        Args:
-            saved: For its backward.
-            pending: For its updates.
-            reserved: Memory that was reserved for all that the forward gives. What nothing is left of is given back.
-
-        Raises:
-            ResourceExhaustedError: It does not fit.
-        """
-        room = Room(saved, pending, Account(self._memory), int(saved is not None or pending is not None))
-        reserved = reserved or Account(self._memory)
-        room.account.take_over(_num_bytes(saved, pending), reserved)
-        reserved.settle(0)
-        try:
-            self._handles.acquire(room.num_handles)
-        except BaseException:
-            room.account.settle(0)
-            raise
-        try:
-            yield room
-        finally:
-            self._give_back(room)
-
-    def add(self, forward_id: str, room: Room, lease: float) -> None:
-        """Keeps what a forward left, in the place of what an earlier call with this id saved. Updates stay its own."""
-        self._give_back(room)
-        if self._closed or (room.saved is None and room.pending is None):
-            return
-        forward = self._forwards.get(forward_id)
-        if forward is None:
-            self._handles.acquire()
-            forward = Forward(forward_id, self.fate(forward_id), Account(self._memory))
-            self._forwards[forward_id] = forward
-            if len(self._forwards) == 1:
-                self._on_presence(True)
-        if room.saved is not None:
-            forward.saved, forward.fate.is_spent = room.saved, False
-        if room.pending is not None:
-            forward.pending = room.pending
-        self._settle_memory(forward, _num_bytes(forward.saved, forward.pending))
-        forward.lease, forward.expires = lease, self._clock() + lease
+        return self._fates.get(forward_id, Fate()) if kept is None else kept.fate
 
     def find(self, forward_id: str) -> Forward | None:
         """Returns a forward that has something left to do."""
@@ -184,8 +125,7 @@ class Forwards:
         forward = self._forwards.get(forward_id)
         if forward is not None and forward.can_begin:
             return forward
-        fate = self._fates.get(forward_id) if forward is None else forward.fate
-        if (forward is not None and forward.claimed is not None) or (fate is not None and fate.is_spent):
+        if (forward is not None and forward.claimed is not None) or self.fate(forward_id).is_spent:
             raise AbortedError(
                 f"the gradients of forward {forward_id!r} were computed already, or it was released",
                 field="forward_id",
@@ -202,11 +142,39 @@ class Forwards:
         found = (self._forwards.get(forward_id) for forward_id in ids)
         return [forward for forward in found if forward is not None and forward.pending is not None]
 
+    def expired(self) -> tuple[str, ...]:
+        """Returns those whose lease has run out and that nobody uses."""
+        now = self._clock()
+        return tuple(each.forward_id for each in self if each.expires <= now and each.users == 0)
+
+    @contextmanager
+    def room(self, saved: Saved | None, pending: Moments | None, reserved: Account | None = None) -> Iterator[None]:
+        """Takes the room for what a forward leaves, until the block ends: there is enough for it to be kept then.
+
+        Args:
+            saved: For its backward.
+            pending: For its updates.
+            reserved: Memory that was reserved for all that the forward gives. What nothing is left of is given back.
+
+        Raises:
+            ResourceExhaustedError: It does not fit.
+        """
+        account, handles = Account(self._memory), Account(self._num_handles)
+        reserved = reserved or Account(self._memory)
+        account.take_over(num_bytes_of(saved, pending), reserved)
+        reserved.settle(0)
+        try:
+            handles.grow(int(saved is not None or pending is not None))
+            yield
+        finally:
+            account.settle(0)
+            handles.settle(0)
+
     @contextmanager
     def use(self, forward: Forward, *, retain: bool) -> Iterator[None]:
         """Holds a forward while its backward is computed, and renews its lease.
 
-        Unless it is to be retained, nobody else can begin its backward meanwhile, nor later unless this one fails.
+        Unless it is to be retained, nobody else can begin its backward meanwhile.
         """
         saved = forward.saved
         forward.users += 1
@@ -219,9 +187,6 @@ class Forwards:
             forward.expires = self._clock() + forward.lease
             if not retain and forward.claimed is saved:
                 forward.claimed = None
-        # A repeated forward may have saved anew meanwhile: that is for another backward.
-        if not retain and forward.saved is saved:
-            self.spend(forward)
 
     @contextmanager
     def hold(self, forward: Forward) -> Iterator[None]:
@@ -232,15 +197,53 @@ class Forwards:
         finally:
             forward.users -= 1
 
-    def spend(self, forward: Forward) -> None:
-        """Lets go of what the backward of a forward needs."""
-        forward.saved, forward.fate.is_spent = None, True
-        self._shrink(forward)
+    def close(self) -> None:
+        """Forgets all, and keeps none any more."""
+        self._closed = True
+        for forward in list(self):
+            self._drop(forward)
 
-    def settle(self, forward: Forward) -> None:
+    # What events do
+
+    def draw(self, forward_id: str, number: int) -> None:
+        """Remembers the number of the adjustment of a forward."""
+        self._set_fate(forward_id, replace(self.fate(forward_id), draw=number))
+
+    def add(self, event: ForwardEnded) -> None:
+        """Keeps what a forward left, in the place of what an earlier call with this id saved. Updates stay its own."""
+        fate = self.fate(event.forward_id)
+        if event.pending is not None or event.averages is not None:
+            fate = replace(fate, was_counted=True)
+        self._set_fate(event.forward_id, fate)
+        if self._closed or (event.saved is None and event.pending is None):
+            return
+        forward = self._forwards.get(event.forward_id)
+        if forward is None:
+            forward = Forward(event.forward_id, fate, Account(self._memory))
+            self._forwards[event.forward_id] = forward
+            self._handles.settle(len(self))
+            if len(self) == 1:
+                self._on_presence(True)
+        if event.saved is not None:
+            forward.saved, forward.fate = event.saved, replace(fate, is_spent=False)
+        if event.pending is not None:
+            forward.pending = event.pending
+        self._settle_memory(forward, num_bytes_of(forward.saved, forward.pending))
+        forward.lease, forward.expires = event.lease, self._clock() + event.lease
+
+    def settle(self, forward_id: str) -> None:
         """Lets go of the updates of a forward: they were run."""
-        forward.pending = None
-        self._shrink(forward)
+        forward = self._forwards.get(forward_id)
+        if forward is not None:
+            forward.pending = None
+            self._shrink(forward)
+
+    def spend(self, forward_id: str) -> None:
+        """Lets go of what the backward of a forward needs."""
+        forward = self._forwards.get(forward_id)
+        if forward is not None:
+            forward.saved, forward.fate = None, replace(forward.fate, is_spent=True)
+            self._shrink(forward)
 
     def release(self, forward_ids: Iterable[str], *, with_updates: bool) -> int:
         """Lets go of what nobody needs; returns how many of the forwards there were."""
@@ -251,61 +254,43 @@ class Forwards:
                 count += 1
                 if with_updates:
                     forward.pending = None
-                self.spend(forward)
+                self.spend(forward_id)
         return count
 
-    def expire(self) -> int:
-        """Forgets those whose lease has run out and that nobody uses; returns how many."""
-        now = self._clock()
-        expired = [each for each in self._forwards.values() if each.expires <= now and each.users == 0]
-        for forward in expired:
+    def forget(self, forward_ids: Iterable[str]) -> int:
+        """Forgets forwards that are kept; returns how many there were."""
+        found = [self._forwards[forward_id] for forward_id in forward_ids if forward_id in self._forwards]
+        for forward in found:
             if forward.pending is not None:
                 # The averages will not follow it: should it be repeated, that is the first time.
-                forward.fate.was_counted = False
+                forward.fate = replace(forward.fate, was_counted=False)
             self._drop(forward)
-        return len(expired)
-
-    def close(self) -> None:
-        """Forgets all, and keeps none any more."""
-        self._closed = True
-        for forward in list(self._forwards.values()):
-            self._drop(forward)
+        return len(found)
 
     def _shrink(self, forward: Forward) -> None:
         """Gives back the memory of what was let go of, and the forward itself when nothing is left."""
         if forward.saved is None and forward.pending is None:
             self._drop(forward)
-        elif self._forwards.get(forward.forward_id) is forward:
-            self._settle_memory(forward, _num_bytes(forward.saved, forward.pending))
+        else:
+            self._settle_memory(forward, num_bytes_of(forward.saved, forward.pending))
 
     def _drop(self, forward: Forward) -> None:
-        if self._forwards.get(forward.forward_id) is forward:
-            del self._forwards[forward.forward_id]
-            self._handles.release()
-            self._remember(forward.forward_id, forward.fate)
-            if not self._forwards:
-                self._on_presence(False)
+        del self._forwards[forward.forward_id]
+        self._handles.settle(len(self))
+        self._set_fate(forward.forward_id, forward.fate)
         self._settle_memory(forward, 0)
+        if not self._forwards:
+            self._on_presence(False)
 
     def _settle_memory(self, forward: Forward, num_bytes: int) -> None:
         """Makes `num_bytes` what a forward holds. The sum is kept: it is asked for often, and there can be many."""
         self.num_bytes += num_bytes - forward.account.used
         forward.account.settle(num_bytes)
 
-    def _give_back(self, room: Room) -> None:
-        room.account.settle(0)
-        self._handles.release(room.num_handles)
-        room.num_handles = 0
-
-    def _remember(self, forward_id: str, fate: Fate) -> None:
+    def _set_fate(self, forward_id: str, fate: Fate) -> None:
+        if forward_id in self._forwards:
+            self._forwards[forward_id].fate = fate
         self._fates[forward_id] = fate
         self._fates.move_to_end(forward_id)
-        while len(self._fates) > _REMEMBERED:
+        while len(self._fates) > self._remembered:
             self._fates.popitem(last=False)
-
-
-def _num_bytes(saved: Saved | None, pending: Moments | None) -> int:
-    """Returns the memory of what a forward left, each array counted once."""
-    arrays = [] if saved is None else list(saved.arrays.values())
-    arrays += [] if pending is None else [pending.mean, pending.variance]
-    return sum({id(array): int(array.nbytes) for array in arrays}.values())

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,35 +16,47 @@ from gradserve_server.layers.batch_norm.adjustment import draw_adjustment
 from gradserve_server.layers.batch_norm.calls import BackwardCall, ForwardCall, ForwardResult
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.declaration import BACKWARD, FORWARD, UPDATE
-from gradserve_server.layers.batch_norm.forwards import Forwards, Moments, Saved
+from gradserve_server.layers.batch_norm.events import (
+    AdjustmentDrawn,
+    BackwardEnded,
+    Event,
+    ForwardEnded,
+    ForwardsExpired,
+    ForwardsReleased,
+    UpdatesRun,
+    VariablesCreated,
+    VariablesSet,
+)
+from gradserve_server.layers.batch_norm.forwards import Forwards
 from gradserve_server.layers.batch_norm.implementation import CallKind, choose_implementation
+from gradserve_server.layers.batch_norm.saved import Moments, Saved
 from gradserve_server.layers.batch_norm.spec import (
-    BackwardAttributes,
-    BackwardInputs,
     BackwardOutputs,
     CallInputs,
     ForwardAttributes,
     ForwardInputs,
-    ForwardOutputs,
-    ForwardPlan,
     channel_axis,
     channel_shape,
     check_dtype,
     check_rank,
     plan_forward,
 )
+from gradserve_server.layers.batch_norm.state import LayerState
 from gradserve_server.layers.batch_norm.updates import UpdateAttributes, UpdateInputs, UpdateOutputs
 from gradserve_server.layers.batch_norm.variables import Variables, initial_variables, variable_bytes
 from gradserve_server.ops.dtypes import widened
-from gradserve_server.ops.runner import CheckedCall, Computed, OpRunner, check_call
+from gradserve_server.ops.runner import CheckedCall, Computed, OpRunner, check_call, with_arrays
+from gradserve_server.state.journal import Journal
 from gradserve_server.tensors.quotas import Account, Quota
 
 _VARIABLES = tuple(field.name for field in fields(ForwardInputs) if field.name in Variables.__dataclass_fields__)
 """What a forward uses of the variables."""
-_SAVED = ("mean", "variance", "r", "d", "activation_saved")
 _LOSSES = ("beta_regularization_loss", "gamma_regularization_loss")
 
 _MAX_ID_BYTES = 128
+
+EventT = TypeVar("EventT", bound=Event)
+AnswerT = TypeVar("AnswerT")
 
 
 def _ignore(_results: object) -> None:
@@ -54,7 +67,10 @@ class BatchNormLayer:
     """One layer.
 
     Its variables are values of one moment, replaced as a whole: whoever computes with them goes on with those it began
-    with. Changes wait for each other, in order of arrival.
+    with. Changes of them wait for each other, in order of arrival.
+
+    Every change is an event: it is computed, which can fail; then it is decided, the journal takes the event, and the
+    state applies it, which cannot fail, before anything else is decided.
 
     Not thread-safe: used on the event loop only.
     """
@@ -72,28 +88,57 @@ class BatchNormLayer:
         handles: Quota,
         clock: Callable[[], float],
         new_id: Callable[[], str],
+        journal: Journal[Event],
+        remembered: int,
         on_presence: Callable[[bool], object] = _ignore,
     ) -> None:
-        """Takes a configuration that was checked, with all its seeds; `on_presence` as `Forwards` does.
+        """Takes its parts.
+
+        Args:
+            name: For messages.
+            config: One that was checked, with all its seeds.
+            incarnation: Tells it from others of the same name.
+            creation_id: Of the call that created it.
+            runner: Runs the computations.
+            compute: Runs the initializers.
+            memory: Bytes.
+            handles: As `Forwards` takes them, and so `clock`, `remembered` and `on_presence`.
+            clock: See `handles`.
+            new_id: Makes ids of forwards.
+            journal: Takes every change before it has an effect.
+            remembered: See `handles`.
+            on_presence: See `handles`.
 
         Raises:
-            ResourceExhaustedError: There is no memory for the values in it.
+            ResourceExhaustedError: There is no memory for the values in the configuration.
         """
         self.name = name
         self.config = config
         self.incarnation = incarnation
         self.creation_id = creation_id
-        self.variables: Variables | None = None
-        self.num_updates = 0
-        self.forwards = Forwards(memory, handles, clock, on_presence)
+        self.forwards = Forwards(memory, handles, clock, remembered=remembered, on_presence=on_presence)
+        self._state = LayerState(self.forwards)
+        self._journal = journal
         self._runner = runner
         self._compute = compute
         self._account = Account(memory)
         self._account.grow(config.num_bytes)
         self._new_id = new_id
-        self._num_draws = 0
         self._closed = False
         self._changing = asyncio.Lock()
+        """Held from the moment that a change of the variables is computed from them."""
+        self._deciding = asyncio.Lock()
+        """Held from the moment that an event is decided until it has been applied."""
+
+    @property
+    def variables(self) -> Variables | None:
+        """The variables as they are now; None until they are created."""
+        return self._state.variables
+
+    @property
+    def num_updates(self) -> int:
+        """Times that the moving averages moved."""
+        return self._state.num_updates
 
     @property
     def num_bytes(self) -> int:
@@ -162,7 +207,7 @@ class BatchNormLayer:
         except InvalidArgumentError as error:
             # Whatever they do not agree with: the request has nothing else that could be wrong.
             raise InvalidArgumentError(error.message, field="inputs") from None
-        drawn = self._drawn(given, call, forward_id)
+        drawn = await self._drawn(given, call, forward_id)
         if drawn is not None:
             given = replace(given, adjustment_scale=drawn[0], adjustment_bias=drawn[1])
             plan = plan_forward(given, attributes)
@@ -173,12 +218,11 @@ class BatchNormLayer:
         outputs = computed.outputs
         saved = None
         if saves:
-            arrays = _saved_arrays(vars(inputs) | dict(computed.moved), outputs, plan)
-            saved = Saved(arrays, BackwardAttributes(self.config, call.is_training, plan.implementation))
+            on_device = with_arrays(inputs, computed.moved)
+            saved = Saved.of(on_device, outputs, plan, is_training=call.is_training)
         deliver(outputs.outputs)
         moments = Moments(outputs.batch_mean, outputs.batch_variance, plan.implementation) if plan.has_updates else None
-        has_pending = await self._keep(forward_id, saved, moments, call.lease, room)
-        self.forwards.release(call.released, with_updates=False)
+        has_pending = await self._end_forward(forward_id, saved, moments, call, room)
         losses = {name: getattr(outputs, f"{name}_regularization_loss") for name in ("beta", "gamma")}
         return ForwardResult(
             outputs=outputs.outputs,
@@ -206,8 +250,8 @@ class BatchNormLayer:
         forward = self.forwards.get(forward_id)
         saved = forward.saved
         assert saved is not None
-        inputs = BackwardInputs(outputs_gradient=outputs_gradient, **saved.arrays)
-        return BackwardCall(forward, check_call(BACKWARD, inputs, saved.attributes))
+        inputs, attributes = saved.backward_inputs(outputs_gradient), saved.backward_attributes(self.config)
+        return BackwardCall(forward, check_call(BACKWARD, inputs, attributes))
 
     async def backward(
         self,
@@ -231,9 +275,16 @@ class BatchNormLayer:
             ResourceExhaustedError: The gradients do not fit.
             MemoryError: The device has no memory left.
         """
-        with self.forwards.use(call.forward, retain=retain):
+        forward = call.forward
+        saved = forward.saved
+        with self.forwards.use(forward, retain=retain):
             computed = await self._runner.run(call.checked, on_host=on_host, room=room)
             deliver(computed.outputs)
+            if not retain:
+                async with self._deciding:
+                    # A repeated forward may have saved anew meanwhile: that is for another backward.
+                    if forward.saved is saved:
+                        await self._commit(BackwardEnded(forward.forward_id), self._state.end_backward)
         return computed
 
     async def run_updates(self, forward_ids: Sequence[str]) -> int:
@@ -250,10 +301,26 @@ class BatchNormLayer:
                 # It may have been released meanwhile.
                 if forward.pending is not None:
                     with self.forwards.hold(forward):
-                        await self._update(forward.pending)
-                    self.forwards.settle(forward)
-                    count += 1
+                        count += await self._run_update(forward.forward_id, forward.pending)
         return count
+
+    async def release(self, forward_ids: Sequence[str], *, with_updates: bool) -> int:
+        """Lets go of what the backwards of forwards need, and of their updates; returns how many there were."""
+        async with self._deciding:
+            if not any(self.forwards.find(forward_id) for forward_id in forward_ids):
+                return 0
+            return await self._commit(ForwardsReleased(tuple(forward_ids), with_updates), self._state.release)
+
+    async def expire(self) -> int:
+        """Forgets forwards whose lease has run out and that nobody uses; returns how many."""
+        async with self._deciding:
+            expired = self.forwards.expired()
+            return await self._commit(ForwardsExpired(expired), self._state.expire) if expired else 0
+
+    def replay(self, event: Event) -> None:
+        """Applies an event that was decided earlier, on a layer that nobody uses yet; the journal does not get it."""
+        self._state.replay(event)
+        self._account.settle(self.config.num_bytes + (0 if self.variables is None else self.variables.num_bytes))
 
     def get_variables(self, names: Collection[str]) -> dict[str, Array]:
         """Returns variables of one moment, all if none are named.
@@ -286,9 +353,8 @@ class BatchNormLayer:
                     f"got {value.dtype} of shape {list(value.shape)}",
                     field=f"variables[{index}].tensor",
                 )
-        async with self._changing:
-            assert self.variables is not None
-            self.variables = self.variables.with_values(values)
+        async with self._changing, self._deciding:
+            await self._commit(VariablesSet(dict(values)), self._state.set_variables)
 
     def close(self) -> None:
         """Lets go of everything. Calls under way end as if it were still there."""
@@ -306,13 +372,14 @@ class BatchNormLayer:
                     num_bytes = variable_bytes(self.config, channels, dtype)
                     self._account.grow(num_bytes)
                     try:
-                        self.variables = await self._compute.run(
-                            num_bytes, initial_variables, self.config, channels, dtype
-                        )
+                        created = await self._compute.run(num_bytes, initial_variables, self.config, channels, dtype)
+                        async with self._deciding:
+                            await self._commit(VariablesCreated(created), self._state.create_variables)
                     except BaseException:
                         self._account.settle(self.config.num_bytes)
                         raise
         variables = self.variables
+        assert variables is not None
         shared = f"Trying to share variable {self.name}/{next(iter(variables.by_name()))}, but specified"
         if variables.num_channels != channels:
             raise InvalidArgumentError(
@@ -328,74 +395,85 @@ class BatchNormLayer:
             )
         return variables
 
-    def _drawn(self, given: CallInputs, call: ForwardCall, forward_id: str) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    async def _drawn(
+        self, given: CallInputs, call: ForwardCall, forward_id: str
+    ) -> tuple[NDArray[Any], NDArray[Any]] | None:
         """Returns the adjustment of a forward where the layer draws it: the same one for a retry."""
         adjustment = self.config.adjustment
         if adjustment is None or not call.is_training:
             return None
-        fate = self.forwards.fate(forward_id)
-        if fate.draw is None:
-            fate.draw = self._num_draws
-            self._num_draws += 1
+        async with self._deciding:
+            number = self.forwards.fate(forward_id).draw
+            if number is None:
+                number = await self._commit(AdjustmentDrawn(forward_id, self._state.num_draws), self._state.draw)
         x, data_format = given.inputs, self.config.data_format
         channels = x.shape[channel_axis(len(x.shape), data_format)]
         shape = channel_shape(len(x.shape), data_format, channels)
-        return draw_adjustment(adjustment, fate.draw, shape, widened(x.dtype))
+        return draw_adjustment(adjustment, number, shape, widened(x.dtype))
 
     def _adopt(self, variables: Variables, moved: Mapping[str, Array]) -> None:
         """Keeps copies of variables in the device's memory, unless there are newer values."""
         copies: Any = {name: moved[name] for name in _VARIABLES if name in moved}
         if copies and self.variables is variables:
-            self.variables = replace(variables, **copies)
+            self._state.variables = replace(variables, **copies)
 
-    async def _keep(
-        self, forward_id: str, saved: Saved | None, moments: Moments | None, lease: float, reserved: Account | None
+    async def _end_forward(
+        self,
+        forward_id: str,
+        saved: Saved | None,
+        moments: Moments | None,
+        call: ForwardCall,
+        reserved: Account | None,
     ) -> bool:
-        """Keeps a forward, and updates the averages in place; tells whether its updates wait to be run."""
-        if saved is not None or moments is not None:
-            await self._leave(forward_id, saved, moments, lease, reserved)
-        kept = self.forwards.find(forward_id)
-        return kept is not None and kept.pending is not None
+        """Keeps what a forward left, and updates the averages in place; returns whether its update waits to be run."""
+        if saved is None and moments is None:
+            await self.release(call.released, with_updates=False)
+            kept = self.forwards.find(forward_id)
+            return kept is not None and kept.pending is not None
+        moves = moments if self.config.in_place_updates else None
+        waits = None if self.config.in_place_updates or self.forwards.fate(forward_id).was_counted else moments
+        with self.forwards.room(saved, waits, reserved):
+            async with nullcontext() if moves is None else self._changing:
+                averages = None
+                # A call with the same id may have come first.
+                if moves is not None and not self.forwards.fate(forward_id).was_counted:
+                    averages = await self._moved(moves)
+                async with self._deciding:
+                    event = ForwardEnded(
+                        forward_id=forward_id,
+                        lease=call.lease,
+                        saved=saved,
+                        pending=None if self.forwards.fate(forward_id).was_counted else waits,
+                        averages=averages,
+                        released=tuple(call.released),
+                    )
+                    return await self._commit(event, self._state.end_forward)
 
-    async def _leave(
-        self, forward_id: str, saved: Saved | None, moments: Moments | None, lease: float, reserved: Account | None
-    ) -> None:
-        fate = self.forwards.fate(forward_id)
-        is_new = moments is not None and not fate.was_counted
-        pending = None if self.config.in_place_updates or not is_new else moments
-        with self.forwards.room(saved, pending, reserved) as room:
-            if moments is not None and self.config.in_place_updates:
-                async with self._changing:
-                    # A call with the same id may have come first.
-                    if not fate.was_counted:
-                        await self._update(moments)
-                        fate.was_counted = True
-            fate.was_counted |= is_new
-            self.forwards.add(forward_id, room, lease)
+    async def _run_update(self, forward_id: str, moments: Moments) -> int:
+        """Moves the averages by a forward whose update waits; returns how many were run."""
+        averages = await self._moved(moments)
+        async with self._deciding:
+            if not self.forwards.fate(forward_id).was_counted:
+                return 0  # It has just expired.
+            await self._commit(UpdatesRun(forward_id, averages), self._state.run_updates)
+            return 1
 
-    async def _update(self, moments: Moments) -> None:
-        """Moves the averages; nobody else changes the variables meanwhile."""
+    async def _moved(self, moments: Moments) -> UpdateOutputs:
+        """Returns the moving averages after an update; nobody else changes the variables meanwhile."""
         variables = self.variables
         assert variables is not None
         averages = {name: getattr(variables, name) for name in UpdateOutputs.__dataclass_fields__}
         inputs = UpdateInputs(**averages, batch_mean=moments.mean, batch_variance=moments.variance)
-        computed = await self._runner.run(
-            check_call(UPDATE, inputs, UpdateAttributes(self.config, moments.implementation)), on_host=False
-        )
-        changes: Any = {name: array for name, array in vars(computed.outputs).items() if array is not None}
-        self.variables = replace(variables, **changes)
-        self.num_updates += 1
+        checked = check_call(UPDATE, inputs, UpdateAttributes(self.config, moments.implementation))
+        return (await self._runner.run(checked, on_host=False)).outputs
+
+    async def _commit(self, event: EventT, apply: Callable[[EventT], AnswerT]) -> AnswerT:
+        """Applies an event once the journal has it. Called by who holds `_deciding`, and decided the event therein."""
+        if not self._closed:
+            await self._journal.append(event)
+        return apply(event)
 
     def _check_name(self, name: str, found: Collection[str], field: str) -> None:
         if name not in found:
             has = f"it has {', '.join(found)}" if found else "its variables are created by the first forward"
             raise NotFoundError(f"layer {self.name!r} has no variable {name!r}; {has}", field=field)
-
-
-def _saved_arrays(inputs: Mapping[str, Array | None], outputs: ForwardOutputs, plan: ForwardPlan) -> dict[str, Array]:
-    """Returns what a backward needs, by the names of BackwardInputs."""
-    names = ["inputs", "beta", "gamma"]
-    names += ["batch_weights"] if plan.uses_weights else []
-    names += ["adjustment_scale", "adjustment_bias"] if plan.uses_adjustment else []
-    arrays = {name: inputs[name] for name in names} | {name: getattr(outputs, name) for name in _SAVED}
-    return {name: array for name, array in arrays.items() if array is not None}

@@ -28,6 +28,21 @@ class UpdateOutputs:
     renorm_mean_weight: Array | None = None
     renorm_stddev_weight: Array | None = None
 
+    def by_field(self) -> dict[str, Array]:
+        """Returns the averages that there are, by the names of the fields."""
+        arrays = {
+            "moving_mean": self.moving_mean,
+            "moving_variance": self.moving_variance,
+            "biased": self.biased,
+            "local_step": self.local_step,
+            "moving_stddev": self.moving_stddev,
+            "renorm_mean": self.renorm_mean,
+            "renorm_stddev": self.renorm_stddev,
+            "renorm_mean_weight": self.renorm_mean_weight,
+            "renorm_stddev_weight": self.renorm_stddev_weight,
+        }
+        return {name: array for name, array in arrays.items() if array is not None}
+
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateInputs(UpdateOutputs):

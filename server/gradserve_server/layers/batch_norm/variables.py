@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.layers.batch_norm.config import BatchNormConfig, IgnoredArgument
+from gradserve_server.layers.batch_norm.updates import UpdateOutputs
 
 _SCALARS = ("local_step", "renorm_mean_weight", "renorm_stddev_weight")
 _NAMES = {"biased": "moving_mean/biased", "local_step": "moving_mean/local_step"}
@@ -54,14 +55,51 @@ class Variables:
         channels: int = self.moving_mean.shape[0]
         return channels
 
+    @property
+    def num_bytes(self) -> int:
+        """The size of all of them."""
+        return sum(int(array.nbytes) for array in self.by_name().values())
+
     def by_name(self) -> dict[str, Array]:
         """Returns those that there are by TensorFlow's names, relative to the scope."""
-        return {public_name(name): array for name, array in vars(self).items() if array is not None}
+        return {public_name(name): array for name, array in self.by_field().items()}
+
+    def by_field(self) -> dict[str, Array]:
+        """Returns those that there are by the names of the fields."""
+        arrays = {
+            "beta": self.beta,
+            "gamma": self.gamma,
+            "moving_mean": self.moving_mean,
+            "moving_variance": self.moving_variance,
+            "biased": self.biased,
+            "local_step": self.local_step,
+            "moving_stddev": self.moving_stddev,
+            "renorm_mean": self.renorm_mean,
+            "renorm_stddev": self.renorm_stddev,
+            "renorm_mean_weight": self.renorm_mean_weight,
+            "renorm_stddev_weight": self.renorm_stddev_weight,
+        }
+        return {name: array for name, array in arrays.items() if array is not None}
 
     def with_values(self, values: Mapping[str, Array]) -> "Variables":
         """Returns them with other values, given by TensorFlow's names."""
-        changes: Any = {name: values[public_name(name)] for name in vars(self) if public_name(name) in values}
+        changes: Any = {name: values[public_name(name)] for name in self.by_field() if public_name(name) in values}
         return replace(self, **changes)
+
+    def with_averages(self, averages: UpdateOutputs) -> "Variables":
+        """Returns them with other moving averages."""
+        return replace(
+            self,
+            moving_mean=averages.moving_mean,
+            moving_variance=averages.moving_variance,
+            biased=averages.biased,
+            local_step=averages.local_step,
+            moving_stddev=averages.moving_stddev,
+            renorm_mean=averages.renorm_mean,
+            renorm_stddev=averages.renorm_stddev,
+            renorm_mean_weight=averages.renorm_mean_weight,
+            renorm_stddev_weight=averages.renorm_stddev_weight,
+        )
 
 
 def public_name(field: str) -> str:

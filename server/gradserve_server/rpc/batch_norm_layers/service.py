@@ -140,9 +140,8 @@ class BatchNormLayerServicer:
     ) -> messages_pb2.ReleaseBatchNormForwardsResponse:
         with self._using(request.layer) as layer:
             check_count(request.forward_ids, MAX_COMPONENTS, "forwards", "forward_ids")
-            return messages_pb2.ReleaseBatchNormForwardsResponse(
-                num_released=layer.forwards.release(request.forward_ids, with_updates=not request.keep_updates)
-            )
+            count = await layer.release(request.forward_ids, with_updates=not request.keep_updates)
+        return messages_pb2.ReleaseBatchNormForwardsResponse(num_released=count)
 
     async def RunBatchNormUpdates(
         self, request: messages_pb2.RunBatchNormUpdatesRequest, call: Call

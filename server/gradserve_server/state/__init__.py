@@ -1,0 +1,1 @@
+"""What is the same for everything whose changes are events."""
