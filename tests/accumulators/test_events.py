@@ -6,7 +6,16 @@ import json
 import numpy as np
 import pytest
 
-from gradserve_server.accumulators.events import Event, GradientAnswered, RoundEnded, StepSet, from_record, to_record
+from gradserve_server.accumulators.events import (
+    AnswersReceived,
+    ClientsForgotten,
+    Event,
+    GradientAnswered,
+    RoundEnded,
+    StepSet,
+    from_record,
+    to_record,
+)
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.results import Outcome
@@ -21,6 +30,8 @@ EVENTS: list[Event] = [
     RoundEnded(),
     RoundEnded(ID),
     StepSet((1 << 63) - 1),
+    AnswersReceived("ü", (1, (1 << 63) - 1)),
+    ClientsForgotten(("a", "b")),
 ]
 
 

@@ -348,6 +348,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
         assert rounds.global_step == state.global_step
         assert rounds.num_accumulated == state.num_accumulated
         assert rounds.current.worker_ids == state.worker_ids
+        assert replayed.awaiting == self.acc._ledger.awaiting
         for number, (value, local_step, stale) in self.applied.items():
             answer = replayed.recall(RequestId("client", number))
             assert isinstance(answer, Applied), (value, local_step)

@@ -115,6 +115,7 @@ class Accumulator:
             AbortedError: The average of an earlier call is gone, or the accumulator was deleted.
         """
         _check_num_required(num_required)
+        await self._forget_overdue(call)
         taken = self._recall(call)
         first = self._under_way.find(call)
         self._check_open()
@@ -299,6 +300,7 @@ class Accumulator:
         one_per_worker: bool,
     ) -> tuple[Applied, bool]:
         self._check_contribution(contribution)
+        await self._forget_overdue(call)
         known = self._recall(call) or self._under_way.find(call)
         if known is not None:
             assert not isinstance(known, Taken | Waiter), "another kind of call has another fingerprint"
@@ -314,11 +316,23 @@ class Accumulator:
         task.add_done_callback(partial(self._under_way.end, call))
         return await asyncio.shield(task), False
 
+    async def _forget_overdue(self, call: RequestId | None) -> None:
+        """Forgets what is not needed any more now that a call has arrived, by events of their own."""
+        if self._closed is not None or not self._ledger.overdue(call):
+            return
+        self._ledger.recall(call)  # A call that is refused tells nothing.
+        try:
+            async with self._lock:
+                for event in self._ledger.overdue(call):
+                    await self._journal.append(event)
+                    self._ledger.replay(event)
+        finally:
+            self._wake()
+
     def _recall(self, call: RequestId | None) -> Applied | Taken | None:
-        """Returns what became of a call; what the client received before it is let go of."""
+        """Returns what became of a call; averages that the client received before it are let go of."""
         known = self._ledger.recall(call)
         if call is not None:
-            self._ledger.received(call)
             self._averages.acknowledge(call)
         return known
 

@@ -43,7 +43,27 @@ class StepSet:
     global_step: int
 
 
-Event: TypeAlias = GradientAnswered | RoundEnded | StepSet
+@dataclass(frozen=True, slots=True)
+class AnswersReceived:
+    """Calls of a client await the average of the current round no more, as a later call of it told.
+
+    Attributes:
+        client_id: The client.
+        sequences: The numbers of the calls.
+    """
+
+    client_id: str
+    sequences: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientsForgotten:
+    """Clients were silent for so long that nothing is remembered of their calls any more."""
+
+    client_ids: tuple[str, ...]
+
+
+Event: TypeAlias = GradientAnswered | RoundEnded | StepSet | AnswersReceived | ClientsForgotten
 
 Record: TypeAlias = dict[str, Any]
 """An event in types that every serialization format has."""
@@ -64,6 +84,14 @@ def to_record(event: Event) -> Record:
             return {"event": "round_ended", "taken_by": _call_record(event.taken_by)}
         case StepSet():
             return {"event": "step_set", "global_step": event.global_step}
+        case AnswersReceived():
+            return {
+                "event": "answers_received",
+                "client_id": event.client_id,
+                "sequences": list(event.sequences),
+            }
+        case ClientsForgotten():
+            return {"event": "clients_forgotten", "client_ids": list(event.client_ids)}
 
 
 def from_record(record: Record) -> Event:
@@ -84,6 +112,10 @@ def from_record(record: Record) -> Event:
             return RoundEnded(_call_of(record["taken_by"]))
         case "step_set":
             return StepSet(record["global_step"])
+        case "answers_received":
+            return AnswersReceived(record["client_id"], tuple(record["sequences"]))
+        case "clients_forgotten":
+            return ClientsForgotten(tuple(record["client_ids"]))
         case other:
             raise ValueError(f"expected a known event, got {other!r}")
 

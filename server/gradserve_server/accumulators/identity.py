@@ -1,12 +1,13 @@
 """Makes a call count once, however often it is sent."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
+from gradserve_server.state.id_window import IdWindow
 
 RecordT = TypeVar("RecordT")
 
@@ -50,11 +51,27 @@ class RequestId:
             )
 
 
-@dataclass
-class _Window(Generic[RecordT]):
-    records: OrderedDict[int, tuple[bytes, RecordT]] = field(default_factory=OrderedDict)
+@dataclass(frozen=True)
+class CallRecord(Generic[RecordT]):
+    """What became of one call, and the fingerprint that it had."""
+
+    fingerprint: bytes
+    record: RecordT
+
+
+@dataclass(eq=False)
+class ClientWindow(Generic[RecordT]):
+    """What is remembered of the calls of one client.
+
+    Attributes:
+        calls: The latest, by number.
+        floor: The greatest number that was forgotten: an unknown one at or below it may have been seen.
+        last_used: When the client was last heard of.
+        num_running: Its calls that have not ended.
+    """
+
+    calls: IdWindow[int, CallRecord[RecordT]]
     floor: int = -1
-    """The greatest number that was forgotten: an unknown one at or below it may have been seen."""
     last_used: float = 0.0
     num_running: int = 0
 
@@ -63,8 +80,11 @@ class CallMemory(Generic[RecordT]):
     """Remembers what became of the latest calls of every client.
 
     A sliding window, as Kafka keeps for idempotent producers: of each client the latest `window` calls. A call
-    that is older than what is remembered is refused rather than carried out a second time. Clients are
+    that is older than what is remembered is refused rather than carried out a second time. Clients can be
     forgotten after a time of silence; while more than `max_clients` are remembered, new ones are refused.
+
+    What is remembered follows from the order of `remember` and `forget` alone; only when clients were last heard of
+    is a matter of time.
     """
 
     def __init__(self, *, window: int, max_clients: int, silence: float, clock: Callable[[], float]) -> None:
@@ -73,7 +93,7 @@ class CallMemory(Generic[RecordT]):
         self._max_clients = max_clients
         self._silence = silence
         self._clock = clock
-        self._clients: OrderedDict[str, _Window[RecordT]] = OrderedDict()
+        self._clients: OrderedDict[str, ClientWindow[RecordT]] = OrderedDict()
 
     def recall(self, call: RequestId | None) -> RecordT | None:
         """Returns the record of a call that was seen before, None for a new one.
@@ -85,9 +105,9 @@ class CallMemory(Generic[RecordT]):
         known = self._clients.get(call.client_id) if call is not None else None
         if call is None or known is None:
             return None
-        self._touch(call.client_id, known)
-        entry = known.records.get(call.sequence)
-        if entry is None:
+        self._heard_of(call.client_id)
+        found = known.calls.recall(call.sequence)
+        if found is None:
             if call.sequence <= known.floor:
                 raise AbortedError(
                     f"request_id {call.client_id}:{call.sequence} is older than the {self._window} latest that "
@@ -95,9 +115,30 @@ class CallMemory(Generic[RecordT]):
                     field="request_id.sequence",
                 )
             return None
-        fingerprint, record = entry
-        call.check_content(fingerprint)
-        return record
+        call.check_content(found.fingerprint)
+        return found.record
+
+    def windows(self) -> dict[str, ClientWindow[RecordT]]:
+        """Returns what is remembered of each client."""
+        return {client_id: window for client_id, window in self._clients.items() if len(window.calls)}
+
+    def silent(self, call: RequestId) -> tuple[str, ...]:
+        """Returns the clients to forget when a call arrives: if it is of a new client, those that are silent."""
+        if call.client_id in self._clients:
+            return ()
+        oldest_allowed = self._clock() - self._silence
+        found = []
+        for client_id, window in self._clients.items():
+            if window.last_used > oldest_allowed:
+                break
+            if not window.num_running:
+                found.append(client_id)
+        return tuple(found)
+
+    def forget(self, client_ids: Iterable[str]) -> None:
+        """Forgets clients with all their calls."""
+        for client_id in client_ids:
+            self._clients.pop(client_id, None)
 
     @contextmanager
     def room_for(self, call: RequestId | None) -> Iterator[None]:
@@ -109,45 +150,33 @@ class CallMemory(Generic[RecordT]):
         if call is None:
             yield
             return
-        if call.client_id not in self._clients:
-            self._make_room()
-        window = self._clients.setdefault(call.client_id, _Window())
-        self._touch(call.client_id, window)
+        if call.client_id not in self._clients and len(self._clients) >= self._max_clients:
+            raise ResourceExhaustedError(
+                f"too many clients use request ids here: {self._max_clients} allowed", field="request_id.client_id"
+            )
+        window = self._heard_of(call.client_id)
         window.num_running += 1
         try:
             yield
         finally:
             window.num_running -= 1
-            if not window.records and window.floor < 0 and not window.num_running:
-                # As if the client had never called: those that come, give up and go take no place.
-                del self._clients[call.client_id]
+            if self._clients.get(call.client_id) is window:
+                self._heard_of(call.client_id)
+                if not len(window.calls) and window.floor < 0 and not window.num_running:
+                    # As if the client had never called: those that come, give up and go take no place.
+                    del self._clients[call.client_id]
 
     def remember(self, call: RequestId | None, record: RecordT) -> None:
         """Keeps what became of a call, at the cost of the client's oldest."""
         if call is None:
             return
-        window = self._clients.setdefault(call.client_id, _Window())
-        self._touch(call.client_id, window)
-        window.records[call.sequence] = (call.fingerprint, record)
-        while len(window.records) > self._window:
-            forgotten, _ = window.records.popitem(last=False)
-            window.floor = max(window.floor, forgotten)
+        window = self._heard_of(call.client_id)
+        forgotten = window.calls.remember(call.sequence, CallRecord(call.fingerprint, record))
+        window.floor = max([window.floor, *forgotten])
 
-    def _touch(self, client_id: str, window: _Window[RecordT]) -> None:
+    def _heard_of(self, client_id: str) -> ClientWindow[RecordT]:
+        """Returns what is remembered of a client, now the one that was last heard of."""
+        window = self._clients.setdefault(client_id, ClientWindow(IdWindow(self._window)))
         window.last_used = self._clock()
         self._clients.move_to_end(client_id)
-
-    def _make_room(self) -> None:
-        oldest_allowed = self._clock() - self._silence
-        while self._clients:
-            client_id, window = next(iter(self._clients.items()))
-            if window.last_used > oldest_allowed:
-                break
-            if window.num_running:
-                self._touch(client_id, window)
-            else:
-                del self._clients[client_id]
-        if len(self._clients) >= self._max_clients:
-            raise ResourceExhaustedError(
-                f"too many clients use request ids here: {self._max_clients} allowed", field="request_id.client_id"
-            )
+        return window

@@ -3,7 +3,14 @@
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from gradserve_server.accumulators.events import Event, GradientAnswered, RoundEnded, StepSet
+from gradserve_server.accumulators.events import (
+    AnswersReceived,
+    ClientsForgotten,
+    Event,
+    GradientAnswered,
+    RoundEnded,
+    StepSet,
+)
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.results import Applied, Outcome
@@ -21,7 +28,7 @@ class Taken:
     round: Round
 
 
-CallRecord = Applied | Taken
+Answer = Applied | Taken
 
 
 class Ledger:
@@ -31,30 +38,46 @@ class Ledger:
     No arithmetic, no waiting.
     """
 
-    def __init__(self, calls: CallMemory[CallRecord]) -> None:
-        """Takes what remembers the outcome of calls."""
+    def __init__(self, calls: CallMemory[Answer]) -> None:
+        """Takes what remembers the answers to calls."""
         self.rounds = Rounds()
-        self._calls = calls
+        self.calls = calls
         self._awaiting: dict[str, set[RequestId]] = {}
 
-    def recall(self, call: RequestId | None) -> CallRecord | None:
+    def recall(self, call: RequestId | None) -> Answer | None:
         """Returns what became of a call; None for one that is new, or that had no effect.
 
         Raises:
             ServiceError: See `CallMemory.recall`.
         """
-        return self._calls.recall(call)
+        return self.calls.recall(call)
 
     def room_for(self, call: RequestId | None) -> AbstractContextManager[None]:
         """Makes sure that what becomes of a call can be remembered; see `CallMemory.room_for`."""
-        return self._calls.room_for(call)
+        return self.calls.room_for(call)
 
-    def received(self, call: RequestId) -> None:
-        """Notes that earlier calls of a client need the average of this round no more, as a later one tells."""
-        awaiting = self._awaiting.get(call.client_id, set())
-        awaiting -= {earlier for earlier in awaiting if call.acknowledges(earlier.sequence)}
-        if not awaiting:
-            self._awaiting.pop(call.client_id, None)
+    @property
+    def awaiting(self) -> frozenset[RequestId]:
+        """The calls that the average of the current round answers."""
+        return frozenset(call for calls in self._awaiting.values() for call in calls)
+
+    def overdue(self, call: RequestId | None) -> list[Event]:
+        """Returns what is to be forgotten when a call arrives; mostly nothing.
+
+        That is the earlier calls of its client that await an average no more, as it tells; and, if it is of a new
+        client, silent ones.
+        """
+        if call is None:
+            return []
+        events: list[Event] = []
+        awaiting = (earlier.sequence for earlier in self._awaiting.get(call.client_id, ()))
+        received = tuple(sorted(sequence for sequence in awaiting if call.acknowledges(sequence)))
+        if received:
+            events.append(AnswersReceived(call.client_id, received))
+        silent = self.calls.silent(call)
+        if silent:
+            events.append(ClientsForgotten(silent))
+        return events
 
     def judge(self, contribution: Contribution, *, one_per_worker: bool) -> Outcome:
         """Returns what is to become of a gradient now.
@@ -77,14 +100,14 @@ class Ledger:
         if joined is not None and event.awaits_average:
             self._await(event.call)
         applied = Applied(event.outcome, joined, self.rounds.global_step, self.rounds.num_accumulated)
-        self._calls.remember(event.call, applied)
+        self.calls.remember(event.call, applied)
         return applied
 
     def end_round(self, event: RoundEnded) -> tuple[Round, list[RequestId]]:
         """Ends the round; returns it, and the calls that its average answers."""
         ended = self.rounds.close()
         self._await(event.taken_by)
-        self._calls.remember(event.taken_by, Taken(ended))
+        self.calls.remember(event.taken_by, Taken(ended))
         answered = [call for calls in self._awaiting.values() for call in calls]
         self._awaiting.clear()
         return ended, answered
@@ -98,6 +121,16 @@ class Ledger:
                 self.end_round(event)
             case StepSet(global_step):
                 self.rounds.set_global_step(global_step)
+            case AnswersReceived():
+                self._receive(event)
+            case ClientsForgotten(client_ids):
+                self.calls.forget(client_ids)
+
+    def _receive(self, event: AnswersReceived) -> None:
+        awaiting = self._awaiting.get(event.client_id, set())
+        awaiting -= {call for call in awaiting if call.sequence in event.sequences}
+        if not awaiting:
+            self._awaiting.pop(event.client_id, None)
 
     def _await(self, call: RequestId | None) -> None:
         if call is not None:

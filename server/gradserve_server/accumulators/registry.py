@@ -9,7 +9,7 @@ from gradserve_server.accumulators.dense import Allocate
 from gradserve_server.accumulators.events import Event
 from gradserve_server.accumulators.history import AverageHistory
 from gradserve_server.accumulators.identity import CallMemory
-from gradserve_server.accumulators.ledger import CallRecord, Ledger
+from gradserve_server.accumulators.ledger import Answer, Ledger
 from gradserve_server.accumulators.round_sum import RoundSum
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.summation import make_summation
@@ -120,7 +120,7 @@ class AccumulatorRegistry:
     def _make(self, key: ResourceKey, spec: AccumulatorSpec) -> Accumulator:
         undelivered = UndeliveredAverages(self._limits.undelivered_lease_seconds, self._clock)
         averages = KeptAverages(AverageHistory(spec.keep_averages), undelivered, self._memory, self._expiries.add)
-        calls: CallMemory[CallRecord] = CallMemory(
+        calls: CallMemory[Answer] = CallMemory(
             window=self._limits.id_window,
             max_clients=self._limits.max_clients,
             silence=self._limits.client_memory_seconds,

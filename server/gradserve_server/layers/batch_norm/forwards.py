@@ -1,6 +1,5 @@
 """The forwards of a layer that something is left to do for."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -8,6 +7,7 @@ from dataclasses import dataclass, replace
 from gradserve_server.errors import AbortedError, NotFoundError
 from gradserve_server.layers.batch_norm.events import ForwardEnded
 from gradserve_server.layers.batch_norm.saved import Moments, Saved, num_bytes_of
+from gradserve_server.state.id_window import IdWindow
 from gradserve_server.tensors.quotas import Account, Quota
 
 
@@ -88,10 +88,9 @@ class Forwards:
         self._num_handles = handles
         self._handles = Account(handles)
         self._clock = clock
-        self._remembered = remembered
         self._on_presence = on_presence
         self._forwards: dict[str, Forward] = {}
-        self._fates: OrderedDict[str, Fate] = OrderedDict()
+        self._fates: IdWindow[str, Fate] = IdWindow(remembered)
         self._closed = False
 
     def __len__(self) -> int:
@@ -104,12 +103,12 @@ class Forwards:
     @property
     def fates(self) -> tuple[tuple[str, Fate], ...]:
         """What is remembered of forwards, the latest last."""
-        return tuple((forward_id, self.fate(forward_id)) for forward_id in self._fates)
+        return tuple((forward_id, self.fate(forward_id)) for forward_id, _ in self._fates)
 
     def fate(self, forward_id: str) -> Fate:
         """Returns what became of a forward; of a new one, nothing yet."""
         kept = self._forwards.get(forward_id)
-        return self._fates.get(forward_id, Fate()) if kept is None else kept.fate
+        return self._fates.recall(forward_id) or Fate() if kept is None else kept.fate
 
     def find(self, forward_id: str) -> Forward | None:
         """Returns a forward that has something left to do."""
@@ -290,7 +289,4 @@ class Forwards:
     def _set_fate(self, forward_id: str, fate: Fate) -> None:
         if forward_id in self._forwards:
             self._forwards[forward_id].fate = fate
-        self._fates[forward_id] = fate
-        self._fates.move_to_end(forward_id)
-        while len(self._fates) > self._remembered:
-            self._fates.popitem(last=False)
+        self._fates.remember(forward_id, fate)

@@ -1,0 +1,37 @@
+"""What became of the latest calls."""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from typing import Generic, TypeVar
+
+IdT = TypeVar("IdT", bound=Hashable)
+RecordT = TypeVar("RecordT")
+
+
+class IdWindow(Generic[IdT, RecordT]):
+    """Remembers a record of each of the latest ids, at the cost of the oldest: a sliding window.
+
+    What is in it follows from the order of `remember` alone, so the same events make the same window.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Takes the number of ids to remember."""
+        self.size = size
+        self._records: OrderedDict[IdT, RecordT] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[tuple[IdT, RecordT]]:
+        """Iterates over ids and records, oldest first."""
+        return iter(self._records.items())
+
+    def recall(self, used_id: IdT) -> RecordT | None:
+        """Returns the record of an id, None for one that is not remembered."""
+        return self._records.get(used_id)
+
+    def remember(self, used_id: IdT, record: RecordT) -> list[IdT]:
+        """Makes an id the latest, with this record; returns those that are forgotten."""
+        self._records[used_id] = record
+        self._records.move_to_end(used_id)
+        return [self._records.popitem(last=False)[0] for _ in range(len(self._records) - self.size)]
