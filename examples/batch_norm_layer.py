@@ -1,4 +1,4 @@
-"""Trains a small network to read handwritten digits, with batch normalization that a gradserve server computes.
+"""Trains a small network to read handwritten digits, with batch normalization computed by a gradserve server.
 
 Needs gradserve's client, and scikit-learn for the digits. From the top folder of a checkout, with a server running
 (`make serve`):
@@ -7,7 +7,7 @@ Needs gradserve's client, and scikit-learn for the digits. From the top folder o
     python examples/batch_norm_layer.py localhost:50051
 
 The layer is tf.contrib.layers.batch_norm: its variables live on the server. The two matrices, the softmax and gradient
-descent are here.
+descent are in this program.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def probabilities(hidden: np.ndarray, output: np.ndarray) -> np.ndarray:
 
 
 def main() -> None:
-    """Trains, and prints after each epoch how many digits it can read that it has not seen."""
+    """Trains, and prints after each epoch how many of the test digits are read correctly."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("address", nargs="?", default="localhost:50051")
     parser.add_argument("--epochs", type=int, default=5)
@@ -48,7 +48,7 @@ def main() -> None:
 
     with (
         gradserve.connect(arguments.address) as client,
-        # Without a scope the layer is this program's own, and ends with it.
+        # Without a scope, the layer is private to this client and ends with it.
         client.batch_norm(decay=0.9, scale=True, activation_fn="relu") as batch_norm,
     ):
         for epoch in range(arguments.epochs):
@@ -58,7 +58,7 @@ def main() -> None:
                 truth = np.eye(CLASSES, dtype=np.float32)[labels[chosen]]
                 error = (probabilities(hidden, matrices["output"]) - truth) / len(chosen)
                 gradients = batch_norm.backward(error @ matrices["output"].T)
-                batch_norm.run_updates()  # of the moving averages, which the test below normalises by
+                batch_norm.run_updates()  # of the moving averages, which the test below uses
 
                 matrices["output"] -= LEARNING_RATE * (hidden.T @ error)
                 matrices["hidden"] -= LEARNING_RATE * (images[chosen].T @ gradients.inputs)

@@ -1,4 +1,4 @@
-"""Trains an LSTM to read handwritten digits, row by row; its gradients come from a gradserve server.
+"""Trains an LSTM to read handwritten digits, row by row; a gradserve server computes its gradients.
 
 Needs gradserve's client, and scikit-learn for the digits. From the top folder of a checkout, with a server running
 (`make serve`):
@@ -6,7 +6,7 @@ Needs gradserve's client, and scikit-learn for the digits. From the top folder o
     pip install . scikit-learn
     python examples/lstm_digits.py localhost:50051
 
-The server computes the LSTM, forward and backward; the softmax on top and Adam are here.
+The server computes the LSTM, forward and backward; the softmax on top and Adam are in this program.
 """
 
 import argparse
@@ -21,7 +21,7 @@ ROWS, COLUMNS, CLASSES, UNITS, BATCH = 8, 8, 10, 64, 64
 
 
 class Adam:
-    """Kingma and Ba, 2014."""
+    """The Adam optimizer (Kingma and Ba, 2014)."""
 
     def __init__(self, rate: float) -> None:
         self.rate, self.step = rate, 0
@@ -39,8 +39,8 @@ class Adam:
 
 
 def lstm(client: gradserve.Client, images: np.ndarray, params: np.ndarray, *, is_training: bool) -> dict[str, Any]:
-    """Returns all that goes into the forward call, and comes out of it."""
-    sequences = np.ascontiguousarray(images.transpose(1, 0, 2))  # time first: a step is a row of all images
+    """Returns all inputs and outputs of the forward call."""
+    sequences = np.ascontiguousarray(images.transpose(1, 0, 2))  # time first: each step is one row of every image
     start = np.zeros((1, len(images), UNITS), np.float32)
     inputs: dict[str, Any] = {"input": sequences, "input_h": start, "input_c": start, "params": params}
     outputs = client.raw_ops.CudnnRNNV3(**inputs, is_training=is_training)
@@ -56,7 +56,7 @@ def probabilities(hidden: np.ndarray, weights: dict[str, np.ndarray]) -> np.ndar
 
 
 def main() -> None:
-    """Trains, and prints after each epoch how many digits it can read that it has not seen."""
+    """Trains, and prints after each epoch how many of the test digits are read correctly."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("address", nargs="?", default="localhost:50051")
     parser.add_argument("--epochs", type=int, default=10)

@@ -1,13 +1,13 @@
 """Fits a line with four threads that average their gradients on a gradserve server.
 
-Needs gradserve's client alone. From the top folder of a checkout, with a server running (`make serve`):
+Needs only gradserve's client. From the top folder of a checkout, with a server running (`make serve`):
 
     pip install .
     python examples/numpy_training.py localhost:50051
 
-Each thread sees a quarter of the data. Every step is one call: `push_pull` hands in the thread's own
-gradient, waits until those of all four are in, and returns their average, with the step to go on from.
-Threads keep the example short; the workers can as well be processes, or machines.
+Each thread sees a quarter of the data. Every step is one call: `push_pull` sends the thread's own
+gradient, waits until all four gradients are in, and returns their average, with the step for the next call.
+Threads keep the example short; the workers could also be processes or machines.
 """
 
 import sys
@@ -45,7 +45,7 @@ def work(worker: int, accumulator: gradserve.GradientAccumulator) -> dict[str, n
 
 
 def main(address: str) -> None:
-    """Trains against the server at an address, and prints what each worker found."""
+    """Trains against the server at an address, and prints the line that each worker found."""
     with gradserve.connect(address, timeout=60) as client:
         zeros = {"slope": np.zeros((), np.float32), "intercept": np.zeros((), np.float32)}
         accumulator = client.gradient_accumulator(zeros, shared_name=f"line-{uuid.uuid4()}")

@@ -18,20 +18,20 @@ const definition = protoLoader.loadSync('gradserve/v1/accumulator_service.proto'
   keepCase: true,
   enums: String,
   // A JavaScript number is exact only up to 2^53, so 64-bit fields are read as
-  // strings, and toInteger below makes a BigInt or a number of them.
+  // strings, which toInteger below converts to a number or a BigInt.
   longs: String,
   defaults: true,
 });
 const { AccumulatorService } = grpc.loadPackageDefinition(definition).gradserve.v1;
 
-/** Reads a 64-bit field: a number where that is exact, else a BigInt. */
+/** Converts a 64-bit field to a number if that is exact, otherwise to a BigInt. */
 function toInteger(text) {
   const value = BigInt(text);
   const number = Number(value);
   return Number.isSafeInteger(number) ? number : value;
 }
 
-/** Makes an inline FLOAT32 tensor; the bytes are little-endian on every machine. */
+/** Creates an inline FLOAT32 tensor; the bytes are little-endian on every machine. */
 function toTensor(values, shape = [values.length]) {
   const content = Buffer.alloc(4 * values.length);
   values.forEach((value, index) => content.writeFloatLE(value, 4 * index));
@@ -46,7 +46,7 @@ function fromTensor({ dtype, content }) {
   return Array.from({ length: content.length / 4 }, (_, index) => content.readFloatLE(4 * index));
 }
 
-/** Calls one method of the service, with a deadline; returns a promise. */
+/** Calls a method of the service with a deadline; returns a promise. */
 function call(client, method, request) {
   return new Promise((resolve, reject) => {
     const deadline = new Date(Date.now() + CALL_TIMEOUT_MS);
@@ -63,7 +63,7 @@ async function main(address) {
       spec: { components: [{ dtype: 'DATA_TYPE_FLOAT32', shape: { dims: [3] } }] },
     });
     await applyAndTake(client, accumulator);
-    // The server keeps what nobody deletes.
+    // The server keeps accumulators until they are deleted.
     await call(client, 'DeleteAccumulator', { accumulator });
   } finally {
     client.close();
@@ -71,7 +71,7 @@ async function main(address) {
 }
 
 async function applyAndTake(client, accumulator) {
-  // Every apply and take carries an id, so that sending one again has no second effect.
+  // Every apply and take carries an id, so resending one has no second effect.
   const clientId = randomUUID();
   let sequence = 0;
   const nextId = () => ({ client_id: clientId, sequence: ++sequence });
