@@ -1,9 +1,10 @@
 """Compiles loops with Numba. Importing this imports Numba, which takes half a second: leave it to those who compile."""
 
 import ast
+import functools
 import hashlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -129,15 +130,19 @@ def _source_files(function: Callable[..., None]) -> set[Path]:
         file = waiting.pop()
         if file.exists() and file not in found:
             found.add(file)
-            imported = (sys.modules.get(name) for name in _imports(file))
+            imported = (sys.modules.get(name) for name in _imports(file.read_bytes()))
             files = [Path(str(module.__file__)) for module in imported if module is not None]
             waiting += [each for each in files if each.parent == first.parent or _PACKAGE in each.parents]
     return found
 
 
-def _imports(file: Path) -> Iterator[str]:
-    """Yields the names of what may be modules."""
-    for node in ast.walk(ast.parse(file.read_bytes())):
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+@functools.cache
+def _imports(source: bytes) -> tuple[str, ...]:
+    """Returns the names of what may be modules. All kernels ask for the same few files, and parsing takes long."""
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    return tuple(
+        name
+        for node in imports
+        if node.module is not None
+        for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+    )
