@@ -29,27 +29,6 @@ def relu_gradient(dy: Any, y: Any) -> Any:
     return dy if y > 0 else number_like(dy, 0)
 
 
-@register_jitable(**INLINED)
-def squares_around_mean(total: Any, squares: Any, count: Any) -> Any:
-    """Returns the sum of squared differences from the mean.
-
-    Args:
-        total: The sum of the differences from another number.
-        squares: The sum of their squares.
-        count: How many numbers there are.
-    """
-    return squares - total * (total / count)
-
-
-@register_jitable(**INLINED)
-def is_far(total: Any, squares: Any, count: Any) -> Any:
-    """Tells whether that other number is further than a standard deviation from the mean; for NaN, it is.
-
-    Otherwise `squares` is at most twice what is left of it, and little is lost.
-    """
-    return not total * (total / count) <= squares_around_mean(total, squares, count)
-
-
 @register_jitable
 def forward_multiplier(variance: Any, scale: Any, epsilon: Any) -> Any:
     """Returns the factor of x - mean in y."""

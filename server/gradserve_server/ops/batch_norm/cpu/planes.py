@@ -14,18 +14,16 @@ from gradserve_server.devices.host.lanes import (
     sum_of_lanes,
     where_positive,
 )
+from gradserve_server.devices.host.moments import BLOCK_ELEMENTS, moments_of_block
 from gradserve_server.ops.batch_norm.cpu.formulas import (
     forward_multiplier,
     gradient_factors,
-    is_far,
     normalized,
     relu,
     relu_gradient,
     scale_gradient,
-    squares_around_mean,
 )
 
-_BLOCK_ELEMENTS = 1024
 _TAKEN = 1
 """The counter of the chunks that were taken."""
 
@@ -71,18 +69,13 @@ def planes_forward(
             for image in range(outer):
                 for channel in range(channel_first, channel_end):
                     plane = (image * channels + channel) * inner
-                    for first in range(0, inner, _BLOCK_ELEMENTS):
-                        size = min(_BLOCK_ELEMENTS, inner - first)
-                        center = _estimated_mean(x, plane + first, size)
-                        total, squares = _differences_of_block(x, plane + first, size, center)
-                        if is_far(total, squares, size):
-                            center = widen(x, center + total / size)
-                            total, squares = _differences_again(x, plane + first, size, center)
+                    for first in range(0, inner, BLOCK_ELEMENTS):
+                        size = min(BLOCK_ELEMENTS, inner - first)
+                        block_mean, block_squares = moments_of_block(x, plane + first, size)
                         before = image * inner + first
                         weight = size / (before + size)
-                        delta = center + total / size - mean[channel]
+                        delta = block_mean - mean[channel]
                         mean[channel] += weight * delta
-                        block_squares = squares_around_mean(total, squares, size)
                         variance[channel] += block_squares + weight * before * delta * delta
             for channel in range(channel_first, channel_end):
                 variance[channel] /= outer * inner
@@ -99,56 +92,6 @@ def planes_forward(
                     store(y, index, relu(value) if has_relu else value)
         count_up(counters, DONE)
         chunk = count_up(counters, _TAKEN)
-
-
-@register_jitable(**INLINED)
-def _estimated_mean(x: Any, first: Any, size: Any) -> Any:
-    """Returns the mean of eight elements from all over the block, in the dtype of arithmetic."""
-    step = (size - 1) // 7
-    a, b = load(x, first) + load(x, first + step), load(x, first + 2 * step) + load(x, first + 3 * step)
-    first += 4 * step
-    c, d = load(x, first) + load(x, first + step), load(x, first + 2 * step) + load(x, first + 3 * step)
-    return ((a + b) + (c + d)) * widen(x, 1 / 8)
-
-
-@register_jitable(**INLINED)
-def _differences_of_block(x: Any, first: Any, size: Any, center: Any) -> Any:
-    """Returns the sums of differences from the center, and of their squares."""
-    lanes = num_lanes(x)
-    num_rows = size // lanes
-    num_quads = num_rows // 4
-    centers = in_all_lanes(center)
-    sums = in_all_lanes(widen(x, 0))
-    squares = in_all_lanes(widen(x, 0))
-    for quad in range(num_quads):
-        at = first + 4 * quad * lanes
-        a, b = load_lanes(x, at) - centers, load_lanes(x, at + lanes) - centers
-        c, d = load_lanes(x, at + 2 * lanes) - centers, load_lanes(x, at + 3 * lanes) - centers
-        sums += (a + b) + (c + d)
-        squares += (a * a + b * b) + (c * c + d * d)
-    for row in range(4 * num_quads, num_rows):
-        a = load_lanes(x, first + row * lanes) - centers
-        sums += a
-        squares += a * a
-    rest = size - num_rows * lanes
-    if rest > 0 and num_rows > 0:
-        a = last_lanes(load_lanes(x, first + size - lanes) - centers, rest)
-        sums += a
-        squares += a * a
-    total = sum_of_lanes(sums)
-    total_squares = sum_of_lanes(squares)
-    if num_rows == 0:
-        for index in range(first, first + size):
-            difference = load(x, index) - center
-            total += difference
-            total_squares += difference * difference
-    return total, total_squares
-
-
-@register_jitable(fastmath={"contract"})
-def _differences_again(x: Any, first: Any, size: Any, center: Any) -> Any:
-    """Does the same, as a function of its own: this is rarely needed."""
-    return _differences_of_block(x, first, size, center)
 
 
 def planes_gradient(
@@ -201,8 +144,8 @@ def planes_gradient(
                 plane = (image * channels + channel) * inner
                 b = widen(x, forward_multiplier(variance[channel], scale[channel], epsilon))
                 c = offset[channel] if has_relu else widen(x, 0)
-                for first in range(0, inner, _BLOCK_ELEMENTS):
-                    size = min(_BLOCK_ELEMENTS, inner - first)
+                for first in range(0, inner, BLOCK_ELEMENTS):
+                    size = min(BLOCK_ELEMENTS, inner - first)
                     if has_relu:
                         total, dot = _relu_products(dy, x, mean[channel], b, c, plane + first, size)
                     else:

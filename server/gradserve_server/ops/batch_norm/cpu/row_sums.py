@@ -8,6 +8,7 @@ from typing import Any
 from numba.extending import register_jitable
 
 from gradserve_server.devices.host.intrinsics import load, store
+from gradserve_server.devices.host.moments import is_far, squares_around_mean
 from gradserve_server.ops.batch_norm.cpu.block_sums import (
     BLOCK_ROWS,
     add_to,
@@ -15,7 +16,7 @@ from gradserve_server.ops.batch_norm.cpu.block_sums import (
     sum_products,
     sum_values,
 )
-from gradserve_server.ops.batch_norm.cpu.formulas import is_far, normalized, relu_gradient, squares_around_mean
+from gradserve_server.ops.batch_norm.cpu.formulas import normalized, relu_gradient
 
 TILE_COLUMNS = 1024
 """Columns that are gone through together: what they take of a chunk is still in a cache when it is read again."""
