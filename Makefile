@@ -136,6 +136,7 @@ golden: $(GOLDEN_INSTALLED) $(GOLDEN_RNN_INSTALLED) $(GOLDEN_LAYERS_INSTALLED)  
 	$(GOLDEN_VENV)/bin/python -m tests.golden.make_activation
 	$(GOLDEN_VENV)/bin/python -m tests.golden.make_raw_op_signatures
 	$(GOLDEN_RNN_VENV)/bin/python -m tests.golden.make_cudnn_rnn
+	$(GOLDEN_RNN_VENV)/bin/python -m tests.golden.make_layer_norm
 	$(GOLDEN_LAYERS_VENV)/bin/python -m tests.golden.make_batch_norm_layer
 	$(GOLDEN_LAYERS_VENV)/bin/python -m tests.golden.make_batch_norm_layer_errors
 

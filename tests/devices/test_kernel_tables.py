@@ -146,6 +146,7 @@ def test_the_kernels_of_one_dtype_may_be_missing(caplog: pytest.LogCaptureFixtur
         ("gru", (FLOAT32, FLOAT64, BFLOAT16, FLOAT16)),
         ("cudnn_rnn", (FLOAT32, FLOAT64)),
         ("activation", (FLOAT32, FLOAT64)),
+        ("layer_norm", (FLOAT32, BFLOAT16, FLOAT16, FLOAT64)),
     ],
 )
 def test_a_family_without_kernels_says_so_and_computes_with_numpy(

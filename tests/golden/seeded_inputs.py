@@ -70,3 +70,24 @@ def cudnn_rnn_inputs(seed: int, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
         if name.endswith("_backprop"):
             arrays[name] += 0.25
     return arrays
+
+
+def layer_norm_inputs(
+    seed: int, shape: tuple[int, ...], scale_shape: tuple[int, ...], centre: float
+) -> dict[str, NDArray[np.float64]]:
+    """Returns x, scale, offset and y_backprop, whose elements are the same number in every dtype.
+
+    They are multiples of 1/64 from -1 to 1, which bfloat16 has; x from centre - 1 to centre + 1, scale from 0.25 to
+    1.75, and y_backprop from -0.75 to 1.25, so that sums over it do not nearly cancel.
+    """
+    random = np.random.RandomState(seed)
+
+    def numbers(shape: tuple[int, ...], largest: int = 64) -> NDArray[np.float64]:
+        return random.randint(-largest, largest + 1, shape) / 64
+
+    return {
+        "x": centre + numbers(shape),
+        "scale": 1 + numbers(scale_shape, 48),
+        "offset": numbers(scale_shape),
+        "y_backprop": 0.25 + numbers(shape),
+    }

@@ -2,8 +2,8 @@
 
 python -m tests.processors.compute [--small] [--lanes N]
 
-With --small it leaves FusedBatchNorm out. With --lanes LLVM makes vectors of N float32, and FusedBatchNorm, whose sums
-could depend on that, is all that is computed. Prints a digest of what FusedBatchNorm gave.
+With --small it leaves out FusedBatchNorm and LayerNorm. With --lanes LLVM makes vectors of N float32, and these two,
+whose sums could depend on that, are all that is computed. Prints a digest of what they gave.
 """
 
 import argparse
@@ -25,22 +25,30 @@ from gradserve_server.ops.batch_norm.cpu.family import CpuBatchNorm
 from gradserve_server.ops.batch_norm.cpu.kernels import FUSED_BATCH_NORM
 from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from gradserve_server.ops.gru.cpu.kernels import CONVERSIONS
+from gradserve_server.ops.layer_norm.cpu.family import CpuLayerNorm
+from gradserve_server.ops.layer_norm.cpu.kernels import LAYER_NORM
 from tests.ops.activation.cases import assert_forward, values
-from tests.ops.batch_norm.accuracy import assert_sums_within_bounds
+from tests.ops.batch_norm import accuracy as batch_norm_accuracy
+from tests.ops.layer_norm import accuracy as layer_norm_accuracy
 
 HARD = ("noise", "outlier first", "signs that alternate", "a level that changes", "all the same")
 
 
-def digest_of_batch_norm() -> str:
+def digest_of_norms() -> str:
     """Checks sums of what is hard to add up; returns a digest of all results."""
     batch_norm = CpuBatchNorm(CpuDevice(BufferPool(1 << 26)), ForkJoin(1))
     batch_norm._kernels = PreparedKernels(replace(FUSED_BATCH_NORM, types={FLOAT32: FUSED_BATCH_NORM.types[FLOAT32]}))
     batch_norm.prepare(lambda: False)
     assert batch_norm._kernels.get(FLOAT32) is not None
+    layer_norm = CpuLayerNorm(CpuDevice(BufferPool(1 << 26)), ForkJoin(1))
+    layer_norm._kernels = PreparedKernels(replace(LAYER_NORM, types={FLOAT32: LAYER_NORM.types[FLOAT32]}))
+    layer_norm.prepare(lambda: False)
+    assert layer_norm._kernels.get(FLOAT32) is not None
     digest = hashlib.sha256()
-    for data_format in ("NHWC", "NCHW"):
-        for name in HARD:
-            digest.update(assert_sums_within_bounds(batch_norm, FLOAT32, data_format, name))
+    for name in HARD:
+        for data_format in ("NHWC", "NCHW"):
+            digest.update(batch_norm_accuracy.assert_sums_within_bounds(batch_norm, FLOAT32, data_format, name))
+        digest.update(layer_norm_accuracy.assert_sums_within_bounds(layer_norm, name))
     return digest.hexdigest()
 
 
@@ -97,4 +105,4 @@ if __name__ == "__main__":
     else:
         llvm.set_option("", f"-force-vector-width={given.lanes}")
     if not given.small:
-        sys.stdout.write(digest_of_batch_norm())
+        sys.stdout.write(digest_of_norms())

@@ -11,6 +11,7 @@ from gradserve_server.ops.batch_norm.cpu.kernels import FUSED_BATCH_NORM
 from gradserve_server.ops.cudnn_rnn.cpu.kernels import CUDNN_RNN
 from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from gradserve_server.ops.gru.cpu.kernels import CONVERSIONS, GRU_BLOCK_CELL
+from gradserve_server.ops.layer_norm.cpu.kernels import LAYER_NORM
 
 
 def prepare(*, everything: bool = False) -> Iterator[str]:
@@ -24,12 +25,14 @@ def prepare(*, everything: bool = False) -> Iterator[str]:
         ("FusedBatchNorm", FUSED_BATCH_NORM, (FLOAT16,)),
         ("conversions", CONVERSIONS, (FLOAT16, BFLOAT16)),
         ("activation functions", IN_FLOAT32, (FLOAT32,)),
+        ("LayerNorm", LAYER_NORM, (FLOAT16,)),
     ]
     rest: list[tuple[str, KernelTable[Any], tuple[np.dtype[Any], ...]]] = [
         ("FusedBatchNorm", FUSED_BATCH_NORM, (BFLOAT16, *wide)),
         ("activation functions", IN_FLOAT64, wide[1:]),
         ("GRUBlockCell", GRU_BLOCK_CELL, wide),
         ("CudnnRNN", CUDNN_RNN, wide),
+        ("LayerNorm", LAYER_NORM, (BFLOAT16, *wide)),
     ]
     for name, table, dtypes in some + (rest if everything else []):
         for dtype in dtypes:

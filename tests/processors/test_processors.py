@@ -10,7 +10,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import pytest
 
-from tests.processors.compute import digest_of_batch_norm
+from tests.processors.compute import digest_of_norms
 
 PROCESSORS: Mapping[str, Mapping[str, str]] = {
     "any x86-64": {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""},
@@ -19,7 +19,7 @@ PROCESSORS: Mapping[str, Mapping[str, str]] = {
 }
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "any x86-64": (),
-    "x86-64-v3": ("--small",),  # FusedBatchNorm is computed with more in a vector
+    "x86-64-v3": ("--small",),  # the norms are computed with more in a vector
     "x86-64-v3, 16 numbers in a vector": ("--lanes", "16"),
 }
 
@@ -53,7 +53,7 @@ def test_results(name: str, tmp_path: Path) -> None:
     done = run("compute", *options, environment=environment)
     assert done.returncode == 0, done.stderr
     if "--lanes" in options:
-        assert done.stdout == digest_of_batch_norm()
+        assert done.stdout == digest_of_norms()
 
 
 @pytest.mark.parametrize(("triple", "processor"), [OTHER_MACHINE], ids=lambda value: value)
@@ -65,6 +65,7 @@ def test_a_process_has_all_that_the_kernels_need(triple: str, processor: str, tm
         "conversions float16",
         "conversions bfloat16",
         "activation functions float32",
+        "LayerNorm float16",
         "",
     ]
 

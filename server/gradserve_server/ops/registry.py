@@ -17,6 +17,8 @@ from gradserve_server.ops.cudnn_rnn.declaration import FAMILY as CUDNN_RNN
 from gradserve_server.ops.cudnn_rnn.reserve import CALL_ID_BYTES
 from gradserve_server.ops.gru.cpu.family import CpuGRU
 from gradserve_server.ops.gru.declaration import FAMILY as GRU
+from gradserve_server.ops.layer_norm.cpu.family import CpuLayerNorm
+from gradserve_server.ops.layer_norm.declaration import FAMILY as LAYER_NORM
 from gradserve_server.ops.operation import Family
 
 
@@ -29,6 +31,7 @@ def make_families(device: Device, parallel: ForkJoin) -> Mapping[str, Family]:
             BATCH_NORM: CpuBatchNorm(device, parallel),
             GRU: CpuGRU(device, parallel),
             CUDNN_RNN: CpuCudnnRnn(device, parallel, new_id),
+            LAYER_NORM: CpuLayerNorm(device, parallel),
             ACTIVATION: CpuActivation(parallel),
         }
     import cupy
@@ -38,11 +41,13 @@ def make_families(device: Device, parallel: ForkJoin) -> Mapping[str, Family]:
     from gradserve_server.ops.batch_norm.cuda.family import CudaBatchNorm
     from gradserve_server.ops.cudnn_rnn.cuda.family import CudaCudnnRnn
     from gradserve_server.ops.gru.cuda.family import CudaGRU
+    from gradserve_server.ops.layer_norm.cuda.family import CudaLayerNorm
 
     assert isinstance(device, CudaDevice)
     return anywhere | {
         BATCH_NORM: CudaBatchNorm(device),
         GRU: CudaGRU(device, cupy),
         CUDNN_RNN: CudaCudnnRnn(device, new_id),
+        LAYER_NORM: CudaLayerNorm(device),
         ACTIVATION: CudaActivation(device),
     }

@@ -12,7 +12,8 @@ from gradserve_server.devices.cuda.program import COMPILE_OPTIONS, Program
 from gradserve_server.ops.activation.cuda import kernels as activation_kernels
 from gradserve_server.ops.batch_norm.cuda import launches
 from gradserve_server.ops.dtypes import FLOATING
-from gradserve_server.ops.gru.cuda import kernels as cuda_kernels
+from gradserve_server.ops.gru.cuda import kernels as gru_kernels
+from gradserve_server.ops.layer_norm.cuda import kernels as layer_norm_kernels
 
 CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 """What CuPy adds to ours."""
@@ -22,7 +23,8 @@ def programs(dtypes: Iterable[np.dtype[Any]]) -> Iterator[Program]:
     for dtype in dtypes:
         for operation in launches.KERNELS:
             yield launches.program(operation, dtype)
-        yield cuda_kernels.program(dtype)
+        yield gru_kernels.program(dtype)
+        yield layer_norm_kernels.program(dtype)
         yield activation_kernels.program(dtype)
 
 

@@ -33,6 +33,12 @@ def test_a_struct_has_addresses_then_numbers() -> None:
     assert argument.tobytes() == np.array([1, 2, -3], np.int64).tobytes()
 
 
+def test_floats_of_a_struct_come_last() -> None:
+    struct = Struct(("x",), ("count",), ("epsilon",))
+    argument = struct.of({"x": 1}, {"epsilon": 0.1, "count": 2})
+    assert argument.tobytes() == np.array([1, 2], np.int64).tobytes() + np.array([0.1]).tobytes()
+
+
 class Device(EmulatedDevice):
     """Notes what it compiles."""
 

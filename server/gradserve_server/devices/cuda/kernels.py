@@ -49,27 +49,30 @@ def element_launch(kernel: str, count: int, limits: Limits, *, width: int = 1) -
 
 @dataclass(frozen=True)
 class Struct:
-    """The only argument of a kernel: the addresses of its arrays, then int64 numbers.
+    """The only argument of a kernel: the addresses of its arrays, then int64 numbers, then float64 numbers.
 
     Attributes:
-        arrays: Their names.
-        numbers: Theirs.
+        arrays: The names of the arrays.
+        numbers: The names of the int64 numbers.
+        floats: The names of the float64 numbers.
     """
 
     arrays: tuple[str, ...]
     numbers: tuple[str, ...]
+    floats: tuple[str, ...] = ()
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
         """The struct as C++ lays it out."""
-        return np.dtype([*((name, np.uint64) for name in self.arrays), *((name, np.int64) for name in self.numbers)])
+        kinds = ((self.arrays, np.uint64), (self.numbers, np.int64), (self.floats, np.float64))
+        return np.dtype([(name, kind) for names, kind in kinds for name in names])
 
-    def of(self, addresses: Mapping[str, int], numbers: Mapping[str, int]) -> NDArray[Any]:
+    def of(self, addresses: Mapping[str, int], numbers: Mapping[str, float]) -> NDArray[Any]:
         """Returns the argument of a launch; takes what it needs of both."""
         arguments = np.zeros((), self.dtype)
         for name in self.arrays:
             arguments[name] = addresses[name]
-        for name in self.numbers:
+        for name in (*self.numbers, *self.floats):
             arguments[name] = numbers[name]
         return arguments
 

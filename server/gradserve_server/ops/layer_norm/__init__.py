@@ -1,0 +1,1 @@
+"""LayerNorm and its gradient, with the semantics of PyTorch's layer_norm."""

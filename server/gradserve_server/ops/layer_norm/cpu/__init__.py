@@ -1,0 +1,1 @@
+"""LayerNorm on the host."""

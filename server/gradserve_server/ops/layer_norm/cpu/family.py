@@ -1,0 +1,80 @@
+"""LayerNorm and LayerNormGrad on the host."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.host.kernel_table import PreparedKernels, flat
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.ops.layer_norm.cpu.kernels import LAYER_NORM, Kernels
+from gradserve_server.ops.layer_norm.reference import layer_norm, layer_norm_grad
+from gradserve_server.ops.layer_norm.spec import (
+    ForwardAttributes,
+    ForwardInputs,
+    ForwardOutputs,
+    Geometry,
+    GradInputs,
+    GradOutputs,
+)
+
+_CHUNK_ELEMENTS = 1 << 15
+"""Work of about ten microseconds: for less, no thread is woken up."""
+
+_MIN_GRADIENT_GROUPS = 32
+"""Every chunk has sums of its own for scale and offset: this keeps them to an eighth of x."""
+
+
+class CpuLayerNorm:
+    """Kernels that all threads share the groups of. Safe to use from several threads.
+
+    Until those for a dtype are prepared, and where they cannot be made, its calls are computed by NumPy.
+    """
+
+    def __init__(self, device: CpuDevice, parallel: ForkJoin) -> None:
+        """Allocates outputs on `device` and computes big ones with all threads of `parallel`."""
+        self._device = device
+        self._parallel = parallel
+        self._kernels = PreparedKernels(LAYER_NORM)
+
+    def prepare(self, stop: Callable[[], bool]) -> None:
+        """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
+        self._kernels.prepare(stop)
+
+    def forward(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
+        """Computes LayerNorm."""
+        kernels = self._kernels.get(inputs.x.dtype)
+        with np.errstate(all="ignore"):
+            if kernels is None or inputs.x.size == 0:
+                return layer_norm(np, inputs, attributes, geometry)
+            return self._run_forward(kernels, inputs, attributes, geometry)
+
+    def gradient(self, inputs: GradInputs, geometry: Geometry) -> GradOutputs:
+        """Computes LayerNormGrad."""
+        kernels = self._kernels.get(inputs.x.dtype)
+        with np.errstate(all="ignore"):
+            if kernels is None or inputs.x.size == 0:
+                return layer_norm_grad(np, inputs, geometry)
+            return self._run_gradient(kernels, inputs, geometry)
+
+    def _run_forward(
+        self, kernels: Kernels, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry
+    ) -> ForwardOutputs:
+        y = self._device.empty(inputs.x.shape, inputs.x.dtype)
+        mean, rstd = (self._device.empty(geometry.stats_shape, inputs.scale.dtype) for _ in range(2))
+        chunk_groups = max(_CHUNK_ELEMENTS // geometry.size, 1)
+        arrays = (flat(inputs.x), flat(inputs.scale), flat(inputs.offset))
+        arguments = (*arrays, attributes.epsilon, chunk_groups, flat(mean), flat(rstd), flat(y))
+        kernels.run(self._parallel, kernels.forward, arguments, -(-geometry.groups // chunk_groups))
+        return ForwardOutputs(y, mean, rstd)
+
+    def _run_gradient(self, kernels: Kernels, inputs: GradInputs, geometry: Geometry) -> GradOutputs:
+        x_backprop = self._device.empty(inputs.x.shape, inputs.x.dtype)
+        scale_backprop, offset_backprop = (self._device.empty(inputs.scale.shape, inputs.scale.dtype) for _ in range(2))
+        chunk_groups = max(_CHUNK_ELEMENTS // geometry.size, _MIN_GRADIENT_GROUPS)
+        num_chunks = -(-geometry.groups // chunk_groups)
+        partial = np.empty((num_chunks, 2, geometry.size))
+        arrays = [flat(each) for each in (inputs.y_backprop, inputs.x, inputs.scale, inputs.mean, inputs.rstd)]
+        outputs = [flat(each) for each in (x_backprop, scale_backprop, offset_backprop)]
+        kernels.run(self._parallel, kernels.gradient, (*arrays, chunk_groups, partial, *outputs), num_chunks)
+        return GradOutputs(x_backprop, scale_backprop, offset_backprop)

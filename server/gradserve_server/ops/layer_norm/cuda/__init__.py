@@ -1,0 +1,1 @@
+"""LayerNorm on a GPU."""

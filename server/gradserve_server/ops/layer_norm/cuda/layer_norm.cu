@@ -1,0 +1,337 @@
+// LayerNorm and its gradient; the formulas are in reference.py. x is a matrix with a row for each group. The members of
+// each struct are those of `ARGUMENTS` in kernels.py, in this order.
+//
+// A few elements are added up in U, and those sums in double: so the error does not grow with their number. Always in the
+// same order, so that the result is always the same.
+
+extern __shared__ uint4 shared_memory[];
+
+// Elements that a thread loads before it uses the first, and adds up in U.
+constexpr int BATCH = 8;
+
+// A block has `threads_of_group` threads, a power of two, for each of a few groups. Those with `is_active` false have
+// none, but go through every barrier.
+struct Place {
+    int threads_of_group;
+    int lane;
+    long long group;
+    bool is_active;
+
+    __device__ __forceinline__ Place(long long first_group, long long groups, long long threads_of_group)
+        : threads_of_group(static_cast<int>(threads_of_group)),
+          lane(threadIdx.x & (this->threads_of_group - 1)),
+          group(first_group + threadIdx.x / this->threads_of_group),
+          is_active(group < groups) {}
+
+    // Gives every thread the sums over the threads of its group.
+    template <int COUNT>
+    __device__ __forceinline__ void add_up(double (&sums)[COUNT]) const {
+        double* shared = reinterpret_cast<double*>(shared_memory);
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            shared[i * blockDim.x + threadIdx.x] = sums[i];
+        }
+        __syncthreads();
+        for (int half = threads_of_group / 2; half > 0; half /= 2) {
+            if (lane < half) {
+#pragma unroll
+                for (int i = 0; i < COUNT; ++i) {
+                    shared[i * blockDim.x + threadIdx.x] += shared[i * blockDim.x + threadIdx.x + half];
+                }
+            }
+            __syncthreads();
+        }
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            sums[i] = shared[i * blockDim.x + threadIdx.x - lane];
+        }
+        __syncthreads();
+    }
+};
+
+// Goes through the groups of a block, those of all its threads at a time. Groups of a block are counted with 32 bits: a
+// long division would call a function, for which registers spill.
+struct GroupWalk {
+    long long first;
+    long long step;
+
+    __device__ __forceinline__ explicit GroupWalk(long long threads_of_group) {
+        const unsigned int groups = blockDim.x / static_cast<unsigned int>(threads_of_group);
+        first = static_cast<long long>(blockIdx.x) * groups;
+        step = static_cast<long long>(gridDim.x) * groups;
+    }
+};
+
+// Calls a function with the index of each vector of a group that belongs to the thread, a batch of vectors at a time, and
+// then another that ends the batch.
+template <int WIDTH, typename OfVector, typename OfBatch>
+__device__ __forceinline__ void for_vectors(const Place& place, long long size, OfVector of_vector, OfBatch of_batch) {
+    constexpr int VECTORS = BATCH / WIDTH;
+    const long long step = place.threads_of_group * WIDTH;
+    for (long long first = place.lane * WIDTH; first < size; first += VECTORS * step) {
+#pragma unroll
+        for (int i = 0; i < VECTORS; ++i) {
+            if (first + i * step < size) {
+                of_vector(first + i * step);
+            }
+        }
+        of_batch();
+    }
+}
+
+// Elements of scale or offset; a vector of them may be longer than what one instruction loads.
+template <int WIDTH, typename U>
+__device__ __forceinline__ void load_params(const U* address, U (&params)[WIDTH]) {
+    constexpr int FULL_WIDTH = 16 / sizeof(U);
+    constexpr int PART = WIDTH < FULL_WIDTH ? WIDTH : FULL_WIDTH;
+#pragma unroll
+    for (int first = 0; first < WIDTH; first += PART) {
+        Vector<U, PART> part;
+        part.load(address + first);
+#pragma unroll
+        for (int i = 0; i < PART; ++i) {
+            params[first + i] = part.elements[i];
+        }
+    }
+}
+
+template <typename T, typename U>
+struct ForwardArguments {
+    const T* x;
+    const U* scale;
+    const U* offset;
+    T* y;
+    U* mean;
+    U* rstd;
+    long long groups;
+    long long size;
+    long long threads_of_group;
+    double epsilon;
+};
+
+// y, mean and rstd. The sums are those of differences from the first element, then from the mean.
+template <int WIDTH, typename T, typename U>
+__device__ __forceinline__ void forward(const ForwardArguments<T, U>& arguments) {
+    const long long size = arguments.size;
+    for (GroupWalk walk(arguments.threads_of_group); walk.first < arguments.groups; walk.first += walk.step) {
+        const Place place(walk.first, arguments.groups, arguments.threads_of_group);
+        const long long elements = place.is_active ? size : 0;
+        const T* x = arguments.x + place.group * size;
+        const U shift = elements > 0 ? widen(x[0]) : U(0);
+        double total[1] = {0};
+        U part = 0;
+        for_vectors<WIDTH>(
+            place, elements,
+            [&](long long index) {
+                Vector<T, WIDTH> vector;
+                vector.load(x + index);
+#pragma unroll
+                for (int i = 0; i < WIDTH; ++i) {
+                    part += widen(vector.elements[i]) - shift;
+                }
+            },
+            [&] {
+                total[0] += part;
+                part = 0;
+            });
+        place.add_up(total);
+        const double exact_mean = size > 0 ? shift + total[0] / size : 0;
+        const U mean = static_cast<U>(exact_mean);
+        // What rounding took from the mean counts where the deviations are small beside it.
+        const U rest = static_cast<U>(exact_mean - mean);
+        double squares[1] = {0};
+        for_vectors<WIDTH>(
+            place, elements,
+            [&](long long index) {
+                Vector<T, WIDTH> vector;
+                vector.load(x + index);
+#pragma unroll
+                for (int i = 0; i < WIDTH; ++i) {
+                    const U deviation = widen(vector.elements[i]) - mean - rest;
+                    part += deviation * deviation;
+                }
+            },
+            [&] {
+                squares[0] += part;
+                part = 0;
+            });
+        place.add_up(squares);
+        const U rstd = static_cast<U>(1 / sqrt(squares[0] / size + arguments.epsilon));
+        if (place.is_active && place.lane == 0) {
+            arguments.mean[place.group] = mean;
+            arguments.rstd[place.group] = rstd;
+        }
+        T* y = arguments.y + place.group * size;
+        for_vectors<WIDTH>(
+            place, elements,
+            [&](long long index) {
+                Vector<T, WIDTH> vector;
+                vector.load_last(x + index);
+                U scale[WIDTH];
+                U offset[WIDTH];
+                load_params(arguments.scale + index, scale);
+                load_params(arguments.offset + index, offset);
+#pragma unroll
+                for (int i = 0; i < WIDTH; ++i) {
+                    const U normalized = (widen(vector.elements[i]) - mean - rest) * rstd;
+                    narrow(normalized * scale[i] + offset[i], vector.elements[i]);
+                }
+                vector.store(y + index);
+            },
+            [] {});
+    }
+}
+
+template <typename T, typename U>
+struct XGradientArguments {
+    const T* y_backprop;
+    const T* x;
+    const U* scale;
+    const U* mean;
+    const U* rstd;
+    T* x_backprop;
+    long long groups;
+    long long size;
+    long long threads_of_group;
+};
+
+template <int WIDTH, typename T, typename U>
+__device__ __forceinline__ void x_gradient(const XGradientArguments<T, U>& arguments) {
+    const long long size = arguments.size;
+    for (GroupWalk walk(arguments.threads_of_group); walk.first < arguments.groups; walk.first += walk.step) {
+        const Place place(walk.first, arguments.groups, arguments.threads_of_group);
+        const long long elements = place.is_active ? size : 0;
+        const T* x = arguments.x + place.group * size;
+        const T* dy = arguments.y_backprop + place.group * size;
+        const U mean = place.is_active ? arguments.mean[place.group] : U(0);
+        const U rstd = place.is_active ? arguments.rstd[place.group] : U(0);
+        double sums[2] = {0, 0};  // of g = dy scale, and of g (x - mean)
+        U part = 0;
+        U part_dot = 0;
+        for_vectors<WIDTH>(
+            place, elements,
+            [&](long long index) {
+                Vector<T, WIDTH> dy_vector;
+                Vector<T, WIDTH> x_vector;
+                dy_vector.load(dy + index);
+                x_vector.load(x + index);
+                U scale[WIDTH];
+                load_params(arguments.scale + index, scale);
+#pragma unroll
+                for (int i = 0; i < WIDTH; ++i) {
+                    const U g = widen(dy_vector.elements[i]) * scale[i];
+                    part += g;
+                    part_dot += g * (widen(x_vector.elements[i]) - mean);
+                }
+            },
+            [&] {
+                sums[0] += part;
+                sums[1] += part_dot;
+                part = 0;
+                part_dot = 0;
+            });
+        place.add_up(sums);
+        const U mean_of_g = static_cast<U>(sums[0] / size);
+        const U slope = static_cast<U>(sums[1] * rstd * rstd / size);
+        T* dx = arguments.x_backprop + place.group * size;
+        for_vectors<WIDTH>(
+            place, elements,
+            [&](long long index) {
+                Vector<T, WIDTH> dy_vector;
+                Vector<T, WIDTH> x_vector;
+                dy_vector.load(dy + index);
+                x_vector.load(x + index);
+                U scale[WIDTH];
+                load_params(arguments.scale + index, scale);
+#pragma unroll
+                for (int i = 0; i < WIDTH; ++i) {
+                    const U g = widen(dy_vector.elements[i]) * scale[i];
+                    const U difference = widen(x_vector.elements[i]) - mean;
+                    narrow((g - mean_of_g - difference * slope) * rstd, dy_vector.elements[i]);
+                }
+                dy_vector.store(dx + index);
+            },
+            [] {});
+    }
+}
+
+template <typename T, typename U>
+struct ParamSumsArguments {
+    const T* y_backprop;
+    const T* x;
+    const U* mean;
+    const U* rstd;
+    double* partial_sums;  // [splits, 2, size]: of dy (x - mean) rstd, and of dy
+    long long groups;
+    long long size;
+};
+
+// Sums over groups. A block has COLUMNS columns; gridDim.y blocks, its splits, share their groups.
+template <int COLUMNS, typename T, typename U>
+__device__ __forceinline__ void param_sums(const ParamSumsArguments<T, U>& arguments) {
+    const long long size = arguments.size;
+    const int column_of_block = threadIdx.x % COLUMNS;
+    const long long column = static_cast<long long>(blockIdx.x) * COLUMNS + column_of_block;
+    const long long rows = blockDim.x / COLUMNS;
+    const long long step = rows * gridDim.y;
+    double dot = 0;
+    double total = 0;
+    if (column < size) {
+        for (long long first = blockIdx.y * rows + threadIdx.x / COLUMNS; first < arguments.groups;
+             first += BATCH * step) {
+            U part_dot = 0;
+            U part_total = 0;
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                const long long group = first + i * step;
+                if (group < arguments.groups) {
+                    const U dy = widen(arguments.y_backprop[group * size + column]);
+                    const U difference = widen(arguments.x[group * size + column]) - arguments.mean[group];
+                    part_dot += dy * (difference * arguments.rstd[group]);
+                    part_total += dy;
+                }
+            }
+            dot += part_dot;
+            total += part_total;
+        }
+    }
+    double* dots = reinterpret_cast<double*>(shared_memory);
+    double* totals = dots + blockDim.x;
+    dots[threadIdx.x] = dot;
+    totals[threadIdx.x] = total;
+    __syncthreads();
+    if (threadIdx.x < COLUMNS && column < size) {
+        for (int other = threadIdx.x + COLUMNS; other < blockDim.x; other += COLUMNS) {
+            dot += dots[other];
+            total += totals[other];
+        }
+        double* partial_sums = arguments.partial_sums + 2 * blockIdx.y * size + column;
+        partial_sums[0] = dot;
+        partial_sums[size] = total;
+    }
+}
+
+template <typename U>
+struct ParamGradientArguments {
+    const double* partial_sums;
+    U* scale_backprop;
+    U* offset_backprop;
+    long long splits;
+    long long size;
+};
+
+// Adds up what the splits of `param_sums` have left.
+template <typename U>
+__device__ __forceinline__ void param_gradient(const ParamGradientArguments<U>& arguments) {
+    const long long size = arguments.size;
+    for (GridStride walk; walk.index < size; walk.index += walk.step) {
+        double dot = 0;
+        double total = 0;
+        for (long long split = 0; split < arguments.splits; ++split) {
+            dot += arguments.partial_sums[2 * split * size + walk.index];
+            total += arguments.partial_sums[(2 * split + 1) * size + walk.index];
+        }
+        arguments.scale_backprop[walk.index] = static_cast<U>(dot);
+        arguments.offset_backprop[walk.index] = static_cast<U>(total);
+    }
+}
