@@ -6,11 +6,14 @@ import argparse
 import json
 import os
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.cases import CASES
+from benchmarks.cases import CASES, Measurement
 from benchmarks.harness import provenance
-from benchmarks.harness.comparison import ComparisonResult
+from benchmarks.harness.before import against_before, check_out
+from benchmarks.harness.comparison import Comparison, ComparisonResult
 from benchmarks.harness.environments import ROOT
 from benchmarks.harness.memory import MemoryResult
 from benchmarks.harness.report import render, render_provenance, render_verdicts
@@ -24,8 +27,12 @@ def main() -> None:
         facts["note"] = arguments.note
     print(render_provenance(facts), flush=True)
     results: list[ComparisonResult | MemoryResult] = []
-    for name in arguments.only:
-        for measurement in CASES[name]():
+    with tempfile.TemporaryDirectory(prefix="gradserve-before-") as folder:
+        measurements = [each for name in arguments.only for each in CASES[name]()]
+        if arguments.before:
+            facts["before"] = arguments.before
+            measurements = _against_before(measurements, arguments.before, Path(folder))
+        for measurement in measurements:
             result = measurement.run(arguments.repeats, _show_progress)
             _show_progress("")
             print(f"\n{render(result)}", flush=True)
@@ -45,6 +52,15 @@ def main() -> None:
     print(f"\nwritten to {path}")
 
 
+def _against_before(measurements: Sequence[Measurement], commit: str, folder: Path) -> list[Measurement]:
+    try:
+        check_out(commit, folder)
+    except ValueError as error:
+        sys.exit(f"--before {commit}: {error}")
+    comparisons = [each for each in measurements if isinstance(each, Comparison)]
+    return [each for comparison in comparisons for each in against_before(comparison, folder)]
+
+
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
@@ -55,6 +71,11 @@ def _parse() -> argparse.Namespace:
         help=f"the cases to run, of {', '.join(CASES)} (default: all)",
     )
     parser.add_argument("--repeats", type=_positive, default=10, help="repetitions of each contestant (default: 10)")
+    parser.add_argument(
+        "--before",
+        metavar="COMMIT",
+        help="compare with gradserve of an earlier commit, instead of the peers",
+    )
     parser.add_argument("--json", type=Path, help="the result file (default: a new one in benchmarks/results)")
     parser.add_argument("--note", help="a remark for the result file, such as what else the machine was doing")
     return parser.parse_args()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from benchmarks.cases import batch_norm_layer, ops_batch_norm, ops_rnn, put_get, resnet50, rounds, server_memory
 from benchmarks.harness.comparison import Comparison
 from benchmarks.harness.memory import MemoryMeasurement
 
-CASES: dict[str, Callable[[], Sequence[Comparison | MemoryMeasurement]]] = {
+Measurement: TypeAlias = Comparison | MemoryMeasurement
+
+CASES: dict[str, Callable[[], Sequence[Measurement]]] = {
     "put_get": put_get.comparisons,
     "round": rounds.comparisons,
     "resnet50": resnet50.comparisons,
