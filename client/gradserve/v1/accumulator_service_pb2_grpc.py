@@ -26,27 +26,27 @@ if _version_not_supported:
 
 
 class AccumulatorServiceStub(object):
-    """Accumulators as TensorFlow's ConditionalAccumulator and
-    SparseConditionalAccumulator, served.
+    """TensorFlow's ConditionalAccumulator and SparseConditionalAccumulator as a
+    service.
 
-    An accumulator has a global_step, starting at 0, and collects gradients in
-    rounds. A gradient carries the local_step its worker computed it at: smaller
-    than global_step, it is stale and dropped; otherwise (later ones too) it is
-    added to the round. Once a taker asked for a number of gradients and at least
-    that many are in, the round ends, in one step: all of them are reduced to
-    their average (or sum), global_step grows by one, and the next round begins
-    empty.
+    An accumulator has a global_step, which starts at 0, and collects gradients
+    in rounds. A gradient carries the local_step at which its worker computed it.
+    If that is smaller than global_step, the gradient is stale and dropped;
+    otherwise, even if it is larger, the gradient is added to the round. Once a
+    taker has asked for a number of gradients and at least that many are in, the
+    round ends atomically: all of them are reduced to their average (or sum),
+    global_step goes up by one, and the next round begins empty.
 
-    Takers queue first in, first out, strictly: one that waits for 3 gradients
-    holds up one behind it that needs 1. A call that waits costs the server no
-    thread. When it is cancelled or its time is up, it leaves the queue at once and
-    without effect on the accumulator.
+    Takers queue strictly first in, first out: one that waits for 3 gradients
+    holds up the one behind it that needs 1. A waiting call costs the server no
+    thread. When it is cancelled or times out, it leaves the queue at once,
+    without any effect on the accumulator.
 
-    Every RPC that names an accumulator: INVALID_ARGUMENT when the name is empty,
-    NOT_FOUND when there is none of this name (and incarnation), which says why if
-    its lifetime has ended. Every RPC that waits: ABORTED when the accumulator is
-    deleted meanwhile, UNAVAILABLE when the server shuts down meanwhile. See
-    TensorService for the errors of every RPC.
+    Every RPC that names an accumulator: INVALID_ARGUMENT if the name is empty;
+    NOT_FOUND if there is no accumulator of this name (and incarnation); if its
+    lifetime has ended, the message says why. Every RPC that waits: ABORTED if
+    the accumulator is deleted meanwhile, UNAVAILABLE if the server shuts down
+    meanwhile. See TensorService for the errors of every RPC.
     """
 
     def __init__(self, channel):
@@ -108,37 +108,37 @@ class AccumulatorServiceStub(object):
 
 
 class AccumulatorServiceServicer(object):
-    """Accumulators as TensorFlow's ConditionalAccumulator and
-    SparseConditionalAccumulator, served.
+    """TensorFlow's ConditionalAccumulator and SparseConditionalAccumulator as a
+    service.
 
-    An accumulator has a global_step, starting at 0, and collects gradients in
-    rounds. A gradient carries the local_step its worker computed it at: smaller
-    than global_step, it is stale and dropped; otherwise (later ones too) it is
-    added to the round. Once a taker asked for a number of gradients and at least
-    that many are in, the round ends, in one step: all of them are reduced to
-    their average (or sum), global_step grows by one, and the next round begins
-    empty.
+    An accumulator has a global_step, which starts at 0, and collects gradients
+    in rounds. A gradient carries the local_step at which its worker computed it.
+    If that is smaller than global_step, the gradient is stale and dropped;
+    otherwise, even if it is larger, the gradient is added to the round. Once a
+    taker has asked for a number of gradients and at least that many are in, the
+    round ends atomically: all of them are reduced to their average (or sum),
+    global_step goes up by one, and the next round begins empty.
 
-    Takers queue first in, first out, strictly: one that waits for 3 gradients
-    holds up one behind it that needs 1. A call that waits costs the server no
-    thread. When it is cancelled or its time is up, it leaves the queue at once and
-    without effect on the accumulator.
+    Takers queue strictly first in, first out: one that waits for 3 gradients
+    holds up the one behind it that needs 1. A waiting call costs the server no
+    thread. When it is cancelled or times out, it leaves the queue at once,
+    without any effect on the accumulator.
 
-    Every RPC that names an accumulator: INVALID_ARGUMENT when the name is empty,
-    NOT_FOUND when there is none of this name (and incarnation), which says why if
-    its lifetime has ended. Every RPC that waits: ABORTED when the accumulator is
-    deleted meanwhile, UNAVAILABLE when the server shuts down meanwhile. See
-    TensorService for the errors of every RPC.
+    Every RPC that names an accumulator: INVALID_ARGUMENT if the name is empty;
+    NOT_FOUND if there is no accumulator of this name (and incarnation); if its
+    lifetime has ended, the message says why. Every RPC that waits: ABORTED if
+    the accumulator is deleted meanwhile, UNAVAILABLE if the server shuts down
+    meanwhile. See TensorService for the errors of every RPC.
     """
 
     def CreateAccumulator(self, request, context):
-        """Creates an accumulator, or finds the one that has the name and an equal spec
-        and lifetime. Safe to retry.
+        """Creates an accumulator, or finds the existing one if its name, spec and
+        lifetime are equal. Safe to retry.
 
-        INVALID_ARGUMENT: empty name, no components, equal component names, a dtype
-        that is not a floating-point one, a dimension below -1.
-        ALREADY_EXISTS: the name is taken by one with another spec or lifetime; the
-        message names the fields that differ.
+        INVALID_ARGUMENT: empty name, no components, duplicate component names, a
+        dtype that is not floating-point, a dimension below -1.
+        ALREADY_EXISTS: the name is taken by an accumulator with another spec or
+        lifetime; the message names the fields that differ.
         RESOURCE_EXHAUSTED: too many accumulators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -153,7 +153,7 @@ class AccumulatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListAccumulators(self, request, context):
-        """Lists the accumulators of a container by name, a page at a time. Safe to
+        """Lists the accumulators of a container by name, one page at a time. Safe to
         retry. INVALID_ARGUMENT: `page_token` was not made by this RPC.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -161,8 +161,9 @@ class AccumulatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteAccumulator(self, request, context):
-        """Deletes an accumulator with all it holds. Calls that wait on it end with
-        ABORTED. One that does not exist is not an error, so a retry is safe.
+        """Deletes an accumulator and everything it holds. Calls that wait on it end
+        with ABORTED. Deleting one that does not exist is not an error, so a retry
+        is safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -175,34 +176,37 @@ class AccumulatorServiceServicer(object):
         Blocking: never waits for other workers.
         Retry: safe with a request_id; without one, a retry may count twice.
 
-        INVALID_ARGUMENT, and nothing has changed: a component is missing, unknown or
-        given twice, has another dtype, layout or shape (also when the gradient is
-        stale), or another shape than the gradients of this round; a value is not
-        finite though the accumulator refuses those (also when stale); weight not
-        positive and finite; no worker_id though the accumulator is deterministic.
+        INVALID_ARGUMENT, and nothing has changed: a component is missing, unknown
+        or given twice, or has another dtype, layout or shape than in the spec
+        (even if the gradient is stale), or another shape than the other gradients
+        of this round; a value is not finite although the accumulator refuses such
+        values (even if the gradient is stale); the weight is not positive and
+        finite; there is no worker_id although the accumulator is deterministic.
         NOT_FOUND: unknown accumulator or tensor handle.
-        ABORTED: request_id older than what the server remembers.
+        ABORTED: the request_id is older than what the server remembers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TakeGradient(self, request, context):
-        """Takes the average of the round once `num_required` gradients are in: ends the
-        round and bumps global_step. Gradients beyond num_required are in the
-        average too, never carried over.
+        """Takes the average of the round once `num_required` gradients are in; this
+        ends the round and increments global_step. Gradients beyond num_required
+        are included in the average, never carried over.
 
-        Blocking: until it is first in the queue and enough gradients are in; at
-        most `timeout`, and never beyond the deadline of the call.
+        Blocking: until the call is first in the queue and enough gradients are in;
+        at most for `timeout`, and never beyond the deadline of the call.
         Retry: safe with a request_id: an average whose reply was lost is returned
-        again while it is kept. Without one, the average would be lost.
+        again as long as it is kept. Without one, the average would be lost.
 
-        INVALID_ARGUMENT: num_required below 1, at once and whoever else waits.
+        INVALID_ARGUMENT: num_required is below 1; answered at once, whoever else
+        is waiting.
         DEADLINE_EXCEEDED: not enough gradients in time; the message says how many
-        are in, from which workers, and which of the previous round are missing.
+        are in, from which workers, and which workers of the previous round are
+        missing.
         ABORTED: the average of this request_id is no longer kept, or the
         accumulator was deleted.
-        RESOURCE_EXHAUSTED: too many calls wait.
+        RESOURCE_EXHAUSTED: too many calls are waiting.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -210,14 +214,14 @@ class AccumulatorServiceServicer(object):
 
     def ReadAverage(self, request, context):
         """Reads the average of a past round, any number of times by any number of
-        readers, without effect on the accumulator.
+        readers, without any effect on the accumulator.
 
-        Blocking: while `step` lies ahead; without a step, while no round has ended
-        yet. At most `timeout`.
+        Blocking: until `step` is reached; without a step, until the first round
+        has ended. At most for `timeout`.
         Retry: safe.
 
-        OUT_OF_RANGE: the average of that step is no longer kept, or no round led to
-        that step (SetGlobalStep went past it).
+        OUT_OF_RANGE: the average of that step is no longer kept, or no round led
+        to that step (SetGlobalStep skipped it).
         DEADLINE_EXCEEDED: as for TakeGradient.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -225,15 +229,17 @@ class AccumulatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PushPull(self, request, context):
-        """An all-reduce in one call: applies a gradient, waits until the round it is in
-        has ended, returns the average of that round. The server itself takes, in
-        the queue of takers, once `num_required` gradients are in; any other taker
-        that ends the round serves as well. A stale gradient is answered at once
-        with STALE and the newest average kept, so that a straggler catches up.
+        """An all-reduce in one call: applies a gradient, waits until its round has
+        ended, and returns the average of that round. The server itself takes the
+        average, in the queue of takers, once `num_required` gradients are in; if
+        another taker ends the round, its average is returned. A stale gradient is
+        answered at once with STALE and the newest average that is kept, so that a
+        straggler can catch up.
 
-        Blocking: as TakeGradient. A call that gives up waiting leaves its gradient
-        in the round.
-        Retry: safe with a request_id; a retry waits on for the same round.
+        Blocking: as for TakeGradient. If a call gives up waiting, its gradient
+        stays in the round.
+        Retry: safe with a request_id; the retry continues to wait for the same
+        round.
 
         Errors: those of ApplyGradient and TakeGradient.
         """
@@ -242,17 +248,18 @@ class AccumulatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetNumAccumulated(self, request, context):
-        """The number of gradients accepted since the last take. Safe to retry.
+        """Returns the number of gradients accepted since the last take. Safe to
+        retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetGlobalStep(self, request, context):
-        """Sets global_step, also to a smaller value. Gradients that are in the round
-        stay in it. Setting the same value twice changes nothing more, so a prompt
-        retry is safe. A reader that waits for a step not after the new one ends with
-        OUT_OF_RANGE.
+        """Sets global_step, possibly to a smaller value. Gradients in the round stay
+        in it. Setting the same value again has no further effect, so a prompt
+        retry is safe. A reader that waits for a step that is not after the new one
+        ends with OUT_OF_RANGE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -320,27 +327,27 @@ def add_AccumulatorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AccumulatorService(object):
-    """Accumulators as TensorFlow's ConditionalAccumulator and
-    SparseConditionalAccumulator, served.
+    """TensorFlow's ConditionalAccumulator and SparseConditionalAccumulator as a
+    service.
 
-    An accumulator has a global_step, starting at 0, and collects gradients in
-    rounds. A gradient carries the local_step its worker computed it at: smaller
-    than global_step, it is stale and dropped; otherwise (later ones too) it is
-    added to the round. Once a taker asked for a number of gradients and at least
-    that many are in, the round ends, in one step: all of them are reduced to
-    their average (or sum), global_step grows by one, and the next round begins
-    empty.
+    An accumulator has a global_step, which starts at 0, and collects gradients
+    in rounds. A gradient carries the local_step at which its worker computed it.
+    If that is smaller than global_step, the gradient is stale and dropped;
+    otherwise, even if it is larger, the gradient is added to the round. Once a
+    taker has asked for a number of gradients and at least that many are in, the
+    round ends atomically: all of them are reduced to their average (or sum),
+    global_step goes up by one, and the next round begins empty.
 
-    Takers queue first in, first out, strictly: one that waits for 3 gradients
-    holds up one behind it that needs 1. A call that waits costs the server no
-    thread. When it is cancelled or its time is up, it leaves the queue at once and
-    without effect on the accumulator.
+    Takers queue strictly first in, first out: one that waits for 3 gradients
+    holds up the one behind it that needs 1. A waiting call costs the server no
+    thread. When it is cancelled or times out, it leaves the queue at once,
+    without any effect on the accumulator.
 
-    Every RPC that names an accumulator: INVALID_ARGUMENT when the name is empty,
-    NOT_FOUND when there is none of this name (and incarnation), which says why if
-    its lifetime has ended. Every RPC that waits: ABORTED when the accumulator is
-    deleted meanwhile, UNAVAILABLE when the server shuts down meanwhile. See
-    TensorService for the errors of every RPC.
+    Every RPC that names an accumulator: INVALID_ARGUMENT if the name is empty;
+    NOT_FOUND if there is no accumulator of this name (and incarnation); if its
+    lifetime has ended, the message says why. Every RPC that waits: ABORTED if
+    the accumulator is deleted meanwhile, UNAVAILABLE if the server shuts down
+    meanwhile. See TensorService for the errors of every RPC.
     """
 
     @staticmethod

@@ -26,21 +26,22 @@ if _version_not_supported:
 
 
 class BatchNormLayerServiceStub(object):
-    """tf.contrib.layers.batch_norm, served. A layer holds its variables in the memory
-    of the device that ops run on; clients send inputs and gradients.
+    """tf.contrib.layers.batch_norm as a service. A layer holds its variables in the
+    memory of the device that ops run on; clients send inputs and gradients.
 
-    Any number of clients may call one layer at the same time. The variables change
+    Any number of clients may call a layer at the same time. Its variables change
     in whole steps, one after the other: each update of the moving averages by
-    one forward, and each SetBatchNormVariables. A BatchNormForward computes with the variables of
-    one moment, when it began. Updates in place are done in the order in which
-    forwards end, those of RunBatchNormUpdates in the order given there; a BatchNormForward or
-    RunBatchNormUpdates that was answered comes before all that is asked for later. BatchNormBackward
-    uses the values that its BatchNormForward used, whatever has changed since.
+    one forward, and each SetBatchNormVariables. A BatchNormForward computes with
+    the variables as they are when it begins; its BatchNormBackward uses the same
+    values, whatever has changed since. In-place updates are made in the order in
+    which forwards end, those of RunBatchNormUpdates in the order it gives. A
+    BatchNormForward or RunBatchNormUpdates that has been answered comes before
+    every call made later.
 
-    Every RPC that names a layer: INVALID_ARGUMENT when the name is empty,
-    NOT_FOUND when there is none of this name (and incarnation), which says why if
-    its lifetime has ended. See GradientOpsService for tensors as inputs and results, and TensorService for
-    the errors of every RPC.
+    Every RPC that names a layer: INVALID_ARGUMENT if the name is empty;
+    NOT_FOUND if there is no layer of this name (and incarnation); if its
+    lifetime has ended, the message says why. See GradientOpsService for tensors
+    as inputs and results, and TensorService for the errors of every RPC.
     """
 
     def __init__(self, channel):
@@ -102,34 +103,35 @@ class BatchNormLayerServiceStub(object):
 
 
 class BatchNormLayerServiceServicer(object):
-    """tf.contrib.layers.batch_norm, served. A layer holds its variables in the memory
-    of the device that ops run on; clients send inputs and gradients.
+    """tf.contrib.layers.batch_norm as a service. A layer holds its variables in the
+    memory of the device that ops run on; clients send inputs and gradients.
 
-    Any number of clients may call one layer at the same time. The variables change
+    Any number of clients may call a layer at the same time. Its variables change
     in whole steps, one after the other: each update of the moving averages by
-    one forward, and each SetBatchNormVariables. A BatchNormForward computes with the variables of
-    one moment, when it began. Updates in place are done in the order in which
-    forwards end, those of RunBatchNormUpdates in the order given there; a BatchNormForward or
-    RunBatchNormUpdates that was answered comes before all that is asked for later. BatchNormBackward
-    uses the values that its BatchNormForward used, whatever has changed since.
+    one forward, and each SetBatchNormVariables. A BatchNormForward computes with
+    the variables as they are when it begins; its BatchNormBackward uses the same
+    values, whatever has changed since. In-place updates are made in the order in
+    which forwards end, those of RunBatchNormUpdates in the order it gives. A
+    BatchNormForward or RunBatchNormUpdates that has been answered comes before
+    every call made later.
 
-    Every RPC that names a layer: INVALID_ARGUMENT when the name is empty,
-    NOT_FOUND when there is none of this name (and incarnation), which says why if
-    its lifetime has ended. See GradientOpsService for tensors as inputs and results, and TensorService for
-    the errors of every RPC.
+    Every RPC that names a layer: INVALID_ARGUMENT if the name is empty;
+    NOT_FOUND if there is no layer of this name (and incarnation); if its
+    lifetime has ended, the message says why. See GradientOpsService for tensors
+    as inputs and results, and TensorService for the errors of every RPC.
     """
 
     def CreateBatchNormLayer(self, request, context):
-        """Creates a layer, or finds the one that has the name and an equal
-        configuration and lifetime. Safe to retry, see LayerReuse.
+        """Creates a layer, or finds the existing one if its name, configuration and
+        lifetime are equal. Safe to retry; see LayerReuse.
 
-        INVALID_ARGUMENT: a value that cannot be, renorm together with other
-        updates_collections or zero_debias_moving_mean, an unknown activation,
-        initializer or regularizer (the message lists those known).
-        ALREADY_EXISTS: the name is taken by one with another configuration or
-        lifetime (the message names the arguments that differ), or at all with
-        LAYER_REUSE_FORBIDDEN.
-        NOT_FOUND: there is none and LAYER_REUSE_REQUIRED.
+        INVALID_ARGUMENT: an invalid value; renorm together with
+        zero_debias_moving_mean or other updates_collections; an unknown
+        activation, initializer or regularizer (the message lists the known ones).
+        ALREADY_EXISTS: the name is taken by a layer with another configuration or
+        lifetime (the message names the arguments that differ), or by any layer
+        with LAYER_REUSE_FORBIDDEN.
+        NOT_FOUND: there is no such layer, with LAYER_REUSE_REQUIRED.
         RESOURCE_EXHAUSTED: too many layers, or no memory for the variables.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -144,7 +146,7 @@ class BatchNormLayerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListBatchNormLayers(self, request, context):
-        """Lists layers of a container by name, a page at a time. Safe to retry.
+        """Lists layers of a container by name, one page at a time. Safe to retry.
         INVALID_ARGUMENT: `page_token` was not made by this RPC.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -152,8 +154,9 @@ class BatchNormLayerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteBatchNormLayer(self, request, context):
-        """Deletes a layer with all it holds. Calls under way end as if it were still
-        there. One that does not exist is not an error, so a retry is safe.
+        """Deletes a layer and everything it holds. Running calls end as if it still
+        existed. Deleting one that does not exist is not an error, so a retry is
+        safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -163,30 +166,30 @@ class BatchNormLayerServiceServicer(object):
         """Normalises inputs. The first call creates the variables, for the dtype and
         the number of channels of its inputs.
 
-        Blocking: never waits for other clients, save for its turn on the device.
+        Blocking: never waits for other clients, except for its turn on the device.
         Retry: safe with a forward_id.
 
-        INVALID_ARGUMENT, and nothing has changed: inputs of another rank, dtype or
-        number of channels than the layer takes; batch_weights of another shape, or
-        together with renorm; an adjustment that does not broadcast, or that the
-        layer draws itself.
+        INVALID_ARGUMENT, and nothing has changed: inputs whose rank, dtype or
+        number of channels the layer does not accept; batch_weights of another
+        shape, or together with renorm; an adjustment that does not broadcast, or
+        that the layer draws itself.
         RESOURCE_EXHAUSTED: the results, or what is kept, do not fit into the
-        server's tensor memory. The variables are as they were; or created, with
-        their first values.
+        server's tensor memory. The variables are unchanged, or created with their
+        initial values.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BatchNormBackward(self, request, context):
-        """Gradients of a BatchNormForward with respect to everything that it was computed from.
-        Without retain_forward it can be computed once.
+        """Computes gradients of a BatchNormForward with respect to everything it was
+        computed from. Without retain_forward, this works once per forward.
 
-        Retry: safe with retain_forward. Else a retry of a call that was carried out
-        ends with ABORTED: the results are lost, the layer is unharmed.
+        Retry: safe with retain_forward. Otherwise, a retry of a call that was
+        carried out ends with ABORTED: the results are lost, the layer is unharmed.
 
         NOT_FOUND: the forward is unknown, or its lease has ended.
-        ABORTED: its gradients were computed already, or it was released.
+        ABORTED: its gradients were already computed, or it was released.
         INVALID_ARGUMENT: outputs_gradient has another dtype or shape than the
         outputs. The forward is kept.
         """
@@ -195,20 +198,20 @@ class BatchNormLayerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseBatchNormForwards(self, request, context):
-        """Lets go of what BatchNormBackward needs of forwards, and of their updates
-        unless those are to be kept. Safe to retry.
+        """Releases what BatchNormBackward needs of forwards, and their updates too
+        unless these are to be kept. Safe to retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RunBatchNormUpdates(self, request, context):
-        """Updates moving averages by forwards in training: what TensorFlow's update
+        """Updates moving averages from forwards in training, as TensorFlow's update
         ops do. Each forward counts once. Safe to retry.
 
         INVALID_ARGUMENT: neither a layer nor a collection.
-        RESOURCE_EXHAUSTED: there is no memory for the new averages; updates that
-        were not run still wait.
+        RESOURCE_EXHAUSTED: no memory for the new averages; updates that were not
+        run are still pending.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -216,17 +219,17 @@ class BatchNormLayerServiceServicer(object):
 
     def GetBatchNormVariables(self, request, context):
         """Reads variables. Safe to retry.
-        NOT_FOUND: the layer has no variable of a name, or not yet.
+        NOT_FOUND: the layer has no variable of that name, or not yet.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetBatchNormVariables(self, request, context):
-        """Sets variables. Safe to retry, as long as nobody else sets or updates them.
+        """Sets variables. Safe to retry, unless somebody else sets or updates them.
 
-        INVALID_ARGUMENT: another dtype or shape, a name given twice, none given.
-        NOT_FOUND: the layer has no variable of a name, or not yet.
+        INVALID_ARGUMENT: another dtype or shape, a name given twice, no variables.
+        NOT_FOUND: the layer has no variable of that name, or not yet.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -294,21 +297,22 @@ def add_BatchNormLayerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class BatchNormLayerService(object):
-    """tf.contrib.layers.batch_norm, served. A layer holds its variables in the memory
-    of the device that ops run on; clients send inputs and gradients.
+    """tf.contrib.layers.batch_norm as a service. A layer holds its variables in the
+    memory of the device that ops run on; clients send inputs and gradients.
 
-    Any number of clients may call one layer at the same time. The variables change
+    Any number of clients may call a layer at the same time. Its variables change
     in whole steps, one after the other: each update of the moving averages by
-    one forward, and each SetBatchNormVariables. A BatchNormForward computes with the variables of
-    one moment, when it began. Updates in place are done in the order in which
-    forwards end, those of RunBatchNormUpdates in the order given there; a BatchNormForward or
-    RunBatchNormUpdates that was answered comes before all that is asked for later. BatchNormBackward
-    uses the values that its BatchNormForward used, whatever has changed since.
+    one forward, and each SetBatchNormVariables. A BatchNormForward computes with
+    the variables as they are when it begins; its BatchNormBackward uses the same
+    values, whatever has changed since. In-place updates are made in the order in
+    which forwards end, those of RunBatchNormUpdates in the order it gives. A
+    BatchNormForward or RunBatchNormUpdates that has been answered comes before
+    every call made later.
 
-    Every RPC that names a layer: INVALID_ARGUMENT when the name is empty,
-    NOT_FOUND when there is none of this name (and incarnation), which says why if
-    its lifetime has ended. See GradientOpsService for tensors as inputs and results, and TensorService for
-    the errors of every RPC.
+    Every RPC that names a layer: INVALID_ARGUMENT if the name is empty;
+    NOT_FOUND if there is no layer of this name (and incarnation); if its
+    lifetime has ended, the message says why. See GradientOpsService for tensors
+    as inputs and results, and TensorService for the errors of every RPC.
     """
 
     @staticmethod

@@ -28,26 +28,26 @@ if _version_not_supported:
 
 
 class GradientOpsServiceStub(object):
-    """One RPC for each op, with the semantics of TensorFlow's newest version of
-    it. Nothing is remembered between calls: what a gradient needs of its
-    forward call is among the results of that.
+    """One RPC per op, with the semantics of TensorFlow's newest version of the op.
+    The server remembers nothing between calls: whatever a gradient needs from
+    its forward call is among the results of that call.
 
-    Inputs come inline or by handle, mixed at will. A large tensor is uploaded
+    Inputs come inline or by handle, in any mixture. A large tensor is uploaded
     by TensorService.PutTensors; one that was kept as the result of another call
-    (Placement MODE_KEEP) need not travel at all. An input tensor used by an op
-    stays in the memory of the device that the op ran on.
+    (Placement MODE_KEEP) need not travel at all. After an op has used a stored
+    input, that tensor stays in the memory of the device that the op ran on.
 
-    Blocking: never waits for other clients, save for its turn on the device.
-    Retry: safe; ops have no effect but their results. A lost reply with kept
-    results leaves tensors that nobody knows the handle of, which go when their
-    lease ends.
+    Blocking: never waits for other clients, except for its turn on the device.
+    Retry: safe; ops have no effect but their results. If a reply with kept
+    results is lost, nobody knows their handles; the tensors are deleted when
+    their lease ends.
 
-    INVALID_ARGUMENT: an input is missing, malformed, or of a dtype or shape
-    that the op does not take; an attribute has a value that it does not know.
-    Names the field, what was given and what was expected. Nothing is kept.
+    INVALID_ARGUMENT: an input is missing, malformed, or has a dtype or shape
+    that the op does not accept; an attribute has an unknown value. The message
+    names the field, what was given and what was expected. Nothing is kept.
     NOT_FOUND: a handle does not exist (any more).
     RESOURCE_EXHAUSTED: the results do not fit into the server's tensor memory,
-    or are to come inline and are too long for that, or the device is out of
+    or are too long to be returned inline as requested, or the device is out of
     memory.
     """
 
@@ -105,26 +105,26 @@ class GradientOpsServiceStub(object):
 
 
 class GradientOpsServiceServicer(object):
-    """One RPC for each op, with the semantics of TensorFlow's newest version of
-    it. Nothing is remembered between calls: what a gradient needs of its
-    forward call is among the results of that.
+    """One RPC per op, with the semantics of TensorFlow's newest version of the op.
+    The server remembers nothing between calls: whatever a gradient needs from
+    its forward call is among the results of that call.
 
-    Inputs come inline or by handle, mixed at will. A large tensor is uploaded
+    Inputs come inline or by handle, in any mixture. A large tensor is uploaded
     by TensorService.PutTensors; one that was kept as the result of another call
-    (Placement MODE_KEEP) need not travel at all. An input tensor used by an op
-    stays in the memory of the device that the op ran on.
+    (Placement MODE_KEEP) need not travel at all. After an op has used a stored
+    input, that tensor stays in the memory of the device that the op ran on.
 
-    Blocking: never waits for other clients, save for its turn on the device.
-    Retry: safe; ops have no effect but their results. A lost reply with kept
-    results leaves tensors that nobody knows the handle of, which go when their
-    lease ends.
+    Blocking: never waits for other clients, except for its turn on the device.
+    Retry: safe; ops have no effect but their results. If a reply with kept
+    results is lost, nobody knows their handles; the tensors are deleted when
+    their lease ends.
 
-    INVALID_ARGUMENT: an input is missing, malformed, or of a dtype or shape
-    that the op does not take; an attribute has a value that it does not know.
-    Names the field, what was given and what was expected. Nothing is kept.
+    INVALID_ARGUMENT: an input is missing, malformed, or has a dtype or shape
+    that the op does not accept; an attribute has an unknown value. The message
+    names the field, what was given and what was expected. Nothing is kept.
     NOT_FOUND: a handle does not exist (any more).
     RESOURCE_EXHAUSTED: the results do not fit into the server's tensor memory,
-    or are to come inline and are too long for that, or the device is out of
+    or are too long to be returned inline as requested, or the device is out of
     memory.
     """
 
@@ -147,17 +147,17 @@ class GradientOpsServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GRUBlockCell(self, request, context):
-        """One step of a GRU. Semantics of TensorFlow's GRUBlockCell, for all
-        floating T.
+        """One step of a GRU. Semantics of TensorFlow's GRUBlockCell, for every
+        floating-point T.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GRUBlockCellGrad(self, request, context):
-        """Gradients of one step of a GRU. Semantics of TensorFlow's
-        GRUBlockCellGrad, for all floating T, and on request with the gradients of
-        weights and biases, which TensorFlow left to a wrapper in Python.
+        """Gradients of one step of a GRU. Semantics of TensorFlow's GRUBlockCellGrad,
+        for every floating-point T. On request, also the gradients of weights and
+        biases, which TensorFlow left to a wrapper in Python.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -165,11 +165,12 @@ class GradientOpsServiceServicer(object):
 
     def CudnnRNN(self, request, context):
         """A recurrent network over a batch of sequences. Semantics of TensorFlow's
-        CudnnRNNV3, on every device, with these differences: what the dropout
-        drops depends on the seed and the kind of device alone; a sequence length
-        of 0 is refused; without `time_major` the states are really
-        [B, L * D, H']. INTERNAL: cuDNN, on a GPU, is not there or failed; says
-        which of its functions, and why.
+        CudnnRNNV3, on every device, with these differences: which elements dropout
+        drops depends only on the seed and the kind of device; a sequence length of
+        0 is refused; without `time_major` the states really are [B, L * D, H'].
+
+        INTERNAL: on a GPU, cuDNN is not available or failed; the message says
+        which of its functions failed, and why.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -184,21 +185,21 @@ class GradientOpsServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CudnnRNNParamsSize(self, request, context):
-        """The length of the parameter vector of a network.
+        """Computes the length of the parameter vector of a network.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CudnnRNNCanonicalToParams(self, request, context):
-        """The parameter vector of the matrices and biases of a network.
+        """Builds the parameter vector from the matrices and biases of a network.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CudnnRNNParamsToCanonical(self, request, context):
-        """The matrices and biases of a network from its parameter vector.
+        """Splits a parameter vector into the matrices and biases of a network.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -261,26 +262,26 @@ def add_GradientOpsServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GradientOpsService(object):
-    """One RPC for each op, with the semantics of TensorFlow's newest version of
-    it. Nothing is remembered between calls: what a gradient needs of its
-    forward call is among the results of that.
+    """One RPC per op, with the semantics of TensorFlow's newest version of the op.
+    The server remembers nothing between calls: whatever a gradient needs from
+    its forward call is among the results of that call.
 
-    Inputs come inline or by handle, mixed at will. A large tensor is uploaded
+    Inputs come inline or by handle, in any mixture. A large tensor is uploaded
     by TensorService.PutTensors; one that was kept as the result of another call
-    (Placement MODE_KEEP) need not travel at all. An input tensor used by an op
-    stays in the memory of the device that the op ran on.
+    (Placement MODE_KEEP) need not travel at all. After an op has used a stored
+    input, that tensor stays in the memory of the device that the op ran on.
 
-    Blocking: never waits for other clients, save for its turn on the device.
-    Retry: safe; ops have no effect but their results. A lost reply with kept
-    results leaves tensors that nobody knows the handle of, which go when their
-    lease ends.
+    Blocking: never waits for other clients, except for its turn on the device.
+    Retry: safe; ops have no effect but their results. If a reply with kept
+    results is lost, nobody knows their handles; the tensors are deleted when
+    their lease ends.
 
-    INVALID_ARGUMENT: an input is missing, malformed, or of a dtype or shape
-    that the op does not take; an attribute has a value that it does not know.
-    Names the field, what was given and what was expected. Nothing is kept.
+    INVALID_ARGUMENT: an input is missing, malformed, or has a dtype or shape
+    that the op does not accept; an attribute has an unknown value. The message
+    names the field, what was given and what was expected. Nothing is kept.
     NOT_FOUND: a handle does not exist (any more).
     RESOURCE_EXHAUSTED: the results do not fit into the server's tensor memory,
-    or are to come inline and are too long for that, or the device is out of
+    or are too long to be returned inline as requested, or the device is out of
     memory.
     """
 

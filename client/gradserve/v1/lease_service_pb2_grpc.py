@@ -26,16 +26,17 @@ if _version_not_supported:
 
 
 class LeaseServiceStub(object):
-    """Ends what is private to a client along with that client.
+    """Ends everything that is private to a client when the client ends.
 
     A client that owns something (Lifetime.owner_client_id) has a lease of
-    ServerLimits.client_lease. It begins anew with every RPC that names something
-    that the client owns, and does not run out while such an RPC, or
-    HoldClientLease, is under way. When it has run out, everything that the client
-    owns is deleted; who asks for it later is told so (NOT_FOUND).
+    ServerLimits.client_lease. Every RPC that names something the client owns
+    renews the lease, which does not run out while such an RPC, or
+    HoldClientLease, is running. When it has run out, everything that the client
+    owns is deleted; a later request for it ends with NOT_FOUND, and the message
+    says so.
 
-    A client that owns nothing has no lease, and costs the server nothing. The time
-    in which a server was suspended does not count.
+    A client that owns nothing has no lease and costs the server nothing. Time
+    during which the server was suspended does not count.
     """
 
     def __init__(self, channel):
@@ -57,37 +58,39 @@ class LeaseServiceStub(object):
 
 
 class LeaseServiceServicer(object):
-    """Ends what is private to a client along with that client.
+    """Ends everything that is private to a client when the client ends.
 
     A client that owns something (Lifetime.owner_client_id) has a lease of
-    ServerLimits.client_lease. It begins anew with every RPC that names something
-    that the client owns, and does not run out while such an RPC, or
-    HoldClientLease, is under way. When it has run out, everything that the client
-    owns is deleted; who asks for it later is told so (NOT_FOUND).
+    ServerLimits.client_lease. Every RPC that names something the client owns
+    renews the lease, which does not run out while such an RPC, or
+    HoldClientLease, is running. When it has run out, everything that the client
+    owns is deleted; a later request for it ends with NOT_FOUND, and the message
+    says so.
 
-    A client that owns nothing has no lease, and costs the server nothing. The time
-    in which a server was suspended does not count.
+    A client that owns nothing has no lease and costs the server nothing. Time
+    during which the server was suspended does not count.
     """
 
     def HoldClientLease(self, request, context):
-        """Keeps the lease of a client for as long as this call is under way: it is meant
-        to be without a deadline, and to be made again when it breaks off. The
-        connection tells the server whether the client is still there, so a client
-        has nothing to do meanwhile, and loses nothing while it is busy.
+        """Keeps a client's lease for as long as this call is running. Make the call
+        without a deadline, and make it again if it breaks off. The connection
+        tells the server whether the client is still there, so the client has
+        nothing else to do, and loses nothing while it is busy.
 
         Blocking: while the client owns anything.
         Retry: safe.
 
         INVALID_ARGUMENT: `client_id` is empty or too long.
-        UNAVAILABLE: the server shuts down.
+        UNAVAILABLE: the server is shutting down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EndClientLease(self, request, context):
-        """Ends the lease of a client, as when it closes: deletes everything that it
-        owns. Calls that wait on that end with ABORTED. Safe to retry.
+        """Ends a client's lease, for instance when the client closes, and deletes
+        everything that it owns. Calls that wait on any of that end with ABORTED.
+        Safe to retry.
 
         INVALID_ARGUMENT: `client_id` is empty or too long.
         """
@@ -117,16 +120,17 @@ def add_LeaseServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class LeaseService(object):
-    """Ends what is private to a client along with that client.
+    """Ends everything that is private to a client when the client ends.
 
     A client that owns something (Lifetime.owner_client_id) has a lease of
-    ServerLimits.client_lease. It begins anew with every RPC that names something
-    that the client owns, and does not run out while such an RPC, or
-    HoldClientLease, is under way. When it has run out, everything that the client
-    owns is deleted; who asks for it later is told so (NOT_FOUND).
+    ServerLimits.client_lease. Every RPC that names something the client owns
+    renews the lease, which does not run out while such an RPC, or
+    HoldClientLease, is running. When it has run out, everything that the client
+    owns is deleted; a later request for it ends with NOT_FOUND, and the message
+    says so.
 
-    A client that owns nothing has no lease, and costs the server nothing. The time
-    in which a server was suspended does not count.
+    A client that owns nothing has no lease and costs the server nothing. Time
+    during which the server was suspended does not count.
     """
 
     @staticmethod

@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class ServerServiceStub(object):
-    """Health is served by the standard grpc.health.v1.Health, for each service by
-    its full name and for the whole server by the empty one; the protos by the
-    standard server reflection.
+    """Two standard services run beside this one: grpc.health.v1.Health tells the
+    health of each service under its full name and of the whole server under the
+    empty name; server reflection returns the protos.
     """
 
     def __init__(self, channel):
@@ -45,13 +45,13 @@ class ServerServiceStub(object):
 
 
 class ServerServiceServicer(object):
-    """Health is served by the standard grpc.health.v1.Health, for each service by
-    its full name and for the whole server by the empty one; the protos by the
-    standard server reflection.
+    """Two standard services run beside this one: grpc.health.v1.Health tells the
+    health of each service under its full name and of the whole server under the
+    empty name; server reflection returns the protos.
     """
 
     def GetServerInfo(self, request, context):
-        """Version, devices, limits and load of the server. Safe to retry.
+        """Returns version, devices, limits and load of the server. Safe to retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -74,9 +74,9 @@ def add_ServerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ServerService(object):
-    """Health is served by the standard grpc.health.v1.Health, for each service by
-    its full name and for the whole server by the empty one; the protos by the
-    standard server reflection.
+    """Two standard services run beside this one: grpc.health.v1.Health tells the
+    health of each service under its full name and of the whole server under the
+    empty name; server reflection returns the protos.
     """
 
     @staticmethod

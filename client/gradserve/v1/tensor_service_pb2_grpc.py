@@ -29,15 +29,16 @@ class TensorServiceStub(object):
     """Stores tensors on the server under leased handles.
 
     A handle is an unguessable string. Whoever has it can read and delete the
-    tensor. It lives until it is deleted, released by the RPC that used it, or
-    until its lease has run out without a use. A stored tensor never changes.
+    tensor. A stored tensor lives until it is deleted, or released by an RPC that
+    used it, or until its lease runs out because nobody used it. It never
+    changes.
 
-    Any RPC of any service of this package may also answer
+    Any RPC of any service in this package may also end with these codes:
     UNAVAILABLE: the server is shutting down; try again, elsewhere or later.
-    RESOURCE_EXHAUSTED: a limit of the server was reached; the message says
-    which, what was asked for, what is in use and what is allowed.
-    Errors that concern a field of the request carry a google.rpc.BadRequest in
-    the standard `grpc-status-details-bin` trailer.
+    RESOURCE_EXHAUSTED: a limit of the server was reached; the message says which
+    limit, what was asked for, what is in use and what is allowed.
+    Errors about a field of the request carry a google.rpc.BadRequest in the
+    standard `grpc-status-details-bin` trailer.
     """
 
     def __init__(self, channel):
@@ -72,39 +73,41 @@ class TensorServiceServicer(object):
     """Stores tensors on the server under leased handles.
 
     A handle is an unguessable string. Whoever has it can read and delete the
-    tensor. It lives until it is deleted, released by the RPC that used it, or
-    until its lease has run out without a use. A stored tensor never changes.
+    tensor. A stored tensor lives until it is deleted, or released by an RPC that
+    used it, or until its lease runs out because nobody used it. It never
+    changes.
 
-    Any RPC of any service of this package may also answer
+    Any RPC of any service in this package may also end with these codes:
     UNAVAILABLE: the server is shutting down; try again, elsewhere or later.
-    RESOURCE_EXHAUSTED: a limit of the server was reached; the message says
-    which, what was asked for, what is in use and what is allowed.
-    Errors that concern a field of the request carry a google.rpc.BadRequest in
-    the standard `grpc-status-details-bin` trailer.
+    RESOURCE_EXHAUSTED: a limit of the server was reached; the message says which
+    limit, what was asked for, what is in use and what is allowed.
+    Errors about a field of the request carry a google.rpc.BadRequest in the
+    standard `grpc-status-details-bin` trailer.
     """
 
     def PutTensors(self, request_iterator, context):
         """Stores tensors. The first message of the stream is the header, which
-        names the dtype and shape of every tensor; the messages after it carry
-        their bytes, one tensor after the other without padding, cut into chunks
-        anywhere (1 MiB is a good size; a chunk may span tensors). The client
-        then half-closes, and gets one handle for each tensor, in the order of the
-        header.
+        describes the dtype and shape of every tensor. The messages after it carry
+        the tensors' bytes, one tensor after the other without padding, cut into
+        chunks anywhere (1 MiB is a good size; a chunk may span tensors). The
+        client then half-closes the stream and gets one handle per tensor, in the
+        order of the header.
 
         The total size is checked against the server's limits when the header
-        arrives, before any payload is read. All or nothing: a stream that breaks,
-        is cancelled, or carries too few or too many bytes stores nothing.
+        arrives, before any payload is read. Either all tensors are stored or none:
+        a stream that breaks, is cancelled, or carries too few or too many bytes
+        stores nothing.
 
         Blocking: never waits for other clients.
-        Retry: safe; a lost reply leaves tensors that nobody knows the handle of,
-        which go when their lease ends.
+        Retry: safe. If the reply is lost, nobody knows the handles; the tensors
+        are deleted when their lease ends.
 
-        INVALID_ARGUMENT: the first message is not a header, a later one is not a
-        chunk, a malformed spec, or payload shorter or longer than the header says.
+        INVALID_ARGUMENT: the first message is not a header; a later one is not a
+        chunk; a malformed spec; a payload shorter or longer than the header says.
         RESOURCE_EXHAUSTED: the payload does not fit into the server's tensor
-        memory, or too many handles.
-        DEADLINE_EXCEEDED: no message came for longer than the server's
-        idle limit for streams.
+        memory, or there are too many handles.
+        DEADLINE_EXCEEDED: no message came for longer than the server's idle limit
+        for streams.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,15 +115,15 @@ class TensorServiceServicer(object):
 
     def GetTensors(self, request, context):
         """Reads tensors. The first message of the reply is the header with the dtype
-        and shape of each, in the order asked for; the messages after it carry the
-        bytes in the form described at PutTensors.
+        and shape of each tensor, in the order requested. The messages after it
+        carry the bytes, in the form described at PutTensors.
 
-        With `release` the tensors are deleted once the last chunk was handed to
-        the transport; a stream that breaks earlier deletes nothing.
+        With `release`, the tensors are deleted once the last chunk has been handed
+        to the transport; a stream that breaks earlier deletes nothing.
 
         Blocking: never waits for other clients.
         Retry: safe without `release`. With it, a retry after the whole stream was
-        sent finds nothing (NOT_FOUND).
+        sent ends with NOT_FOUND.
 
         NOT_FOUND: one of the handles does not exist; nothing is sent or released.
         """
@@ -129,15 +132,15 @@ class TensorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteTensors(self, request, context):
-        """Deletes tensors. Handles that do not exist are passed over, so a retry is
-        safe. A tensor that another call is using goes when that call is done.
+        """Deletes tensors. Handles that do not exist are ignored, so a retry is safe.
+        A tensor that another call is using is deleted when that call is done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTensors(self, request, context):
-        """Lists the stored tensors, oldest first, a page at a time. Does not renew
+        """Lists the stored tensors, oldest first, one page at a time. Does not renew
         leases. Safe to retry.
 
         INVALID_ARGUMENT: `page_token` was not made by this RPC.
@@ -181,15 +184,16 @@ class TensorService(object):
     """Stores tensors on the server under leased handles.
 
     A handle is an unguessable string. Whoever has it can read and delete the
-    tensor. It lives until it is deleted, released by the RPC that used it, or
-    until its lease has run out without a use. A stored tensor never changes.
+    tensor. A stored tensor lives until it is deleted, or released by an RPC that
+    used it, or until its lease runs out because nobody used it. It never
+    changes.
 
-    Any RPC of any service of this package may also answer
+    Any RPC of any service in this package may also end with these codes:
     UNAVAILABLE: the server is shutting down; try again, elsewhere or later.
-    RESOURCE_EXHAUSTED: a limit of the server was reached; the message says
-    which, what was asked for, what is in use and what is allowed.
-    Errors that concern a field of the request carry a google.rpc.BadRequest in
-    the standard `grpc-status-details-bin` trailer.
+    RESOURCE_EXHAUSTED: a limit of the server was reached; the message says which
+    limit, what was asked for, what is in use and what is allowed.
+    Errors about a field of the request carry a google.rpc.BadRequest in the
+    standard `grpc-status-details-bin` trailer.
     """
 
     @staticmethod
