@@ -16,11 +16,13 @@ import gradserve
 from gradserve.calls.retries import RetryPolicy
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.transport.settings import ConnectionSettings
+from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.servers.connecting import NO_RETRIES, connect_with, without_retries
 from tests.servers.faulty_proxy import Fault, Faults, FaultyProxy
 from tests.servers.lost_replies import LostReplies
 from tests.servers.polling import PATIENCE_SECONDS
+from tests.servers.runtime import NOT_WARMED_UP
 
 T = TypeVar("T")
 
@@ -79,10 +81,10 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network]:
     with ExitStack() as stack:
         if request.param == "lost replies":
             replies = LostReplies(COUNTING, probability=0.3, seed=21)
-            server = stack.enter_context(LocalServer(parts=replies.parts))
+            server = stack.enter_context(LocalServer(ServerConfig(runtime=NOT_WARMED_UP), replies.parts))
             yield Network(server.address, server.address, settings, lambda: len(replies.lost))
         else:
-            server = stack.enter_context(LocalServer())
+            server = stack.enter_context(LocalServer(ServerConfig(runtime=NOT_WARMED_UP)))
             faults = Faults(mean_reads=30, seed=20)
             proxy = stack.enter_context(FaultyProxy(server.address, faults))
             yield Network(
@@ -242,7 +244,7 @@ def test_a_repeated_apply_releases_what_it_uploaded() -> None:
     """The first attempt released its own upload; the repeated call had to upload once more."""
     replies = LostReplies(COUNTING, probability=1, seed=21)
     with (
-        LocalServer(parts=replies.parts) as server,
+        LocalServer(ServerConfig(runtime=NOT_WARMED_UP), replies.parts) as server,
         connect_with(server.address, without_retries(PATIENCE_SECONDS)) as client,
     ):
         acc = client.conditional_accumulator("float64", (80_000,))

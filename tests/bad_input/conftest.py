@@ -1,6 +1,8 @@
 """A server whose state every bad request must leave as it was."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -39,10 +41,25 @@ def raw(server_address: str) -> Iterator[RawCalls]:
         yield calls
 
 
+@dataclass
+class LastState:
+    """The state in which the last test left the server, and in which the next one finds it."""
+
+    seen: tuple[Any, ...]
+
+
+@pytest.fixture(scope="module")
+def last_state(raw: RawCalls) -> LastState:
+    return LastState(state(raw))
+
+
 @pytest.fixture
-def unchanged(raw: RawCalls) -> Iterator[None]:
+def unchanged(raw: RawCalls, last_state: LastState) -> Iterator[None]:
     """Checks that a test leaves the server as it was, and able to answer."""
-    before = state(raw)
     yield
-    # An upload that was broken off gives its memory back when the server notices.
-    eventually(lambda: state(raw), before.__eq__)
+    try:
+        # An upload that was broken off gives its memory back when the server notices.
+        eventually(lambda: state(raw), last_state.seen.__eq__)
+    except AssertionError:
+        last_state.seen = state(raw)
+        raise

@@ -29,6 +29,7 @@ from tests.bad_input.requests import (
 )
 from tests.bad_input.test_streams import chunk, header
 from tests.servers.raw_calls import Failure, RawCalls, eventually
+from tests.servers.runtime import NOT_WARMED_UP
 
 TINY = LimitsConfig(
     max_message_bytes=ByteSize(4 * MIB),
@@ -44,7 +45,7 @@ TINY = LimitsConfig(
 @pytest.fixture(scope="module")
 def tiny() -> Iterator[RawCalls]:
     """A server with next to no room, with one accumulator of any tensor."""
-    with LocalServer(ServerConfig(limits=TINY)) as local, RawCalls(local.address) as calls:
+    with LocalServer(ServerConfig(runtime=NOT_WARMED_UP, limits=TINY)) as local, RawCalls(local.address) as calls:
         calls.call("CreateAccumulator", Create(accumulator=ref("a"), spec=SPECS["any"]))
         yield calls
 

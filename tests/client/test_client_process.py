@@ -25,11 +25,13 @@ from gradserve import errors
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.status import ERRORS, error_from_status
+from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.servers.connecting import change_times, connect_with
 from tests.servers.faulty_proxy import FaultyProxy
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 from tests.servers.process import ServerProcess
+from tests.servers.runtime import NOT_WARMED_UP
 
 KINDS = ["conditional_accumulator", "sparse_conditional_accumulator", "gradient_accumulator"]
 
@@ -349,7 +351,7 @@ def needs_what_was_made(call: Callable[..., Any]) -> bool:
 
 def test_a_server_that_went_away() -> None:
     """Also calls of accumulators that were made before end with UnavailableError."""
-    with LocalServer() as server:
+    with LocalServer(ServerConfig(runtime=NOT_WARMED_UP)) as server:
         client = gradserve.connect(server.address, timeout=NEVER_SECONDS)
         made = make_things(client)
     with ThreadPoolExecutor(len(CALLS)) as threads:

@@ -32,6 +32,7 @@ from tests.servers.clocks import SkippingClock
 from tests.servers.connecting import connect_with
 from tests.servers.faulty_proxy import FaultyProxy
 from tests.servers.polling import eventually, eventually_async
+from tests.servers.runtime import NOT_WARMED_UP
 
 CLIENT_LEASE = 60.0
 GRAD = np.ones(2, np.float32)
@@ -50,7 +51,7 @@ class AgingServer(LocalServer):
 @pytest.fixture
 def server() -> Iterator[AgingServer]:
     """A server of this test alone, that notices soon when a connection is dead."""
-    config = ServerConfig(leases=LeaseConfig(client_lease_seconds=CLIENT_LEASE))
+    config = ServerConfig(runtime=NOT_WARMED_UP, leases=LeaseConfig(client_lease_seconds=CLIENT_LEASE))
     with AgingServer(config, ClientKeepalive(interval=0.3, timeout=0.3)) as local:
         yield local
 
@@ -122,7 +123,7 @@ def test_what_a_killed_client_had_goes_when_its_lease_ends(server: AgingServer, 
 def test_by_the_clock_of_the_wall() -> None:
     """As above, with nothing but time."""
     with (
-        LocalServer(ServerConfig(leases=LeaseConfig(client_lease_seconds=1))) as server,
+        LocalServer(ServerConfig(runtime=NOT_WARMED_UP, leases=LeaseConfig(client_lease_seconds=1))) as server,
         gradserve.connect(server.address) as client,
         program(server.address, "sleep") as process,
     ):
@@ -394,7 +395,7 @@ def test_closing_does_not_wait_for_a_silent_server(server: AgingServer) -> None:
 
 
 def test_a_server_that_shuts_down_does_not_wait_for_those_who_hold(server: AgingServer) -> None:
-    with LocalServer() as local:
+    with LocalServer(ServerConfig(runtime=NOT_WARMED_UP)) as local:
         client = gradserve.connect(local.address, timeout=1)
         client.conditional_accumulator("float32")
         eventually(lambda: num_held(local) == 1)

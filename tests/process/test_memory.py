@@ -21,9 +21,11 @@ from gradserve.v1 import (
     tensor_pb2,
     tensor_service_pb2_grpc,
 )
+from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually_async
 from tests.servers.process import ServerProcess
+from tests.servers.runtime import NOT_WARMED_UP
 
 _MIB = 1 << 20
 _UPLOAD_BYTES = 4 * _MIB
@@ -163,7 +165,7 @@ def no_garbage_collector() -> Iterator[None]:
 @pytest.mark.parametrize("kind", ["half-way", "header only", "too few bytes"])
 async def test_broken_uploads_give_their_memory_back_at_once(kind: str, no_garbage_collector: None) -> None:
     """Not when the garbage collector comes, which takes no notice of how much memory an object has."""
-    with LocalServer() as server:
+    with LocalServer(ServerConfig(runtime=NOT_WARMED_UP)) as server:
         async with (
             gradserve.aio.connect(server.address) as client,
             grpc.aio.insecure_channel(server.address) as channel,

@@ -23,6 +23,7 @@ from gradserve_server.rpc.boundary.service import Service
 from gradserve_server.testing import LocalServer
 from tests.servers.clocks import SkippingClock
 from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.servers.runtime import NOT_WARMED_UP
 
 
 class NoMore:
@@ -42,7 +43,10 @@ def test_devices_and_ids() -> None:
     devices = (DeviceDescription("cpu", "a processor", 1 << 30),)
     numbers = itertools.count()
     parts = Parts(devices=devices, new_id=lambda: f"number {next(numbers)}")
-    with LocalServer(parts=parts) as server, gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client:
+    with (
+        LocalServer(ServerConfig(runtime=NOT_WARMED_UP), parts) as server,
+        gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client,
+    ):
         assert [device.description for device in client.server_info().devices] == ["a processor"]
         assert client.put(np.ones(2)).handle.startswith("number ")
 
@@ -50,7 +54,7 @@ def test_devices_and_ids() -> None:
 def test_leases_run_out_on_its_clock() -> None:
     clock = SkippingClock()
     with (
-        LocalServer(parts=Parts(clock=clock)) as server,
+        LocalServer(ServerConfig(runtime=NOT_WARMED_UP), Parts(clock=clock)) as server,
         gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client,
     ):
         client.put(np.ones(2), lease=1000)
@@ -104,7 +108,10 @@ async def test_another_listener_has_three_verbs_and_calls_the_same_methods() -> 
 
 def test_an_interceptor_is_around_every_call() -> None:
     parts = Parts(interceptors=(NoMore("ListTensors"),))
-    with LocalServer(parts=parts) as server, gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client:
+    with (
+        LocalServer(ServerConfig(runtime=NOT_WARMED_UP), parts) as server,
+        gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client,
+    ):
         assert client.server_info().usage["num_handles"] == 0
         with pytest.raises(gradserve.ResourceExhaustedError, match=r"no more gradserve\.v1\..*\.ListTensors"):
             client.list_tensors()

@@ -18,6 +18,7 @@ import gradserve.aio
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.transport.settings import ConnectionSettings, Keepalive, Reconnecting
 from gradserve_server.cli import cli
+from gradserve_server.config import ServerConfig
 from gradserve_server.parts import Parts
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.chain import Handle
@@ -27,6 +28,7 @@ from gradserve_server.testing import LocalServer
 from tests.servers.connecting import connect_with, connect_with_aio
 from tests.servers.faulty_proxy import FaultyProxy
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
+from tests.servers.runtime import NOT_WARMED_UP
 
 BAD = [-1.0, -math.inf, math.nan, 1e12]
 
@@ -105,7 +107,7 @@ class NotedLimits:
 def noted() -> Iterator[tuple[str, NotedLimits]]:
     """The address of a server of this file alone, and the limits of its calls."""
     limits = NotedLimits()
-    with LocalServer(parts=Parts(interceptors=(limits,))) as local:
+    with LocalServer(ServerConfig(runtime=NOT_WARMED_UP), Parts(interceptors=(limits,))) as local:
         yield local.address, limits
 
 
@@ -260,7 +262,7 @@ def test_a_client_that_falls_silent_takes_no_round() -> None:
     """Its machine or network is gone, and nothing tells the server: what it waits for goes to others."""
     parts = Parts(make_listener=partial(GrpcListener, keepalive=ClientKeepalive(interval=0.3, timeout=0.3)))
     with (
-        LocalServer(parts=parts) as server,
+        LocalServer(ServerConfig(runtime=NOT_WARMED_UP), parts) as server,
         FaultyProxy(server.address) as proxy,
         gradserve.connect(server.address) as client,
         ThreadPoolExecutor(1) as threads,

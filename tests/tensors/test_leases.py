@@ -21,6 +21,7 @@ from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.store import TensorSpec, TensorStore
 from gradserve_server.testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.servers.runtime import NOT_WARMED_UP
 
 DEFAULT_LEASE = 10.0
 MAX_LEASE = 100.0
@@ -308,7 +309,7 @@ def test_memory_that_is_not_there_gives_back_what_was_reserved() -> None:
 def small_server() -> Iterator[LocalServer]:
     limits = LimitsConfig(max_bytes=ByteSize(1_000_000), max_handles=3)
     leases = LeaseConfig(default_lease_seconds=600, max_lease_seconds=700)
-    with LocalServer(ServerConfig(limits=limits, leases=leases)) as local:
+    with LocalServer(ServerConfig(runtime=NOT_WARMED_UP, limits=limits, leases=leases)) as local:
         yield local
 
 

@@ -24,6 +24,7 @@ from gradserve_server.tensors.store import TensorSpec, TensorStore
 from gradserve_server.testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import RawCalls, eventually
+from tests.servers.runtime import NOT_WARMED_UP
 
 DTYPES = [
     np.dtype(np.float16),
@@ -54,7 +55,7 @@ class Awaited:
 @pytest.fixture(scope="module")
 def server() -> Iterator[LocalServer]:
     """A server of this file alone, as its use is measured."""
-    with LocalServer() as local:
+    with LocalServer(ServerConfig(runtime=NOT_WARMED_UP)) as local:
         yield local
 
 
@@ -367,7 +368,10 @@ def test_deleting_what_is_being_read(raw: RawCalls, client: gradserve.Client) ->
 
 def test_leases(raw: RawCalls) -> None:
     leases = LeaseConfig(default_lease_seconds=500, max_lease_seconds=1000)
-    with LocalServer(ServerConfig(leases=leases)) as local, gradserve.connect(local.address) as client:
+    with (
+        LocalServer(ServerConfig(runtime=NOT_WARMED_UP, leases=leases)) as local,
+        gradserve.connect(local.address) as client,
+    ):
         client.put(1)
         client.put(2, lease=100)
         client.put(3, lease=1e6)

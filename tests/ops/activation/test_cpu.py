@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -35,6 +35,18 @@ def family(parallel: ForkJoin, _compiled_kernels: None) -> CpuActivation:
     prepared = CpuActivation(parallel)
     prepared.prepare(lambda: False)
     return prepared
+
+
+@pytest.fixture(scope="module")
+def on_threads(_compiled_kernels: None) -> Iterator[Mapping[int, CpuActivation]]:
+    """By how many threads it computes with."""
+    fork_joins = {num_threads: ForkJoin(num_threads) for num_threads in (1, 5)}
+    families = {num_threads: CpuActivation(fork_join) for num_threads, fork_join in fork_joins.items()}
+    for each in families.values():
+        each.prepare(lambda: False)
+    yield families
+    for fork_join in fork_joins.values():
+        fork_join.close()
 
 
 def forward(family: CpuActivation, name: str, x: NDArray[Any]) -> NDArray[Any]:
@@ -109,17 +121,15 @@ def test_shapes(family: CpuActivation, name: str, dtype: np.dtype[Any], shape: t
 
 @by_dtype
 @by_name
-def test_the_number_of_threads_changes_no_bits(family: CpuActivation, name: str, dtype: np.dtype[Any]) -> None:
+def test_the_number_of_threads_changes_no_bits(
+    on_threads: Mapping[int, CpuActivation], name: str, dtype: np.dtype[Any]
+) -> None:
     x = drawn((300_001,), dtype)
     dy, saved = gradients_of(x), saved_of(name, x)
-    alone, many = ForkJoin(1), ForkJoin(5)
-    results = []
-    for threads in (alone, many):
-        used = CpuActivation(threads)
-        used.prepare(lambda: False)
-        results.append((forward(used, name, x).tobytes(), gradient(used, name, dy, saved).tobytes()))
-        threads.close()
-    assert results[0] == results[1]
+    alone, many = (
+        (forward(used, name, x).tobytes(), gradient(used, name, dy, saved).tobytes()) for used in on_threads.values()
+    )
+    assert alone == many
 
 
 @pytest.mark.parametrize("chunk_elements", [1, 17, 5000])

@@ -72,6 +72,18 @@ def batch_norm(parallel: ForkJoin, _compiled_kernels: None) -> CpuBatchNorm:
     return prepared
 
 
+@pytest.fixture(scope="module")
+def on_threads(_compiled_kernels: None) -> Iterator[list[CpuBatchNorm]]:
+    """On one thread, two and five."""
+    fork_joins = [ForkJoin(num_threads) for num_threads in (1, 2, 5)]
+    prepared = [unprepared(fork_join) for fork_join in fork_joins]
+    for each in prepared:
+        each.prepare(lambda: False)
+    yield prepared
+    for fork_join in fork_joins:
+        fork_join.close()
+
+
 def unprepared(parallel: ForkJoin) -> CpuBatchNorm:
     return CpuBatchNorm(CpuDevice(BufferPool(64 * MIB)), parallel)
 
@@ -378,15 +390,11 @@ def results(batch_norm: CpuBatchNorm, x: NDArray[Any], channels: int, name: str)
 
 @by_format
 @pytest.mark.parametrize("shape", [(65, 64, 64, 3), (16, 9, 9, 300), (257, 3, 3, 200)], ids=str)
-def test_the_same_bits_every_time_on_any_number_of_threads(channels_first: bool, shape: tuple[int, ...]) -> None:
+def test_the_same_bits_every_time_on_any_number_of_threads(
+    on_threads: list[CpuBatchNorm], channels_first: bool, shape: tuple[int, ...]
+) -> None:
     x, name = make_x(shape, channels_first, np.float32), data_format(shape, channels_first)
-    bits = []
-    for num_threads in (1, 2, 5):
-        parallel = ForkJoin(num_threads)
-        batch_norm = unprepared(parallel)
-        batch_norm.prepare(lambda: False)
-        bits += [results(batch_norm, x, shape[-1], name) for _ in range(4)]
-        parallel.close()
+    bits = [results(batch_norm, x, shape[-1], name) for batch_norm in on_threads for _ in range(4)]
     assert all(other == bits[0] for other in bits)
 
 
