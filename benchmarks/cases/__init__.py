@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from benchmarks.cases import batch_norm_layer, ops_batch_norm, ops_rnn, put_get, resnet50, rounds, server_memory
+from benchmarks.cases import (
+    batch_norm_layer,
+    ops_batch_norm,
+    ops_layer_norm,
+    ops_rnn,
+    put_get,
+    resnet50,
+    rounds,
+    server_memory,
+)
 from benchmarks.harness.comparison import Comparison
 from benchmarks.harness.memory import MemoryMeasurement
 
@@ -16,6 +25,7 @@ CASES: dict[str, Callable[[], Sequence[Measurement]]] = {
     "round": rounds.comparisons,
     "resnet50": resnet50.comparisons,
     "ops_batch_norm": ops_batch_norm.comparisons,
+    "ops_layer_norm": ops_layer_norm.comparisons,
     "ops_rnn": ops_rnn.comparisons,
     "batch_norm_layer": batch_norm_layer.comparisons,
     "server_memory": server_memory.measurements,
