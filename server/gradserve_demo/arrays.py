@@ -1,4 +1,4 @@
-"""What the network and all that trains it are made of."""
+"""Types of the arrays that the network and its training use."""
 
 from typing import Any, TypeAlias
 

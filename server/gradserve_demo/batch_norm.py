@@ -1,4 +1,4 @@
-"""Batch normalization and relu in plain NumPy: what the server computes with `--batch-norm`, to compare with."""
+"""Batch normalization and relu in plain NumPy, to compare with what the server computes with `--batch-norm`."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from gradserve_demo.arrays import FloatArray, Weights
 from gradserve_demo.hidden_layer import Backward
 
 DECAY = 0.95
-"""The decay of the moving averages: they forget a batch after some twenty updates, so a short training is enough."""
+"""Decay of the moving averages: they forget a batch after about twenty updates, so a short training is enough."""
 
 EPSILON = 0.001
 
@@ -17,13 +17,13 @@ EPSILON = 0.001
 class BatchNormLayer:
     """relu(gamma x' + beta), where x' is x with mean 0 and variance 1 in every worker's share of the batch.
 
-    Each worker sees its own share alone, so each normalises by the moments of that share, here too. The formulas are
-    those of Ioffe and Szegedy (https://arxiv.org/abs/1502.03167). As in TensorFlow's fused implementation, the moving
-    variance is fed with the variance of a sample (Bessel's correction).
+    A worker sees only its own share and normalises by the moments of that share, and so does this class. The formulas
+    are those of Ioffe and Szegedy (https://arxiv.org/abs/1502.03167). As in TensorFlow's fused implementation, the
+    moving variance is updated with the sample variance (Bessel's correction).
     """
 
     def __init__(self, units: int, num_shares: int, dtype: npt.DTypeLike = np.float32) -> None:
-        """Takes the number of shares, of equal size, that inputs in training consist of."""
+        """Takes the number of equal shares in each training input."""
         self._num_shares = num_shares
         self._mean: FloatArray = np.zeros(units, dtype)
         self._variance: FloatArray = np.ones(units, dtype)
@@ -50,7 +50,7 @@ class BatchNormLayer:
         return outputs.reshape(inputs.shape), backward
 
     def infer(self, weights: Mapping[str, FloatArray], inputs: FloatArray) -> FloatArray:
-        """Normalises by the moving averages among the weights."""
+        """Normalises by the moving averages, which are among the weights."""
         normalized = (inputs - weights["moving_mean"]) / np.sqrt(weights["moving_variance"] + EPSILON)
         outputs: FloatArray = np.maximum(weights["gamma"] * normalized + weights["beta"], 0)
         return outputs

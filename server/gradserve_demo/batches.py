@@ -1,6 +1,6 @@
 """The examples of each step and worker.
 
-Everything follows from a seed, so workers need not talk to each other to share out the data.
+Everything follows from a seed, so the workers can divide the data without talking to each other.
 """
 
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from gradserve_demo.arrays import IntArray
 
 @dataclass(frozen=True)
 class Batches:
-    """Cuts a shuffled data set into joint batches, and those into one share for each worker."""
+    """Cuts a shuffled data set into joint batches, and each joint batch into one share per worker."""
 
     num_examples: int
-    """Size of the data set."""
+    """Number of examples in the data set."""
 
     num_workers: int
-    """Shares in a joint batch."""
+    """Number of shares in a joint batch."""
 
     batch_size: int
     """Examples in the share of one worker."""
@@ -37,7 +37,7 @@ class Batches:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Joint batches in one epoch; the rest that fills no whole batch is left out."""
+        """Joint batches in one epoch; the rest, which does not fill a batch, is left out."""
         return self.num_examples // (self.num_workers * self.batch_size)
 
     def joint(self, step: int) -> IntArray:

@@ -26,14 +26,14 @@ _EXTRA_MODULES = ("matplotlib", "rich", "sklearn")
     type=click.IntRange(min=1),
     default=_DEFAULTS.workers,
     show_default=True,
-    help="Gradients that every round needs, each from a worker process of its own.",
+    help="Gradients that every round needs, each from its own worker process.",
 )
 @click.option(
     "--backup",
     type=click.IntRange(min=0),
     default=_DEFAULTS.backup,
     show_default=True,
-    help="Worker processes beyond those; the last one is artificially slow.",
+    help="Additional worker processes; the last one is artificially slow.",
 )
 @click.option(
     "--batch-norm",
@@ -62,12 +62,12 @@ _EXTRA_MODULES = ("matplotlib", "rich", "sklearn")
 def demo(workers: int, backup: int, batch_norm: bool, epochs: int, address: str | None, output: Path) -> None:
     """Train a network on handwritten digits with several processes.
 
-    The workers average their gradients through an accumulator. The same training in one process
-    follows, and both are compared. Without backup workers the weights must be equal within 1e-5;
-    with them, the accuracy must be. The exit code is 1 when they are not.
+    The workers average their gradients through an accumulator. Then one process does the same training, and the two
+    results are compared: without backup workers the weights must be equal within 1e-5, with backup workers only the
+    accuracy is compared. The exit code is 1 if the results differ.
 
-    With --batch-norm all workers share a layer on the server; the one process normalises in NumPy. Beta, gamma and the
-    moving averages must be equal too.
+    With --batch-norm all workers share a layer on the server, while the one process normalises in NumPy. Beta, gamma
+    and the moving averages must be equal too.
     """
     if batch_norm and backup:
         raise click.UsageError("--batch-norm needs every worker in every step: it cannot be used with --backup")
@@ -107,7 +107,7 @@ def demo(workers: int, backup: int, batch_norm: bool, epochs: int, address: str 
 
 @contextmanager
 def _sigterm_as_exit() -> Iterator[None]:
-    """Lets SIGTERM end the demo as Ctrl-C does, with its server and workers ended first."""
+    """Lets SIGTERM end the demo like Ctrl-C, after its server and workers have ended."""
 
     def leave(number: int, _frame: FrameType | None) -> NoReturn:
         sys.exit(128 + number)

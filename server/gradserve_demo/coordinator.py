@@ -1,4 +1,4 @@
-"""The demo from start to end: data, server, workers, the one-process run, report and plot."""
+"""The whole demo: data, server, workers, the one-process run, report and plot."""
 
 import time
 import uuid
@@ -36,8 +36,8 @@ PLOT_NAME = "training.png"
 def run_demo(options: DemoOptions, *, console: Console | None = None) -> DemoReport:
     """Trains with several workers and in one process, compares, and saves a plot.
 
-    Blocks until everything is done. All processes that it started are gone when it returns or
-    raises.
+    Blocks until everything is done. When it returns or raises, all processes that it started
+    have ended.
 
     Args:
         options: What to do.
@@ -48,11 +48,11 @@ def run_demo(options: DemoOptions, *, console: Console | None = None) -> DemoRep
 
     Raises:
         DemoError: A worker or the server failed or hung.
-        gradserve.GradserveError: The server cannot be reached, or refuses.
+        gradserve.GradserveError: The server cannot be reached, or refuses a call.
         OSError: The output folder cannot be written.
     """
     console = console or Console()
-    # Before the work: a folder that cannot be made should not cost the reader a training run.
+    # First: a folder that cannot be created should not cost the user a training run.
     options.output.mkdir(parents=True, exist_ok=True)
     digits = load_digits(options.seed)
     plan = _plan(options, digits)
@@ -88,7 +88,7 @@ def run_demo(options: DemoOptions, *, console: Console | None = None) -> DemoRep
 
 @dataclass(frozen=True)
 class _Plan:
-    """What both training runs have in common."""
+    """The settings and data that both training runs share."""
 
     batches: Batches
     num_steps: int
@@ -124,7 +124,7 @@ def _progress(console: Console) -> Progress:
 def _train_with_workers(
     options: DemoOptions, plan: _Plan, digits: Digits, address: str, progress: Progress
 ) -> tuple[TrainingResult, tuple[WorkerResult, ...]]:
-    """Runs the workers against a server and gathers what they report."""
+    """Runs the workers against a server and collects their reports."""
     name = f"{options.num_processes} workers" + (f" ({options.workers} needed)" if options.backup else "")
     bar = progress.add_task(f"with {name}", total=plan.num_steps, loss=np.nan)
     run_name = f"demo-{uuid.uuid4().hex}"
@@ -167,7 +167,7 @@ def _tasks(options: DemoOptions, plan: _Plan, digits: Digits, address: str, run_
 
 @contextmanager
 def _resources(options: DemoOptions, plan: _Plan, address: str, run_name: str) -> Iterator[None]:
-    """Creates what the workers share on the server, and deletes it at the end."""
+    """Creates the accumulators and layer that the workers share, and deletes them at the end."""
     with gradserve.connect(address, timeout=options.timeout) as client:
         resources: list[gradserve.GradientAccumulator | gradserve.BatchNormLayer] = [
             *create_accumulators(client, run_name, plan.weights, options.keep_averages)
@@ -177,7 +177,7 @@ def _resources(options: DemoOptions, plan: _Plan, address: str, run_name: str) -
         try:
             yield
         except BaseException:
-            # The server may be what failed; that error must not hide the first one.
+            # If the server is what failed, this second error must not hide the first one.
             with suppress(gradserve.GradserveError):
                 for resource in resources:
                     resource.delete()
@@ -187,7 +187,7 @@ def _resources(options: DemoOptions, plan: _Plan, address: str, run_name: str) -
 
 
 class _Course:
-    """Puts the course of a training run together from what the workers report."""
+    """Collects the course of a training run from the workers' reports."""
 
     def __init__(self, options: DemoOptions, plan: _Plan, digits: Digits, progress: Progress, bar: TaskID) -> None:
         self._options = options
@@ -197,7 +197,7 @@ class _Course:
         self._progress = progress
         self._bar = bar
         self._begin = self._end = 0.0
-        # By step, for the workers whose gradients are in the round.
+        # By step: the losses of the workers whose gradients are in the round.
         self._losses: defaultdict[int, list[float]] = defaultdict(list)
         self._accuracies = [AccuracyPoint(0, self._accuracy(plan.weights | self._layer.state()))]
         self._finished: dict[int, Finished] = {}
@@ -241,7 +241,7 @@ class _Course:
     def _add_loss(self, step: int, loss: float) -> None:
         losses = self._losses[step]
         losses.append(loss)
-        # Averages are applied in order, so the last gradient of one round is reported before that of the next
+        # Averages are applied in order: the last gradient of a round is reported before the last of the next round.
         if len(losses) == self._options.workers:
             self._progress.update(self._bar, completed=step + 1, loss=np.mean(losses))
 
@@ -249,7 +249,7 @@ class _Course:
         return accuracy(weights, self._digits.test_images, self._digits.test_labels, self._layer)
 
     def _common_weights(self) -> Weights:
-        """Returns the final weights, which must be the same for all workers, to the last bit."""
+        """Returns the final weights, which must be bit-identical for all workers."""
         first = self._finished[0].weights
         for index, finished in self._finished.items():
             if not all(np.array_equal(first[name], finished.weights[name]) for name in first):

@@ -21,8 +21,8 @@ class Digits:
 
 
 def load_digits(seed: int) -> Digits:
-    """Returns the digits, a fifth of them set apart for testing; no download is needed."""
-    # Imported here, for it takes longer than everything else in this package together.
+    """Returns the digits, one fifth of them for testing; nothing is downloaded."""
+    # Imported here because it takes longer than everything else in this package together.
     from sklearn import datasets
 
     bunch = datasets.load_digits()

@@ -1,5 +1,5 @@
-"""What can go wrong in the demo."""
+"""The exception of the demo."""
 
 
 class DemoError(Exception):
-    """The demo could not run to its end; the message says why."""
+    """The demo could not finish; the message says why."""

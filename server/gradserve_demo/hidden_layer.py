@@ -1,4 +1,4 @@
-"""What comes between the two matrices of the network."""
+"""The layer between the two matrices of the network."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
@@ -8,34 +8,34 @@ import numpy as np
 from gradserve_demo.arrays import FloatArray, Weights
 
 Backward: TypeAlias = Callable[[FloatArray], tuple[FloatArray, Weights]]
-"""Takes the gradient by the outputs; returns those by the inputs, and by each weight of the layer."""
+"""Takes the gradient of the outputs; returns the gradients of the inputs and of each of the layer's weights."""
 
 
 class HiddenLayer(Protocol):
-    """A layer from [batch, units] to [batch, units], with weights among those of the network."""
+    """A layer from [batch, units] to [batch, units], whose weights are among the network's."""
 
     def forward(self, weights: Mapping[str, FloatArray], inputs: FloatArray) -> tuple[FloatArray, Backward]:
-        """Returns the outputs in training, and the way to their gradients."""
+        """Returns the outputs in training, and the function that computes their gradients."""
         ...
 
     def infer(self, weights: Mapping[str, FloatArray], inputs: FloatArray) -> FloatArray:
-        """Returns the outputs outside training; the weights have the layer's `state` among them."""
+        """Returns the outputs outside training; the weights include the layer's `state`."""
         ...
 
     def end_step(self, weights: Mapping[str, FloatArray]) -> None:
-        """Is told the new weights, when the gradients of all workers are in them."""
+        """Takes the new weights, once the gradients of all workers have been applied."""
         ...
 
     def state(self) -> Weights:
-        """Returns what the layer has learnt beside the weights."""
+        """Returns what the layer has learnt in addition to the weights."""
         ...
 
 
 class TanhLayer:
-    """A bias and tanh; without state."""
+    """A bias and tanh, without state."""
 
     def forward(self, weights: Mapping[str, FloatArray], inputs: FloatArray) -> tuple[FloatArray, Backward]:
-        """Returns the outputs, from which the gradients follow."""
+        """Returns the outputs and the function that computes their gradients."""
         outputs = self.infer(weights, inputs)
 
         def backward(d_outputs: FloatArray) -> tuple[FloatArray, Weights]:
@@ -50,8 +50,8 @@ class TanhLayer:
         return outputs
 
     def end_step(self, weights: Mapping[str, FloatArray]) -> None:
-        """Nothing is left to do."""
+        """Does nothing."""
 
     def state(self) -> Weights:
-        """Returns nothing: there is none."""
+        """Returns an empty dict: there is no state."""
         return {}

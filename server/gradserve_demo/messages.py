@@ -1,4 +1,4 @@
-"""What a worker process is given, and what it reports while it trains."""
+"""The messages between the coordinator and a worker process."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -13,7 +13,7 @@ class WorkerTask:
     """Everything a worker process needs; sent to it when it is spawned."""
 
     index: int
-    """The worker's own share of every joint batch."""
+    """Which share of every joint batch is the worker's."""
 
     worker_id: str
     """Its name on the server."""
@@ -22,13 +22,13 @@ class WorkerTask:
     """Where the server listens."""
 
     run_name: str
-    """Common prefix of the names of what this run has on the server."""
+    """Prefix of the names of everything that this run has on the server."""
 
     num_required: int
     """Gradients that complete a round."""
 
     batch_norm: bool
-    """True if the hidden layer is batch normalization, on the server."""
+    """True if the hidden layer is batch normalization on the server."""
 
     num_steps: int
     """Steps until the training is over."""
@@ -43,7 +43,7 @@ class WorkerTask:
     """Seconds that any single wait may take."""
 
     pause: float
-    """Seconds of artificial slowness before every push; 0 for none."""
+    """Seconds to sleep before every push, to be artificially slow; 0 for none."""
 
     weights: Weights
     """The initial weights."""
@@ -52,29 +52,29 @@ class WorkerTask:
     """The data of all workers."""
 
     batches: Batches
-    """Says which examples are the worker's at every step."""
+    """Determines the worker's examples at every step."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The worker is connected and waits for the word to start."""
+    """The worker is connected and waits for the signal to start."""
 
 
 @dataclass(frozen=True)
 class Stepped:
-    """The worker pushed a gradient and has applied every average up to `step` since."""
+    """The worker has pushed a gradient and then applied every average up to `step`."""
 
     step: int
-    """Averages its weights have seen now."""
+    """Number of averages applied to its weights so far."""
 
     loss: float
     """Loss of its share of the batch, before the push."""
 
     accepted: bool
-    """True if the gradient was part of the round; False: it was stale."""
+    """True if the gradient was part of the round; False if it was stale."""
 
     accuracy: float | None
-    """On the test images, when the worker is the first and an epoch has ended."""
+    """Accuracy on the test images; set by the first worker at the end of an epoch."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Finished:
     """Pushes that came too late."""
 
     snapshots_loaded: int
-    """How often it was so far behind that it had to load a snapshot of the weights."""
+    """How often it was too far behind and had to load a snapshot of the weights."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Failed:
     """The exception in one line."""
 
     traceback: str
-    """Where it came from."""
+    """The exception's traceback."""
 
 
 Message: TypeAlias = Ready | Stepped | Finished | Failed

@@ -1,8 +1,8 @@
 """A small neural network: one hidden layer, softmax cross-entropy.
 
-Functions over a dict of arrays, in NumPy but for a hidden layer that may be elsewhere. Every result
-has the element type of the weights: the demo trains in float32, and a test checks the gradients in
-float64.
+Functions on a dict of arrays, in NumPy except for the hidden layer, which the server may compute.
+Every result has the element type of the weights: the demo trains in float32, and a test checks the
+gradients in float64.
 """
 
 from collections.abc import Mapping
@@ -26,15 +26,15 @@ def initial_weights(
     *,
     batch_norm: bool = False,
 ) -> Weights:
-    """Returns random weights, the same for the same seed.
+    """Returns random weights; the same seed gives the same weights.
 
     Args:
-        inputs: Numbers in an image.
+        inputs: Pixels of an image.
         hidden: Units of the hidden layer.
-        classes: Digits to tell apart.
+        classes: Number of digits to distinguish.
         seed: Decides the random numbers.
-        dtype: Of the weights.
-        batch_norm: Whether the hidden layer is batch normalization. Its beta is the bias then.
+        dtype: Element type of the weights.
+        batch_norm: Whether the hidden layer is batch normalization, whose beta is then the bias.
     """
     generator = np.random.default_rng(seed)
 
@@ -56,10 +56,10 @@ def initial_weights(
 def loss_and_gradients(
     weights: Mapping[str, FloatArray], images: FloatArray, labels: IntArray, layer: HiddenLayer = TANH
 ) -> tuple[float, Weights]:
-    """Returns the mean loss over a batch and its gradient by every weight.
+    """Returns the mean loss over a batch and its gradient with respect to every weight.
 
-    Both are means over the batch, so the mean over several batches of equal size is that of the
-    joint batch. That is what makes the workers' average equal to the one-process gradient.
+    Both are means over the batch, so the mean over several batches of equal size equals the mean
+    over the joint batch. That makes the workers' average equal to the one-process gradient.
     """
     activations, backward = layer.forward(weights, images @ weights["hidden_weight"])
     log_probabilities = _log_probabilities(weights, activations)
@@ -109,7 +109,7 @@ def _inferred(weights: Mapping[str, FloatArray], images: FloatArray, layer: Hidd
 
 
 def _log_probabilities(weights: Mapping[str, FloatArray], activations: FloatArray) -> FloatArray:
-    """Returns those of the classes, given the outputs of the hidden layer."""
+    """Returns the log probabilities of the classes, given the outputs of the hidden layer."""
     logits = activations @ weights["output_weight"] + weights["output_bias"]
     shifted = logits - logits.max(axis=1, keepdims=True)
     log_probabilities: FloatArray = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))

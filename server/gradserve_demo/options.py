@@ -1,4 +1,4 @@
-"""What the demo is asked to do."""
+"""The settings of the demo."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +12,10 @@ class DemoOptions:
     """Gradients that every round needs."""
 
     backup: int = 0
-    """Workers beyond that; the last of them is artificially slow."""
+    """Additional workers; the last of them is artificially slow."""
 
     batch_norm: bool = False
-    """Put batch normalization, computed by the server, and relu in the place of tanh."""
+    """Use batch normalization and relu, computed by the server, instead of tanh."""
 
     epochs: int = 20
     """Passes over the training data."""
@@ -24,7 +24,7 @@ class DemoOptions:
     """Server to use; without one the demo starts its own."""
 
     output: Path = Path("demo-output")
-    """Folder for the plot; made if it does not exist."""
+    """Folder for the plot; created if it does not exist."""
 
     batch_size: int = 16
     """Examples in one worker's share of a step."""
@@ -39,10 +39,10 @@ class DemoOptions:
     """Decides the data split, the batches and the initial weights."""
 
     slow_seconds: float = 0.03
-    """How long the slow worker pauses before every push: several times what a round takes."""
+    """How long the slow worker pauses before every push: several times as long as a round takes."""
 
     keep_averages: int = 64
-    """Averages of past rounds that the server keeps for workers that fell behind."""
+    """Averages of past rounds that the server keeps for workers that have fallen behind."""
 
     timeout: float = 30.0
     """Seconds that any single wait may take before the demo gives up."""
@@ -58,5 +58,5 @@ class DemoOptions:
 
     @property
     def num_processes(self) -> int:
-        """Worker processes in all."""
+        """Total number of worker processes."""
         return self.workers + self.backup

@@ -1,4 +1,4 @@
-"""The picture at the end of the demo: loss and accuracy of both runs."""
+"""The plot at the end of the demo: loss and accuracy of both runs."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from gradserve_demo.report import TrainingResult
 
-# Where the runs agree the curves lie on each other: a wide pale one below, a thin dark one above.
+# Where the runs agree their curves coincide, so one is wide and pale and the other, on top, thin and dark.
 _BELOW = {"color": "#f4a261", "linewidth": 5.0, "alpha": 0.75, "solid_capstyle": "round"}
 _ABOVE = {"color": "#1d3557", "linewidth": 1.2}
 
@@ -16,16 +16,16 @@ _ABOVE = {"color": "#1d3557", "linewidth": 1.2}
 def save_plot(
     path: Path, distributed: TrainingResult, single: TrainingResult, *, num_workers: int, num_required: int
 ) -> None:
-    """Saves loss and accuracy of two training runs as a PNG picture.
+    """Saves the loss and accuracy of two training runs as a PNG image.
 
     Args:
         path: The file to write.
         distributed: The run with several workers.
         single: The run in one process.
-        num_workers: Workers of the first run.
-        num_required: Gradients that completed a round of it.
+        num_workers: Workers in the distributed run.
+        num_required: Gradients that completed one of its rounds.
     """
-    # Drawn without pyplot, so no display is looked for and no global state is left behind.
+    # Drawn without pyplot, which would look for a display and leave global state behind.
     figure = Figure(figsize=(11, 4.6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     loss_axes, accuracy_axes = figure.subplots(1, 2)

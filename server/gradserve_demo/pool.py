@@ -14,14 +14,14 @@ from gradserve_demo.messages import Failed, Finished, Message, WorkerTask
 
 CoordinatorConnection: TypeAlias = "Connection[None, Message]"
 
-# A worker that waits in vain reports by itself, and knows more; give it time to be heard first.
+# A worker whose own wait times out reports that with more detail; give it time to do so first.
 _GRACE_SECONDS = 10.0
 
 
 class WorkerPool:
     """Spawned processes, one for each task, that live as long as the context.
 
-    No wait in here is unbounded, and a worker that fails, dies or falls silent is a `DemoError`.
+    Every wait here is bounded; a worker that fails, dies or falls silent raises `DemoError`.
     """
 
     def __init__(self, tasks: Sequence[WorkerTask], timeout: float) -> None:
@@ -29,7 +29,7 @@ class WorkerPool:
 
         Args:
             tasks: One for each process.
-            timeout: Seconds that the workers give their own waits.
+            timeout: Seconds after which the workers' own waits end.
         """
         self._tasks = tasks
         self._timeout = timeout + _GRACE_SECONDS
@@ -43,7 +43,7 @@ class WorkerPool:
         with ExitStack() as resources:
             for task in self._tasks:
                 ours, theirs = context.Pipe()
-                with theirs:  # The process has its own copy once it started.
+                with theirs:  # Once started, the process has its own copy.
                     self._connections.append(cast(CoordinatorConnection, resources.enter_context(ours)))
                     process = context.Process(target=worker.main, args=(task, theirs), name=task.worker_id, daemon=True)
                     process.start()
@@ -67,15 +67,15 @@ class WorkerPool:
                     raise DemoError(f"{process.name} finished, but {_how_it_ended(process)}")
 
     def start(self) -> None:
-        """Gives all workers the word to start training."""
+        """Tells all workers to start training."""
         for connection in self._connections:
             connection.send(None)
 
     def messages(self) -> Iterator[tuple[int, Message]]:
         """Yields what the workers report, with the worker's index, until all have finished.
 
-        Blocks between messages. Raises `DemoError` when a worker failed, when its process ended
-        early, or when none was heard of for too long.
+        Blocks between messages. Raises `DemoError` if a worker fails, if its process ends early,
+        or if no worker reports for too long.
         """
         indices = {connection: index for index, connection in enumerate(self._connections)}
         while indices:
@@ -108,7 +108,7 @@ def _how_it_ended(process: SpawnProcess) -> str:
 
 
 def _end(process: SpawnProcess) -> None:
-    """Ends a process, whatever it is doing."""
+    """Kills a process, whatever it is doing."""
     process.kill()
     process.join()
     process.close()

@@ -1,13 +1,13 @@
-"""One worker's copy of the weights, kept in step with all others through the server.
+"""One worker's copy of the weights, kept equal to all other copies through the server.
 
-The rule that keeps the copies equal, bit for bit: every copy starts from the same weights and applies
-the average of every round exactly once, in order. No copy ever applies its own gradient alone.
+One rule keeps the copies equal, bit for bit: every copy starts from the same weights and applies the
+average of every round exactly once, in order. No copy ever applies its own gradient alone.
 
 A worker whose gradient comes too late (a stale push) has missed one or more rounds. It reads their
-averages, which the server keeps for a while, and applies them one by one. If it slept so long that
-some are gone, it loads a snapshot of the weights and goes on from there. Snapshots live in a second
-accumulator: at every `snapshot_interval` steps each worker offers its weights to a round that needs
-one gradient; the first offer is the snapshot and the others are stale.
+averages, which the server keeps for a while, and applies them one by one. If some of them are already
+gone, it loads a snapshot of the weights and continues from there. Snapshots live in a second
+accumulator: every `snapshot_interval` steps, each worker pushes its weights to a round that needs one
+gradient; the first push is the snapshot, the others are stale.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class Replica:
 
     Attributes:
         weights: The current weights.
-        step: How many averages they have seen.
+        step: How many averages have been applied to them.
         contributed: Pushes that became part of a round.
         stale: Pushes that came too late.
         snapshots_loaded: How often the weights came from a snapshot.
@@ -63,19 +63,19 @@ class Replica:
         self._num_required = num_required
         self._learning_rate = learning_rate
         self._timeout = timeout
-        # The first average after a snapshot must still be kept when a straggler has loaded it, so
-        # snapshots come several times as often as averages are dropped.
+        # The first average after a snapshot must still be kept when a straggler has loaded the snapshot,
+        # so the interval of snapshots is a fraction of the number of kept averages.
         self._snapshot_interval = max(1, keep_averages // 4)
         self._gradients, self._snapshots = create_accumulators(client, run_name, weights, keep_averages)
 
     def push(self, gradients: Mapping[str, FloatArray]) -> bool:
         """Contributes a gradient at the current weights, and brings the weights up to date.
 
-        Blocks until the round is complete when the gradient is part of it.
+        If the gradient is part of the round, blocks until the round is complete.
 
         Returns:
-            Whether it was part of the round. If not, the weights have nevertheless advanced, by
-            what the others contributed.
+            True if the gradient was part of the round. If not, the weights have still advanced, by
+            what the other workers contributed.
         """
         result = self._gradients.push_pull(
             gradients,
@@ -91,7 +91,7 @@ class Replica:
             return True
         self.stale += 1
         if result and result.step == self.step + 1:
-            # Only one round was missed, and the reply brought its average along.
+            # Only one round was missed, and the reply contains its average.
             self._apply(result)
         self._catch_up(result.global_step)
         return False
@@ -103,7 +103,7 @@ class Replica:
             raise DemoError(f"{self._worker_id} is at step {self.step} and got the average of step {step}")
         self.weights = descend(self.weights, _arrays(average), self._learning_rate)
         self.step = step
-        # Before the next push, so that no round ends after a snapshot is due and before it exists.
+        # Done before the next push, so that no round ends between the time a snapshot is due and its creation.
         if step % self._snapshot_interval == 0:
             self._snapshots.push_pull(
                 self.weights,
@@ -141,11 +141,11 @@ class Replica:
 def create_accumulators(
     client: gradserve.Client, run_name: str, weights: Mapping[str, FloatArray], keep_averages: int
 ) -> tuple[gradserve.GradientAccumulator, gradserve.GradientAccumulator]:
-    """Finds or creates the accumulators of a run: of its gradients, and of snapshots of its weights."""
+    """Finds or creates the two accumulators of a run: for gradients, and for snapshots of the weights."""
     gradients = client.gradient_accumulator(
         weights,
         shared_name=f"{run_name}/gradients",
-        # The same gradients give the same average, whoever came first.
+        # The same gradients give the same average, in whatever order they arrive.
         deterministic=True,
         keep_averages=keep_averages,
     )

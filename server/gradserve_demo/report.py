@@ -1,4 +1,4 @@
-"""What came out of the demo, and how it is put to the reader."""
+"""The results of the demo, and their presentation."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +10,13 @@ from rich.text import Text
 from gradserve_demo.arrays import Weights
 
 WEIGHT_TOLERANCE = 1e-5
-"""How far the weights of the two runs may lie apart: float rounding, nothing more."""
+"""The largest allowed difference between the weights of the two runs: float rounding, nothing more."""
 
 ACCURACY_TOLERANCE = 0.03
-"""How much lower the accuracy may be when late gradients were left out.
+"""How much lower the accuracy may be if late gradients were left out.
 
 About twice the worst seen after 20 epochs, whichever gradients were left out. After one or two epochs the
-accuracy still climbs steeply, and more may be missing.
+accuracy is still rising steeply, and the difference may be larger.
 """
 
 
@@ -25,7 +25,7 @@ class AccuracyPoint:
     """The accuracy on the test images at one moment of a training run."""
 
     step: int
-    """Averages applied until then."""
+    """Number of averages applied so far."""
 
     accuracy: float
     """Share of test images that were recognised."""
@@ -42,7 +42,7 @@ class TrainingResult:
     """Test accuracy at the start and after each epoch."""
 
     weights: Weights
-    """At the end; the moving averages of batch normalization are among them."""
+    """The final weights, including the moving averages of batch normalization."""
 
     final_loss: float
     """Mean loss over all training images at the end."""
@@ -68,7 +68,7 @@ class WorkerResult:
     """Gradients that were part of a round."""
 
     stale: int
-    """Gradients that came too late for theirs."""
+    """Gradients that came too late for their round."""
 
     snapshots_loaded: int
     """How often it had to load a snapshot of the weights to catch up."""
@@ -76,7 +76,7 @@ class WorkerResult:
 
 @dataclass(frozen=True)
 class DemoReport:
-    """Everything the demo found out."""
+    """All results of the demo."""
 
     num_required: int
     """Gradients that completed a round."""
@@ -106,7 +106,7 @@ class DemoReport:
 
     @property
     def problem(self) -> str | None:
-        """Why the two runs do not agree as they should; None when they do.
+        """Why the two runs do not agree as they should; None if they do.
 
         Without backup workers the runs do the same arithmetic, so their weights must agree. With
         them every round leaves some examples out, so only the accuracy can be compared.
@@ -124,7 +124,7 @@ class DemoReport:
 
 
 def render(report: DemoReport) -> RenderableType:
-    """Returns the report in a form for a rich console."""
+    """Returns the report as a renderable for a rich console."""
     parts: list[RenderableType] = [_comparison(report)]
     if report.distributed.seconds > report.single.seconds:
         parts.append(_why_slower(report))
@@ -152,7 +152,7 @@ def _why_slower(report: DemoReport) -> Text:
     return Text(
         f"{len(report.workers)} workers are slower here because the network is tiny: one process computes a step in "
         f"{alone:.1f} ms, while averaging through the server takes most of their {shared:.1f} ms. What counts here is "
-        "that both end alike; workers save time once a gradient takes longer to compute than to average."
+        "that both reach the same result; workers save time once a gradient takes longer to compute than to average."
     )
 
 

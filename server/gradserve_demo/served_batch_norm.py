@@ -1,18 +1,18 @@
-"""Batch normalization and relu by one layer on the server, which all workers share.
+"""Batch normalization and relu by a layer on the server that all workers share.
 
-The layer holds beta, gamma and the moving averages. What keeps it in step with the workers is the round of gradients
-that ends every step: it is complete when every worker has pushed, so after every forward and backward of the step. A
-worker then, before it goes on,
+The layer holds beta, gamma and the moving averages. The round of gradients that ends every step keeps it in step with
+the workers: the round is complete when every worker has pushed, and therefore after every forward and backward of the
+step. Each worker then, before it continues,
 
-1. sets beta and gamma to its own, which are those of all workers;
-2. runs the updates of the step's forwards, in the order of the workers. Their ids follow from run, step and worker, so
-   that each worker knows them all.
+1. sets beta and gamma to its own values, which are the same for all workers;
+2. runs the updates of the step's forwards, in the order of the workers. The forwards' ids follow from the step and the
+   worker, so each worker knows all of them.
 
-All workers do both, and say the same: whoever comes first does it, for the others nothing is left to change. The server
-runs the updates of a forward once, however often it is named. Nobody can come so late that it would undo something:
-until this worker has pushed its next gradient, there is no next round, and no other beta and gamma. So there is no
-leader whom the others would wait for, and no second barrier. This needs a round that takes a gradient of every worker:
-with backup workers a step may end before some of its forwards.
+All workers do both with the same values: the first one makes the change, and for the others nothing is left to change.
+The server runs the updates of a forward only once, however often it is named. No worker can be so late that it undoes
+something: until it has pushed its next gradient, there is no next round and no other beta and gamma. So no worker has
+to wait for a leader, and there is no second barrier. This requires rounds that need a gradient from every worker: with
+backup workers, a step could end before some of its forwards.
 """
 
 from collections.abc import Mapping
@@ -35,10 +35,10 @@ class ServedBatchNormLayer:
 
         Args:
             client: Connection to the server.
-            run_name: The same for all workers of a run.
+            run_name: Name of the run, the same for all of its workers.
             units: Channels of the layer.
-            worker: Which of the workers this is, from 0.
-            num_workers: How many share the layer.
+            worker: Index of this worker, from 0.
+            num_workers: Number of workers that share the layer.
         """
         self._layer = create_layer(client, run_name, units)
         self._worker = worker
@@ -46,7 +46,7 @@ class ServedBatchNormLayer:
         self._step = 0
 
     def forward(self, weights: Mapping[str, FloatArray], inputs: FloatArray) -> tuple[FloatArray, Backward]:
-        """Lets the server normalise by the moments of the inputs, with the beta and gamma that it holds."""
+        """Lets the server normalise by the moments of the inputs, with its own beta and gamma."""
         forward = self._layer.forward(inputs, forward_id=self._forward_id(self._worker))
 
         def backward(d_outputs: FloatArray) -> tuple[FloatArray, Weights]:
@@ -61,22 +61,22 @@ class ServedBatchNormLayer:
         return outputs
 
     def end_step(self, weights: Mapping[str, FloatArray]) -> None:
-        """Brings the layer in step with the workers; see above."""
+        """Brings the layer in step with the workers; see the module docstring."""
         self._layer.set_variables({name: weights[name] for name in _WEIGHTS})
         self._layer.run_updates([self._forward_id(worker) for worker in range(self._num_workers)])
         self._step += 1
 
     def state(self) -> Weights:
-        """Returns all variables, beta and gamma too: what the server has is what the training is judged by."""
+        """Returns all variables, including beta and gamma: the training is judged by the server's values."""
         return self._layer.get_variables()
 
     def _forward_id(self, worker: int) -> str:
-        """Returns the id of a worker's forward at the present step."""
+        """Returns the id of a worker's forward at the current step."""
         return f"step-{self._step}/worker-{worker}"
 
 
 def create_layer(client: gradserve.Client, run_name: str, units: int) -> gradserve.BatchNormLayer:
-    """Finds or creates the layer of a run; its beta is 0 and its gamma 1, as those of the workers."""
+    """Finds or creates the layer of a run; its beta starts at 0 and its gamma at 1, like those of the workers."""
     return client.batch_norm(
         decay=DECAY,
         scale=True,

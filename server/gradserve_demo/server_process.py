@@ -1,4 +1,4 @@
-"""A gradserve server of the demo's own, as a process beside it."""
+"""The demo's own gradserve server, in a separate process."""
 
 import subprocess
 import sys
@@ -18,18 +18,18 @@ _LOG_TAIL = 2000
 class ServerProcess:
     """Runs a server on a free port of this machine while the context lasts.
 
-    Leaving the context asks the server to shut down and raises `DemoError` if it does not do so
-    cleanly.
+    Leaving the context asks the server to shut down, and raises `DemoError` if it does not shut
+    down cleanly.
 
     Attributes:
-        address: Where it listens; set inside the context.
+        address: The address it listens on; set inside the context.
     """
 
     def __init__(self, timeout: float) -> None:
         """Starts nothing yet.
 
         Args:
-            timeout: Seconds that starting and stopping may take, each.
+            timeout: Seconds that starting may take, and stopping too.
         """
         self.address = ""
         self._timeout = timeout
@@ -44,7 +44,7 @@ class ServerProcess:
             )
             address_file = folder / "address"
             self._log = folder / "server.log"
-            # A file, not a pipe: nobody reads along, and a full pipe would stop the server.
+            # A file, not a pipe: nobody reads it while the server runs, and a full pipe would block the server.
             log = resources.enter_context(self._log.open("wb"))
             self._process = subprocess.Popen(
                 [
@@ -52,16 +52,16 @@ class ServerProcess:
                     *("-m", "gradserve_server", "serve"),
                     *("--listen", "127.0.0.1:0"),
                     *("--address-file", str(address_file)),
-                    # Most runs call no ops: compiling their kernels would only take processor time from the workers.
+                    # Most runs call no ops, and compiling kernels would take processor time from the workers.
                     *("--warm-up", "false"),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C is for the demo, which then ends the server; not for the server too.
+                # Ctrl-C should reach only the demo, which then ends the server.
                 process_group=0,
             )
-            # Runs first on the way out: the files must outlive the process.
+            # Runs first on exit: the files must outlive the process.
             resources.callback(self._kill)
             self.address = self._wait_for_address(address_file)
             self._resources = resources.pop_all()
@@ -83,7 +83,7 @@ class ServerProcess:
                 if code == 0:
                     return
                 problem = f"ended with exit code {code}"
-            # An error inside the context is kept as this one's context: it may be the consequence.
+            # An error inside the context is kept as this one's context: it may be a consequence of it.
             if exc_value is None or isinstance(exc_value, Exception):
                 raise self._error(problem)
 

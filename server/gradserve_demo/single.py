@@ -25,7 +25,7 @@ def train_in_one_process(
 
     Args:
         digits: The data.
-        batches: Says which examples belong to a step.
+        batches: Determines the examples of each step.
         weights: The initial weights.
         layer: The hidden layer.
         num_steps: Steps to take.

@@ -21,9 +21,9 @@ WorkerConnection: TypeAlias = "Connection[Message, None]"
 def main(task: WorkerTask, connection: WorkerConnection) -> None:
     """Trains until the last step, and reports to the coordinator.
 
-    Whatever goes wrong is reported as well; this function does not raise.
+    Errors are reported too; this function does not raise.
     """
-    # Ctrl-C reaches every process of the terminal; the coordinator ends its workers itself.
+    # Ctrl-C reaches every process of the terminal, but the coordinator ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A broken pipe means that the coordinator is gone: there is nobody to tell.
     with connection, suppress(BrokenPipeError):
@@ -47,7 +47,7 @@ def _train(task: WorkerTask, connection: WorkerConnection) -> None:
         )
         layer = _hidden_layer(client, task)
         connection.send(Ready())
-        # The word to start comes when the slowest process is up.
+        # The signal to start comes when the slowest process is ready.
         if not connection.poll(task.timeout):
             raise DemoError(f"no word to start within {task.timeout:g} seconds")
         connection.recv()
@@ -57,7 +57,7 @@ def _train(task: WorkerTask, connection: WorkerConnection) -> None:
             examples = task.batches.share(step, task.index)
             images, labels = task.digits.train_images[examples], task.digits.train_labels[examples]
             loss, gradients = loss_and_gradients(replica.weights, images, labels, layer)
-            time.sleep(task.pause)  # Artificial slowness; 0 for all but the slow worker.
+            time.sleep(task.pause)  # 0 for all but the artificially slow worker.
             accepted = replica.push(gradients)
             layer.end_step(replica.weights)
             steps_per_epoch = task.batches.steps_per_epoch
