@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import Any, TypeAlias, get_type_hints
 
 import numpy as np
@@ -137,22 +138,32 @@ class Op:
     more_outputs: tuple[str, Outputs] | None = None
     newer: Op | None = None
 
-    @property
+    @cached_property
     def rpc(self) -> str:
         """The name of its RPC."""
         return self.request.DESCRIPTOR.name.removesuffix("Request")
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[Input, ...]:
         """The tensors it takes."""
         return tuple(each for each in self.arguments if isinstance(each, Input))
 
-    @property
+    @cached_property
     def attributes(self) -> tuple[Attribute, ...]:
         """Its other arguments."""
         return tuple(each for each in self.arguments if isinstance(each, Attribute))
 
-    @property
+    @cached_property
+    def inputs_by_dtype(self) -> tuple[Input, ...]:
+        """The tensors it takes: each one whose dtype follows from another's comes after that one."""
+        return tuple(sorted(self.inputs, key=lambda each: not isinstance(each.dtype, np.dtype)))
+
+    @cached_property
+    def arguments_by_field(self) -> Mapping[str, str]:
+        """The names of attributes, by the fields of the request that they become, where those have other names."""
+        return {field: each.name for each in self.attributes for field in each.fields or ()}
+
+    @cached_property
     def output_tuples(self) -> tuple[Outputs, ...]:
         """What it returns: none of them if it has a single output, two if there are more outputs on demand."""
         if isinstance(self.outputs, SingleOutput):
@@ -201,6 +212,7 @@ class Op:
         )
 
 
+@cache
 def fields_of(outputs: Outputs) -> Mapping[str, str]:
     """Returns the fields of the response that outputs have, by the names of the outputs."""
     others = _annotated(outputs, Field)

@@ -37,7 +37,7 @@ def run(op: Op, arguments: Mapping[str, Any]) -> Operation[Any]:
     inputs = _inputs(op, arguments)
     fields = {field: value for each in op.attributes for field, value in _fields(op, each, arguments[each.name])}
     placement = placement_of(keep=arguments["keep"], lease=arguments["lease"])
-    with arguments_named({field: each.name for each in op.attributes for field in each.fields or ()}):
+    with arguments_named(op.arguments_by_field):
         reply = yield from call_with_inputs(
             "GradientOpsService", op.rpc, inputs, lambda tensors: op.request(**tensors, **fields, placement=placement)
         )
@@ -54,16 +54,17 @@ def run(op: Op, arguments: Mapping[str, Any]) -> Operation[Any]:
 
 
 def _inputs(op: Op, arguments: Mapping[str, Any]) -> dict[str, OpInputs]:
-    given = [each for each in op.inputs if not (each.is_optional and arguments[each.name] is None)]
     converted: dict[str, Any] = {}
-    # Those whose dtype follows from another's come after it.
-    for tensor in sorted(given, key=lambda each: not isinstance(each.dtype, np.dtype)):
+    for tensor in op.inputs_by_dtype:
+        value = arguments[tensor.name]
+        if tensor.is_optional and value is None:
+            continue
         if isinstance(tensor.dtype, np.dtype):
             dtype = tensor.dtype
         else:
             dtype = tensor.dtype.follow(converted[tensor.dtype.input].dtype)
-        converted[tensor.name] = _converted(tensor, arguments[tensor.name], dtype)
-    return {tensor.name: converted[tensor.name] for tensor in given}
+        converted[tensor.name] = _converted(tensor, value, dtype)
+    return {tensor.name: converted[tensor.name] for tensor in op.inputs if tensor.name in converted}
 
 
 def _converted(tensor: Input, value: Any, dtype: DType) -> OpInputs:
