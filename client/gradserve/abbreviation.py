@@ -1,4 +1,4 @@
-"""What things look like when they are printed: a few lines at most, whatever they hold."""
+"""Abbreviated reprs: a few lines at most, however much an object holds."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ def abbreviated(cls: type[T]) -> type[T]:
 
 
 def abbreviate(value: object) -> str:
-    """Returns the repr of a value. A large array is its dtype and shape, a long container its first items."""
+    """Returns the repr of a value: of a large array its dtype and shape, of a long container its first items."""
     if isinstance(value, np.ndarray):
         return _array(value)
     if isinstance(value, np.dtype):
@@ -35,7 +35,7 @@ def abbreviate(value: object) -> str:
 
 
 def first_items(shown: Iterable[str], count: int) -> str:
-    """Returns the first of `count` texts in a line, and how many more there are."""
+    """Returns the first of `count` texts on one line, and how many more there are."""
     more = [f"... {count - _MAX_ITEMS} more"] if count > _MAX_ITEMS else []
     return ", ".join([*islice(shown, _MAX_ITEMS), *more])
 

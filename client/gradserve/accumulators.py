@@ -1,4 +1,4 @@
-"""Accumulators, called from ordinary code. `gradserve.aio` has the same with `await`."""
+"""Accumulators, called from blocking code. `gradserve.aio` has the same with `await`."""
 
 from typing import TypeVar
 
@@ -18,11 +18,11 @@ OneTensorKindT = TypeVar("OneTensorKindT", bound=OneTensorAccumulatorCalls)
 
 
 class Accumulator(BlockingFace[KindT]):
-    """What accumulators of every kind have."""
+    """The base class of all accumulators."""
 
     @property
     def name(self) -> str:
-        """Its name on the server."""
+        """The accumulator's name on the server."""
         return self._calls.name
 
     def __repr__(self) -> str:
@@ -35,11 +35,11 @@ class Accumulator(BlockingFace[KindT]):
 
 
 class _OneTensorAccumulator(Accumulator[OneTensorKindT]):
-    """What accumulators of one tensor have."""
+    """The base class of accumulators of one tensor."""
 
     @property
     def accumulator_ref(self) -> AccumulatorHandle:
-        """Its handle, for the ops of `RawOps`, in this client and in others."""
+        """The accumulator's handle, for the ops of `RawOps` of this client and of others."""
         return self._calls.accumulator_ref
 
 

@@ -1,4 +1,4 @@
-"""Where a server is."""
+"""Addresses of servers."""
 
 import ipaddress
 import os
@@ -14,7 +14,7 @@ DEFAULT_PORT = 50051
 
 _MAX_PORT = 65535
 _MAX_PATH_BYTES = 101
-"""The system takes 107; servers first make their socket under another name, which may be longer by 6."""
+"""The longest path. The system allows 107 bytes; servers first make their socket under a name up to 6 bytes longer."""
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*).*", re.DOTALL)
 _NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([\w-]{0,62})(\.[a-z0-9_][\w-]{0,62})*\.?", re.ASCII | re.IGNORECASE)
@@ -27,8 +27,8 @@ class Address:
 
     Attributes:
         host: A name, or an IPv4 or IPv6 address; empty for a Unix socket.
-        port: 1 to 65535; for a server that is to listen, 0 for a free one; 0 for a Unix socket.
-        path: Of the Unix socket; empty for a host.
+        port: 1 to 65535; 0 for a free port to listen on, and for a Unix socket.
+        path: The path of the Unix socket; empty for a host.
     """
 
     host: str = ""
@@ -41,10 +41,10 @@ class Address:
 
         Args:
             text: "HOST:PORT", "HOST" for port 50051, "[IPV6]:PORT", "unix:PATH" or "unix:///PATH". White space around
-                it does not count.
+                it is ignored.
 
         Raises:
-            InvalidArgumentError: It is none of these.
+            InvalidArgumentError: The text is none of these.
         """
         address = _parse(text)
         if address.host and address.port == 0:
@@ -53,16 +53,16 @@ class Address:
 
     @classmethod
     def to_listen(cls, text: str) -> "Address":
-        """Returns the address that a server is to listen on: as `to_connect` does, and with port 0 for a free port.
+        """Returns the address of a server that is to listen: like `to_connect`, but port 0 stands for a free port.
 
         Raises:
-            InvalidArgumentError: It is none of these.
+            InvalidArgumentError: The text is not such an address.
         """
         return _parse(text)
 
     @property
     def target(self) -> str:
-        """The name by which a gRPC client connects to it."""
+        """The address in gRPC's notation, for a client to connect to."""
         if self.path:
             return f"unix:{quote(os.fsencode(self.path))}"
         return f"dns:///{quote(str(self), safe='[]:')}"
@@ -109,7 +109,7 @@ def _about_url(scheme: str, place: str) -> str:
 
 
 def _split(given: object, text: str) -> tuple[str, str]:
-    """Returns the host, and the port as it is written."""
+    """Returns the host and the port, both as text."""
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not (bracket and _is_ipv6(host) and rest[:1] in ("", ":")):

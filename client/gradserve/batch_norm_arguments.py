@@ -1,23 +1,24 @@
-"""What a batch normalization layer is made of, beside plain values."""
+"""The argument classes of batch normalization layers."""
 
 from dataclasses import KW_ONLY, dataclass
 
 
 @dataclass(frozen=True)
 class Initializer:
-    """The first value of a variable, by the name of one of TensorFlow's initializers.
+    """An initializer of a variable, by its name in TensorFlow.
 
-    Parameters that are None are the server's defaults. One that the named initializer does not have is refused.
+    Parameters that are None take the server's defaults. A parameter that the named initializer does not have is
+    refused.
 
     Attributes:
         name: "zeros", "ones", "constant", "uniform", "normal", "truncated_normal", "glorot" or "glorot_normal".
-        value: Of "constant"; 0 by default.
-        minval: Of "uniform": the smallest value; 0 by default.
-        maxval: Of "uniform": what all values are below; 1 by default.
-        mean: Of "normal" and "truncated_normal"; 0 by default.
-        stddev: Of "normal" and "truncated_normal"; 1 by default.
-        seed: Of the random ones. The same one gives the same values on every device, but not TensorFlow's. None:
-            others at each creation.
+        value: The value of "constant"; 0 by default.
+        minval: The lower bound of "uniform", included; 0 by default.
+        maxval: The upper bound of "uniform", excluded; 1 by default.
+        mean: The mean of "normal" and "truncated_normal"; 0 by default.
+        stddev: The standard deviation of "normal" and "truncated_normal"; 1 by default.
+        seed: The seed of the random initializers. The same seed gives the same values on every device, but not
+            TensorFlow's. None: new values at each creation.
     """
 
     name: str
@@ -36,8 +37,8 @@ class Regularizer:
 
     Attributes:
         name: "l1", "l2" or "l1_l2".
-        l1: Weighs the sum of absolute values; 0 or more. "l1" needs it; 1 by default in "l1_l2".
-        l2: Weighs half the sum of squares; 0 or more. "l2" needs it; 1 by default in "l1_l2".
+        l1: The factor of the sum of absolute values; 0 or more. "l1" needs it; 1 by default in "l1_l2".
+        l2: The factor of half the sum of squares; 0 or more. "l2" needs it; 1 by default in "l1_l2".
     """
 
     name: str
@@ -48,12 +49,12 @@ class Regularizer:
 
 @dataclass(frozen=True)
 class RandomAdjustment:
-    """An adjustment drawn at random for each channel in each forward in training.
+    """An adjustment drawn at random for each channel of each forward in training.
 
     Attributes:
-        scale: From this value (included) to that (excluded).
-        bias: As `scale`.
-        seed: The n-th draw of a layer follows from it. None: from a random one.
+        scale: The range of the scale: (low, high), low included, high excluded.
+        bias: The range of the bias, likewise.
+        seed: The seed that determines a layer's n-th draw. None: a random seed.
     """
 
     scale: tuple[float, float]

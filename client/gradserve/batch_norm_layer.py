@@ -1,4 +1,4 @@
-"""Batch normalization layers, called from ordinary code. `gradserve.aio` has the same with `await`."""
+"""Batch normalization layers, called from blocking code. `gradserve.aio` has the same with `await`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from gradserve.public_names import shown
 class BatchNormLayer(BlockingFace[BatchNormLayerCalls]):
     """A batch normalization layer whose variables live on the server: tf.contrib.layers.batch_norm, served.
 
-    Made by `Client.batch_norm`. A context manager: leaving it deletes a layer without a scope, and of one with a scope
-    lets go of what the gradients of this object's forwards need; updates that wait can still be run.
+    Made by `Client.batch_norm`. A context manager: on leaving, it deletes a layer without a scope. Of a layer with a
+    scope, it releases what the server keeps for the gradients of this object's forwards; their updates can still be
+    run.
     """
 
     @property
     def name(self) -> str:
-        """Its name on the server: the scope."""
+        """The layer's name on the server: the scope."""
         return self._calls.name
 
     @property
     def container(self) -> str:
-        """The namespace of its name."""
+        """The namespace of the layer's name."""
         return self._calls.container
 
     @property

@@ -10,10 +10,10 @@ from gradserve.face import BlockingFace
 class BatchNormLayer(BlockingFace[BatchNormLayerCalls]):
     @property
     def name(self) -> str:
-        """Its name on the server: the scope."""
+        """The layer's name on the server: the scope."""
     @property
     def container(self) -> str:
-        """The namespace of its name."""
+        """The namespace of the layer's name."""
     @property
     def variables(self) -> dict[str, NDArray[Any]]:
         """All variables by name, read from the server; see `get_variables`."""
@@ -25,24 +25,23 @@ class BatchNormLayer(BlockingFace[BatchNormLayerCalls]):
         """"""
     @overload
     def __call__(self, inputs: TensorLike, is_training: bool = True, batch_weights: TensorLike | None = None, adjustment: tuple[TensorLike, TensorLike] | None = None, keep: Literal[False] = False) -> NDArray[Any]:
-        """Normalises inputs: `forward`, for those who only want the outputs.
+        """Normalises inputs and returns only the outputs; see `forward`.
 
-        In training, what the gradients need is kept on the server for `backward`, until the next such call of this
-        object, which takes this one's place. To have several at once, or to call the layer from several threads, use
-        `forward`.
+        In training, the server keeps what `backward` needs until this object is called like this again. To keep several
+        forwards at once, or to call the layer from several threads, use `forward`.
 
         Args:
-            inputs: As in `forward`.
-            is_training: As in `forward`.
-            batch_weights: As in `forward`.
-            adjustment: As in `forward`.
-            keep: Leave the outputs on the server and return their handle.
+            inputs: See `forward`.
+            is_training: See `forward`.
+            batch_weights: See `forward`.
+            adjustment: See `forward`.
+            keep: Whether to leave the outputs on the server and return their handle.
 
         Returns:
             The outputs, of the dtype and shape of the inputs.
 
         Raises:
-            GradserveError: As `forward`.
+            GradserveError: See `forward`.
         """
     @overload
     def __call__(self, inputs: TensorLike, is_training: bool = True, batch_weights: TensorLike | None = None, adjustment: tuple[TensorLike, TensorLike] | None = None, *, keep: Literal[True]) -> TensorHandle: ...
@@ -55,31 +54,32 @@ class BatchNormLayer(BlockingFace[BatchNormLayerCalls]):
         N is the first size of the inputs, C the number of channels. An input is an array of any library, numbers, or
         the handle of a tensor on the server.
 
-        A forward in training updates the moving averages: at once with updates_collections=None, else when
-        `run_updates` is called. Either happens once, also when the network makes the client send the call again.
+        A forward in training updates the moving averages: at once with updates_collections=None, otherwise when
+        `run_updates` is called. It does so once, even if the client has to send the call again.
 
         Args:
-            inputs: What to normalise: float16, bfloat16, float32 or float64, of rank 2 to 5. Numbers become float32.
-            is_training: Whether to normalise by the moments of the inputs, or else by the moving averages.
+            inputs: The values to normalise: float16, bfloat16, float32 or float64, of rank 2 to 5. Numbers become
+                float32.
+            is_training: Whether to normalise by the moments of the inputs; otherwise by the moving averages.
             batch_weights: The weight of each item in the moments: shape [N], a floating dtype, integers or bool.
-                Numbers become float32, or float64 when the inputs are.
-            adjustment: (scale, bias). In training, what is normalised is multiplied by the scale and added to the bias,
-                before gamma and beta. Each is of a floating dtype (numbers as in batch_weights) and of a shape that
-                broadcasts to that of the inputs, as in NumPy: one of shape [C] is along the channels with "NHWC" only.
-            keep: Leave the outputs on the server: in the result they are a handle.
-            keep_for_backward: Keep on the server what `backward` needs. None: when training.
-            lease: How many seconds the forward, and outputs left on the server, live there without use. None: the
-                server's default.
-            forward_id: A unique name for this forward, such as a random UUID. A call that ended with an
-                UnavailableError or DeadlineExceededError can be made again under the same name: it then counts once,
-                whatever became of the first. None: the client makes a name.
+                Numbers become float32, or float64 if the inputs are.
+            adjustment: A pair (scale, bias). In training, the normalised values are multiplied by the scale and added
+                to the bias, before gamma and beta. Each has a floating dtype (numbers as in batch_weights) and a shape
+                that broadcasts to the inputs' as in NumPy: shape [C] is along the channels with "NHWC" only.
+            keep: Whether to leave the outputs on the server; the result then has their handle.
+            keep_for_backward: Whether to keep on the server what `backward` needs. None: only in training.
+            lease: Seconds that the forward, and outputs left on the server, live there without use. None: the server's
+                default.
+            forward_id: A unique name for this forward, such as a random UUID. After an UnavailableError or
+                DeadlineExceededError, the call can be made again with the same name: the forward counts once, whatever
+                became of the first call. None: the client makes a name.
 
         Returns:
-            The outputs, and the forward for `backward` and `run_updates`.
+            The outputs, and the forward itself for `backward` and `run_updates`.
 
         Raises:
-            InvalidArgumentError: An input does not fit; `field` says which. Nothing has changed.
-            NotFoundError: The layer was deleted, or a handle's tensor does not exist (any more).
+            InvalidArgumentError: An input does not fit; `field` names it. Nothing has changed.
+            NotFoundError: The layer was deleted, or a handle's tensor does not exist.
             ResourceExhaustedError: The results, or what is kept, do not fit into the server's memory. Nothing has
                 changed.
         """
@@ -95,22 +95,22 @@ class BatchNormLayer(BlockingFace[BatchNormLayerCalls]):
 
         Args:
             dy: The gradient with respect to the outputs, of their dtype and shape. Numbers become that dtype.
-            forward: The forward, also one of another object of the same layer. None: the newest forward of this object
-                whose gradients can be computed and have not been yet; with several threads, say which.
-            retain: Keep what is needed for another such call. Otherwise this is the last one.
-            keep: Leave the gradients on the server: in the result they are handles.
-            lease: How many seconds gradients left on the server live there without use. None: the server's default.
+            forward: The forward, also one of another object of the same layer. None: this object's newest forward whose
+                gradients can be computed and have not been; with several threads, pass the forward.
+            retain: Whether to keep what another `backward` of this forward needs. Otherwise this is the last one.
+            keep: Whether to leave the gradients on the server; the result then has their handles.
+            lease: Seconds that gradients left on the server live there without use. None: the server's default.
 
         Returns:
             The gradients.
 
         Raises:
             InvalidArgumentError: There is no such forward, or `dy` has another dtype or shape; the forward is kept.
-            NotFoundError: The forward is unknown or its lease has ended ("forward_id" is the error's `field`), `dy` is
-                the handle of a tensor that does not exist (any more) ("outputs_gradient.handle"; the forward is kept),
-                or the layer was deleted ("layer.name").
-            AbortedError: The forward's gradients were computed already, or it was released. Without `retain` also when
-                the reply of this call was lost and it was sent again: the results are lost, the layer is unharmed.
+            NotFoundError: The forward is unknown or its lease has ended (the error's `field` is "forward_id"), the
+                tensor of the handle `dy` does not exist ("outputs_gradient.handle"; the forward is kept), or the layer
+                was deleted ("layer.name").
+            AbortedError: The forward's gradients were computed already, or it was released. Without `retain`, also if
+                the reply was lost and the client sent the call again: the results are lost, the layer is unharmed.
             ResourceExhaustedError: The gradients do not fit into the server's memory.
         """
     @overload
@@ -118,44 +118,44 @@ class BatchNormLayer(BlockingFace[BatchNormLayerCalls]):
     @overload
     def backward(self, dy: TensorLike, forward: BatchNormForward[Any] | None = None, *, retain: bool = False, keep: bool = False, lease: float | None = None) -> BatchNormGradients[Tensor]: ...
     def run_updates(self, forwards: Sequence[BatchNormForward[Any] | str] | None = None) -> int:
-        """Updates the moving averages by forwards in training, as TensorFlow's update ops do.
+        """Updates the moving averages with forwards in training, as TensorFlow's update ops do.
 
-        Each forward counts once, so it is safe to repeat. `Client.run_updates` does it for all layers of a collection.
+        Each forward counts once, so it is safe to repeat. `Client.run_updates` updates all layers of a collection.
 
         Args:
-            forwards: The forwards, in the order in which they update; also those of other clients, by the forward_id
-                that they chose. None: all forwards of this object whose updates wait, in their order; of more than
-                65,536 the newest.
+            forwards: The forwards, in the order in which they update; forwards of other clients by the forward_id that
+                these chose. None: all forwards of this object with pending updates, in their order; the newest 65,536
+                if there are more.
 
         Returns:
-            Of how many forwards the updates were run now. Nothing is sent when there is none.
+            The number of forwards whose updates were run now. Nothing is sent if there are none.
 
         Raises:
             NotFoundError: The layer was deleted.
         """
     def release(self, *forwards: BatchNormForward[Any]) -> int:
-        """Lets go of what the server keeps for forwards: their gradients, and their updates that were not run.
+        """Releases what the server keeps for forwards: for their gradients, and for their pending updates.
 
         Args:
-            *forwards: The forwards. Those that are gone already do not matter.
+            *forwards: The forwards. Those that no longer exist are ignored.
 
         Returns:
-            How many of them there were.
+            The number of forwards that still existed.
 
         Raises:
             NotFoundError: The layer was deleted.
         """
     def get_variables(self, *names: str) -> dict[str, NDArray[Any]]:
-        """Reads variables, all of one moment.
+        """Reads variables, all as of one moment.
 
         Args:
-            *names: Which: "beta", "gamma", "moving_mean", "moving_variance", and as far as the layer has them
+            *names: The names: "beta", "gamma", "moving_mean", "moving_variance", and if the layer has them
                 "moving_mean/biased", "moving_mean/local_step", "moving_stddev", "renorm_mean", "renorm_stddev",
-                "renorm_mean_weight" and "renorm_stddev_weight". None given: all.
+                "renorm_mean_weight" and "renorm_stddev_weight". Without names: all variables.
 
         Returns:
-            The values by name, each of shape [C], but local_step and the weights, which are scalars. Empty when all are
-            asked for and the variables have not been created yet.
+            The values by name, each of shape [C], except local_step and the weights, which are scalars. Empty if all
+            are asked for before the variables are created.
 
         Raises:
             NotFoundError: The layer has no variable of a name, or not yet; or it was deleted.
@@ -164,21 +164,21 @@ class BatchNormLayer(BlockingFace[BatchNormLayerCalls]):
         """Sets variables, all at once or none.
 
         Args:
-            values: The new values by name, each of the shape of its variable: an array of any library or numbers, which
-                are converted to the variable's dtype, or the handle of a tensor on the server that has it.
+            values: The new values by name, each of the shape of its variable: an array of any library or numbers,
+                converted to the variable's dtype, or the handle of a tensor of that dtype on the server.
 
         Raises:
-            InvalidArgumentError: A value has another shape, or is no numbers; or there is nothing to set.
+            InvalidArgumentError: A value has another shape or is not numeric, or there are no values.
             NotFoundError: The layer has no variable of a name, or not yet; or it was deleted.
         """
     def describe(self, collection: str = '') -> BatchNormLayerInfo:
-        """Describes the layer as it is now: its arguments, its variables, and what waits.
+        """Describes the layer as it is now: its arguments, its variables, and its pending work.
 
         Args:
-            collection: Describe only the variables that have it among their variables_collections. Empty: all.
+            collection: A name among variables_collections: only variables with it are described. Empty: all.
 
         Returns:
-            The description. It does not change with the layer.
+            A snapshot; it does not change with the layer.
 
         Raises:
             NotFoundError: The layer was deleted.
@@ -187,5 +187,5 @@ class BatchNormLayer(BlockingFace[BatchNormLayerCalls]):
         """Deletes the layer with its variables and forwards, for all clients.
 
         Returns:
-            Whether it was still there.
+            Whether it still existed.
         """

@@ -1,6 +1,6 @@
-"""What the calls of a batch normalization layer return, and what they warn of.
+"""The results and warnings of batch normalization layers.
 
-Tensors are NumPy arrays, or TensorHandles where the call was told to keep them on the server.
+Tensors are NumPy arrays, or TensorHandles if the call was told to keep them on the server.
 """
 
 from collections.abc import Mapping
@@ -16,22 +16,22 @@ from gradserve.wire.dtypes import DType
 
 
 class IgnoredArgumentWarning(UserWarning):
-    """An argument of a layer or a raw op has no effect; TensorFlow ignores it silently."""
+    """Warns that an argument of a layer or a raw op has no effect. TensorFlow ignores such arguments silently."""
 
 
 class BatchNormImplementation(Enum):
-    """The implementation of TensorFlow that a forward was computed by; docs/batch_norm_layer.md has the rule."""
+    """The implementation in TensorFlow that a forward follows; docs/batch_norm_layer.md says which one when."""
 
     FUSED = "FUSED"
-    """FusedBatchNorm. Variables are float32; the moving variance is fed with Bessel's correction."""
+    """FusedBatchNorm. Variables are float32; the moving variance is updated with Bessel's correction."""
     CORE_FUSED = "CORE_FUSED"
-    """The layer of tf.layers, fused: as FUSED."""
+    """The layer of tf.layers, fused. Otherwise like FUSED."""
     CORE = "CORE"
-    """The layer of tf.layers, not fused. Variables are float32, or float64 as the inputs; the moving variance is fed
-    with the population variance."""
+    """The layer of tf.layers, not fused. Variables are float32, or float64 if the inputs are; the moving variance is
+    updated with the population variance."""
     LEGACY = "LEGACY"
-    """Plain operations. Variables have the dtype of the inputs; the moving variance is fed with the population, or
-    weighted, variance; regularizers and adjustment are ignored."""
+    """Plain operations. Variables have the dtype of the inputs; the moving variance is updated with the population
+    variance, weighted if there are weights; regularizers and adjustment are ignored."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class IgnoredArgument:
     """An argument that has no effect.
 
     Attributes:
-        argument: Its name, such as "fused" or "param_regularizers[beta]".
-        reason: Why, in words.
+        argument: The argument's name, such as "fused" or "param_regularizers[beta]".
+        reason: The reason, in words.
     """
 
     argument: str
@@ -50,16 +50,16 @@ class IgnoredArgument:
 @abbreviated
 @dataclass(frozen=True, eq=False, repr=False)
 class BatchNormForward(Generic[TensorT_co]):
-    """A forward of a layer.
+    """A forward: one pass of inputs through a layer.
 
     Attributes:
-        outputs: The dtype and shape of the inputs.
-        forward_id: Its name on the server; None when nothing is left to do for it.
-        has_pending_updates: Its moving averages' updates wait for `run_updates`.
-        implementation: What computed it.
-        regularization_losses: By variable, as far as it has a regularizer; of its value in this forward.
-        drawn_adjustment: The (scale, bias) that a RandomAdjustment gave, each of a shape that broadcasts to that of the
-            outputs: [C], with "NCHW" [C, 1, ...] with a 1 for each axis after the channels. None without one.
+        outputs: The outputs, of the dtype and shape of the inputs.
+        forward_id: The forward's name on the server; None if no gradients can be computed and no updates wait.
+        has_pending_updates: Whether its updates of the moving averages wait for `run_updates`.
+        implementation: The implementation that computed it.
+        regularization_losses: The loss of each variable with a regularizer, for the value that the forward used.
+        drawn_adjustment: The (scale, bias) drawn by a RandomAdjustment, each of a shape that broadcasts to the outputs:
+            [C], or with "NCHW" [C, 1, ...] with a 1 for each axis after the channels. None without a RandomAdjustment.
         warnings: Arguments that had no effect.
     """
 
@@ -75,15 +75,15 @@ class BatchNormForward(Generic[TensorT_co]):
 @abbreviated
 @dataclass(frozen=True, eq=False, repr=False)
 class BatchNormGradients(Generic[TensorT_co]):
-    """Gradients with respect to all that a forward was computed from; None where it had no such thing.
+    """Gradients with respect to everything that a forward was computed from; None for what it did not have.
 
     Attributes:
-        inputs: The dtype and shape of the inputs.
-        beta: Shape [C], the dtype of the variable, without its regularizer's part.
-        gamma: As `beta`.
-        batch_weights: Shape [N], the dtype of batch_weights.
-        adjustment_scale: The shape and dtype of the adjustment's scale, given or drawn.
-        adjustment_bias: As `adjustment_scale`.
+        inputs: The gradient of the inputs, of their dtype and shape.
+        beta: The gradient of beta: shape [C], the dtype of the variable, without its regularizer's part.
+        gamma: The gradient of gamma, likewise.
+        batch_weights: The gradient of batch_weights: shape [N], their dtype.
+        adjustment_scale: The gradient of the adjustment's scale, given or drawn, of its dtype and shape.
+        adjustment_bias: The gradient of the adjustment's bias, likewise.
         regularization: Gradients of the regularization losses by variable, shape [C]; empty without regularizers.
     """
 
@@ -103,10 +103,11 @@ class VariableInfo:
 
     Attributes:
         name: "beta", "gamma", "moving_mean", "moving_variance", ...
-        dtype: Element type.
-        shape: Sizes.
-        trainable: Whether it is listed so: beta and gamma, unless the layer was made with trainable=False.
-        collections: Its tags.
+        dtype: The element type.
+        shape: The shape.
+        trainable: Whether it is listed as trainable: beta and gamma are, unless the layer was made with
+            trainable=False.
+        collections: The names of its collections.
     """
 
     name: str
@@ -119,20 +120,20 @@ class VariableInfo:
 @abbreviated
 @dataclass(frozen=True, eq=False, repr=False)
 class BatchNormLayerInfo:
-    """A layer at one moment.
+    """The state of a layer at one moment.
 
     Attributes:
-        container: Its namespace.
+        container: The namespace of its name.
         name: Its name.
-        arguments: Those of `Client.batch_norm` that it was made with, by name, defaults and drawn seeds included:
-            all but reuse, scope, container, input_shape and dtype. A DenseSpec is in the place of an array.
-        variables: Empty until the first forward, unless it was created with a dtype and input_shape.
-        num_forwards: Forwards whose gradients can still be computed, or whose updates have not been run.
-        num_updates: Times that the moving averages were updated.
-        num_bytes: Memory of the variables, of arrays among the arguments, and of what forwards keep.
-        warnings: Arguments that have no effect whatever the call.
-        is_private: It ends with the client that made it.
-        idle_lease: Seconds without use after which it ends; None: it does not.
+        arguments: The arguments of `Client.batch_norm` that it was made with, by name, including defaults and drawn
+            seeds: all but reuse, scope, container, input_shape and dtype. A DenseSpec stands for an array.
+        variables: Its variables; empty until the first forward, unless it was created with a dtype and input_shape.
+        num_forwards: The number of forwards whose gradients can still be computed, or whose updates have not been run.
+        num_updates: The number of updates of the moving averages.
+        num_bytes: The memory of the variables, of arrays among the arguments, and of what forwards keep.
+        warnings: Arguments that have no effect in any call.
+        is_private: Whether it is private to the client that made it, and deleted with it.
+        idle_lease: Seconds without use after which it is deleted; None: never.
     """
 
     container: str

@@ -1,4 +1,4 @@
-"""The client for ordinary code. `gradserve.aio` has the same with `await`."""
+"""The blocking client. `gradserve.aio` has the asyncio client."""
 
 import uuid
 from typing import Self
@@ -31,18 +31,18 @@ def connect(address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> "Clien
 
     Args:
         address: "HOST:PORT", "HOST" for port 50051, "[IPV6]:PORT" or "unix:PATH".
-        timeout: Seconds after which a call fails with DeadlineExceededError, and for which calls that wait for
-            other workers wait unless they are told otherwise. math.inf: never. Whatever it is, a call fails with
-            UnavailableError when the server is gone, or has given no sign of life for about a minute.
+        timeout: Seconds after which a call fails with DeadlineExceededError, and the default waiting time of calls that
+            wait for other workers. math.inf: no limit. In any case, a call fails with UnavailableError when the server
+            is gone, or has given no sign of life for about a minute.
 
     Raises:
-        InvalidArgumentError: One of them cannot be.
+        InvalidArgumentError: The address or the timeout is not valid.
     """
     return Client(address, timeout=timeout)
 
 
 class Client(BlockingFace[ClientCalls]):
-    """A connection to a gradserve server. Safe to use from several threads, not across a fork."""
+    """A connection to a gradserve server. Safe to use from several threads, but not after a fork."""
 
     def __init__(self, address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> None:
         """See `connect`."""
@@ -54,12 +54,12 @@ class Client(BlockingFace[ClientCalls]):
 
     @classmethod
     def _over(cls, transport: BlockingTransport, address: str, calls: ClientCalls) -> Self:
-        """Returns a client over a transport that is handed in: another than gRPC's, or with other settings.
+        """Returns a client over a given transport: one other than gRPC's, or with other settings.
 
         Args:
-            transport: It is the client's from now on, which closes it.
-            address: Of the server, as the client shows it.
-            calls: What the client asks of it, with an identity and time limits.
+            transport: The transport; the client owns it and closes it.
+            address: The server's address, as the client shows it.
+            calls: The client's calls, with an identity and time limits.
         """
         client = cls.__new__(cls)
         client._begin(transport, address, calls)
@@ -81,10 +81,10 @@ class Client(BlockingFace[ClientCalls]):
         self.close()
 
     def close(self) -> None:
-        """Deletes what this client made without a shared name or scope, and disconnects. Safe to call again.
+        """Deletes what this client made without a shared name or scope, and disconnects. Can be called again.
 
-        Waits at most 10 s for a server that is silent. Without it, and where the server cannot be reached, the server
-        deletes these things itself, somewhat later (after `client_lease` of `server_info().limits`).
+        Waits at most 10 s for a silent server. If the client is not closed, or the server cannot be reached, the server
+        deletes these things itself somewhat later (after `client_lease` of `server_info().limits`).
         """
         with BriefErrors():
             self._transport.run(self._calls.delete_private())

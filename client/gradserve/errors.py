@@ -1,4 +1,4 @@
-"""What a call can raise.
+"""The errors that calls raise.
 
 GradserveError
 ├── InvalidArgumentError (ValueError)      the request can never succeed as it is
@@ -7,13 +7,13 @@ GradserveError
 ├── AbortedError                           the state the call depended on is gone
 ├── StaleGradientError                     the accumulator has moved on; carries the newest average
 ├── OutOfRangeError (IndexError)           the requested step is not available
-├── DeadlineExceededError (TimeoutError)   waited long enough
+├── DeadlineExceededError (TimeoutError)   the call reached its time limit
 ├── ResourceExhaustedError                 a limit of the server was reached
-├── UnavailableError (ConnectionError)     no server there, or it is shutting down
-├── UnauthenticatedError (PermissionError) no or wrong credentials
-├── PermissionDeniedError (PermissionError) not yours
+├── UnavailableError (ConnectionError)     no server at the address, or it is shutting down
+├── UnauthenticatedError (PermissionError) missing or wrong credentials
+├── PermissionDeniedError (PermissionError) these credentials do not allow the call
 ├── UnimplementedError                     the server is older than this client
-├── CallCancelledError                     the client was closed under the call
+├── CallCancelledError                     the client was closed during the call
 ├── InternalError                          a fault of the server
 └── ForkedClientError (RuntimeError)       the client was connected before a fork
 """
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class GradserveError(Exception):
-    """A call failed.
+    """The base class of all errors of calls.
 
     Attributes:
-        message: What was wrong, in the server's words where it answered.
+        message: What was wrong, in the server's words if it answered.
         field: The field of the request that was wrong, e.g. "gradient[0].dense.shape", or None.
-        request_id: The id of the apply, take or push_pull that failed, or None. Passed to the same call
-            again, it makes sure that the call counts once, whatever became of the first attempt.
+        request_id: The id of the apply, take or push_pull that failed, or None. Pass it to the same call to try again:
+            the call then counts once, whatever became of the first attempt.
     """
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
@@ -49,7 +49,7 @@ class InvalidArgumentError(GradserveError, ValueError):
 
 
 class NotFoundError(GradserveError, KeyError):
-    """No such handle, accumulator or layer."""
+    """The handle, accumulator or layer does not exist."""
 
 
 class AlreadyExistsError(GradserveError):
@@ -61,13 +61,13 @@ class AbortedError(GradserveError):
 
 
 class StaleGradientError(GradserveError):
-    """The gradient of a push_pull was computed at a step that is over, and dropped.
+    """The gradient of a push_pull was dropped, because it was computed at a step that is over.
 
-    A worker that was late catches up: it takes over the step and applies the average, or reads parameters anew.
+    A late worker catches up by taking over the step and applying the average, or by reading its parameters anew.
 
     Attributes:
         result: What `on_stale="return"` would have returned: the newest average kept, empty if there is none.
-        global_step: The accumulator's step: the local_step of the next gradient.
+        global_step: The accumulator's step, which is the local_step of the next gradient.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class OutOfRangeError(GradserveError, IndexError):
 
 
 class DeadlineExceededError(GradserveError, TimeoutError):
-    """The call waited as long as it was allowed to."""
+    """The call reached its time limit."""
 
 
 class ResourceExhaustedError(GradserveError):
@@ -95,7 +95,7 @@ class UnavailableError(GradserveError, ConnectionError):
 
 
 class UnauthenticatedError(GradserveError, PermissionError):
-    """No or wrong credentials."""
+    """The credentials are missing or wrong."""
 
 
 class PermissionDeniedError(GradserveError, PermissionError):
@@ -107,7 +107,7 @@ class UnimplementedError(GradserveError):
 
 
 class CallCancelledError(GradserveError):
-    """The client was closed under the call."""
+    """The client was closed during the call."""
 
 
 class InternalError(GradserveError):

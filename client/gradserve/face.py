@@ -1,6 +1,6 @@
-"""Makes blocking or asyncio methods of the operations of `gradserve.calls`.
+"""Makes blocking and asyncio methods from the operations in `gradserve.calls`.
 
-So signatures, docstrings and behaviour exist once, and the two faces cannot drift apart.
+So signatures, docstrings and behaviour are written once, and the two faces (the public classes) cannot drift apart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FaceT = TypeVar("FaceT")
 
 
 class BlockingFace(Generic[CallsT_co]):
-    """Something whose calls are carried out in the calling thread."""
+    """The base class of objects whose calls run in the calling thread."""
 
     __signature__ = HiddenConstructor()
 
@@ -40,7 +40,7 @@ class BlockingFace(Generic[CallsT_co]):
 
 
 class AsyncFace(Generic[CallsT_co]):
-    """Something whose calls are coroutines."""
+    """The base class of objects whose calls are coroutines."""
 
     __signature__ = HiddenConstructor()
 
@@ -56,10 +56,10 @@ class AsyncFace(Generic[CallsT_co]):
 
 
 class BriefErrors:
-    """Errors of gradserve leave the block without its frames: a traceback then ends at the line that made the call.
+    """Removes gradserve's own frames from its errors: a traceback then ends at the line that made the call.
 
-    What else is raised is a fault of gradserve, or none of its business, and keeps its frames. An error tells of the
-    exception that its caller was handling, as any error does, unless it has a cause of its own.
+    Other exceptions keep their frames: they are faults of gradserve, or come from elsewhere. An error shows the
+    exception that its caller was handling, as usual, unless it has a cause of its own.
     """
 
     def __enter__(self) -> None:
@@ -76,11 +76,11 @@ class BriefErrors:
 def with_operations(
     calls: type, method_of: Callable[[Any], Callable[..., Any]]
 ) -> Callable[[type[FaceT]], type[FaceT]]:
-    """Gives a face a method for each public operation of its calls.
+    """Adds a method to a face for each public operation of its calls.
 
     Args:
         calls: The class of the calls.
-        method_of: Makes a method of an operation: `blocking` or `awaiting`.
+        method_of: The function that makes a method from an operation: `blocking` or `awaiting`.
     """
 
     def decorate(face: type[FaceT]) -> type[FaceT]:
@@ -109,7 +109,7 @@ def blocking(
 def blocking_making(
     operation: Callable[Concatenate[CallsT, P], Operation[T]], face: Callable[[BlockingTransport, T], MadeT]
 ) -> Callable[Concatenate[BlockingFace[CallsT], P], MadeT]:
-    """Returns an operation whose result is calls again as a blocking method that returns their face."""
+    """Returns an operation whose result is another calls object as a blocking method that returns the face of that."""
 
     @described_as(operation, face)
     def method(self: BlockingFace[CallsT], /, *args: P.args, **kwargs: P.kwargs) -> MadeT:
@@ -135,7 +135,7 @@ def awaiting(
 def awaiting_making(
     operation: Callable[Concatenate[CallsT, P], Operation[T]], face: Callable[[AsyncTransport, T], MadeT]
 ) -> Callable[Concatenate[AsyncFace[CallsT], P], Coroutine[Any, Any, MadeT]]:
-    """Returns an operation whose result is calls again as a coroutine method that returns their face."""
+    """Returns an operation whose result is another calls object as a coroutine method that returns the face of that."""
 
     @described_as(operation, face)
     async def method(self: AsyncFace[CallsT], /, *args: P.args, **kwargs: P.kwargs) -> MadeT:

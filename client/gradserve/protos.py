@@ -1,4 +1,4 @@
-"""The protos, the contract for every language: where they lie on this machine.
+"""The protos, the contract for every language: their folder on this machine.
 
 `python -m gradserve.protos` prints the folder:
 

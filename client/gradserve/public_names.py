@@ -1,4 +1,4 @@
-"""What help(), tracebacks and editors show of public things: the names by which users know them."""
+"""Gives public objects the names that users know, in help(), tracebacks and editors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class _Written(str):
-    """An annotation that is shown as it is written in the source: ArrayLike, not the union that it stands for."""
+    """An annotation shown as written in the source: ArrayLike, not the union that it stands for."""
 
     __slots__ = ()
 
@@ -23,9 +23,9 @@ class _Written(str):
 
 
 class HiddenConstructor:
-    """The signature of classes of which only calls make objects: help() says nothing of their constructor.
+    """The empty signature of classes that only calls instantiate, so that help() shows no constructor.
 
-    Objects, and subclasses with a constructor of their own, have the signatures that they have anyway.
+    Instances, and subclasses with a constructor of their own, keep their signatures.
     """
 
     def __get__(self, instance: object, owner: type) -> inspect.Signature:
@@ -38,8 +38,8 @@ def described_as(operation: Callable[..., Any], made: Any = None) -> Callable[[C
     """Gives a method the docstring and the signature of an operation.
 
     Args:
-        operation: Of a module whose annotations are not evaluated (`from __future__ import annotations`).
-        made: The class that the method returns. None: it returns T, where the operation is annotated as Operation[T].
+        operation: The operation, from a module with `from __future__ import annotations`.
+        made: The class that the method returns. None: it returns T for an operation annotated as Operation[T].
     """
     signature = inspect.signature(operation)
     result = _result_of(operation, signature) if made is None else made.__name__
@@ -55,7 +55,7 @@ def described_as(operation: Callable[..., Any], made: Any = None) -> Callable[[C
         wrapped.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             parameters, return_annotation=_Written(result)
         )
-        # Whoever evaluates them does so where the operation is defined, so a class of elsewhere is not a name here.
+        # Annotations are evaluated where the operation is defined, where names from elsewhere are unknown.
         returned = _evaluated_result(operation, result) if made is None else made
         wrapped.__annotations__ = {**operation.__annotations__, "return": returned}
         return wrapped
@@ -64,7 +64,7 @@ def described_as(operation: Callable[..., Any], made: Any = None) -> Callable[[C
 
 
 def name_methods(owner: type) -> None:
-    """Names the methods that a class has of operations after the class, and the operations too: errors name those."""
+    """Names a class's methods that were made from operations, and the operations too: TypeErrors name those."""
     for name, method in vars(owner).items():
         if isinstance(method, FunctionType) and hasattr(method, "__wrapped__") and method.__name__ == name:
             for each in (method, method.__wrapped__):
@@ -72,22 +72,22 @@ def name_methods(owner: type) -> None:
 
 
 def shown(face: object, about: str = "") -> str:
-    """Returns the repr of a face: its class, and what it is the face of. Nothing is asked of the server for it."""
+    """Returns the repr of a face: its class, and what it stands for. Makes no call."""
     return f"<{type(face).__module__}.{type(face).__qualname__}{about and f' {about}'}>"
 
 
 def publish(module: str, contents: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Names classes and functions after the module from which users import them, and their methods too.
+    """Names classes and functions, and their methods, after the module from which users import them.
 
     Args:
         module: The name of that module.
-        contents: What is in it, by name.
-        names: The public ones.
+        contents: Its contents by name.
+        names: The public names.
     """
     for name in names:
         public = contents[name]
         if not getattr(public, "__module__", "").startswith("gradserve."):
-            continue  # an alias of what others have made
+            continue  # an alias of someone else's type
         if isinstance(public, type):
             _publish_class(module, public)
         elif isinstance(public, FunctionType):
@@ -96,7 +96,7 @@ def publish(module: str, contents: Mapping[str, Any], names: Iterable[str]) -> N
 
 def _publish_class(module: str, public: type) -> None:
     if any(isinstance(annotation, str) for annotation in public.__annotations__.values()):
-        # Who evaluates them later looks into the new module, where not all of their names are.
+        # Later evaluation would look into the new module, which lacks some of their names.
         hints = get_type_hints(public, include_extras=True)
         public.__annotations__ = {name: hints[name] for name in public.__annotations__}
     for method in vars(public).values():
@@ -106,7 +106,7 @@ def _publish_class(module: str, public: type) -> None:
 
 
 def _result_of(operation: Callable[..., Any], signature: inspect.Signature) -> str:
-    """Returns T of an operation that is annotated to return Operation[T], as it is written there."""
+    """Returns T of an operation annotated to return Operation[T], as it is written there."""
     annotation = signature.return_annotation
     found = re.fullmatch(r"Operation\[(.*)\]", annotation, re.DOTALL) if isinstance(annotation, str) else None
     if found is None:
@@ -118,6 +118,6 @@ def _result_of(operation: Callable[..., Any], signature: inspect.Signature) -> s
 
 
 def _evaluated_result(operation: Callable[..., Any], written: str) -> Any:
-    """Returns T as a type, if the annotations of the operation are evaluated already, else as it is written."""
+    """Returns T as a type if the operation's annotations are evaluated already, otherwise as it is written."""
     annotation = operation.__annotations__["return"]
     return written if isinstance(annotation, str) else get_args(annotation)[-1]

@@ -10,93 +10,98 @@ from gradserve.face import BlockingFace
 
 class RawOps(BlockingFace[RawOpsCalls]):
     def AccumulatorApplyGradient(self, *, handle: AccumulatorLike, local_step: ArrayLike, gradient: TensorLike, worker_id: str = '', request_id: int | None = None) -> None:
-        """Adds a gradient to the round; drops it when `local_step` is smaller than the accumulator's step.
+        """Adds a gradient to the round, or drops it if `local_step` is smaller than the accumulator's step.
 
-        Never waits for other workers. Every call counts once, also when the network makes the client send it again.
-        Whether the gradient was dropped, `ConditionalAccumulator.apply_grad` says.
+        Never waits for other workers. Every call counts once, even if the client has to send it again.
+        Use `ConditionalAccumulator.apply_grad` to know whether the gradient was dropped.
 
         Args:
-            handle: Of a dense accumulator, or the accumulator itself.
-            local_step: int64, a scalar: the step at which the gradient was computed.
-            gradient: Of the accumulator's dtype and shape. Or the handle of such a tensor on the server, which stays.
-            worker_id: Who sends it: for diagnosis, and where the accumulator asks for it because it is deterministic or
-                counts a worker once. Empty: nobody in particular, so that every call counts, as in TensorFlow.
-            request_id: That of an error of an earlier attempt, to send the same gradient again.
+            handle: The handle of a dense accumulator, or the accumulator itself.
+            local_step: The step at which the gradient was computed: int64, a scalar.
+            gradient: The gradient, of the accumulator's dtype and shape, or the handle of such a tensor on the server,
+                which stays there.
+            worker_id: The sender's id, for diagnoses; needed by accumulators that are deterministic or count a worker
+                once. Empty: no id, so that every call counts, as in TensorFlow.
+            request_id: The `request_id` of a failed attempt's error, to send the same gradient again.
 
         Raises:
             InvalidArgumentError: An argument does not fit; nothing has changed.
             NotFoundError: The accumulator was deleted.
-            UnavailableError: No server; whether the gradient is in is not known. Try again with `request_id`.
+            UnavailableError: The server cannot be reached. It may have counted the gradient: try again with
+                `request_id`.
         """
     def AccumulatorNumAccumulated(self, *, handle: AccumulatorLike) -> np.int32:
         """Returns the number of gradients accepted since the last take.
 
         Args:
-            handle: Of a dense or sparse accumulator, or the accumulator itself.
+            handle: The handle of a dense or sparse accumulator, or the accumulator itself.
 
         Returns:
-            int32, a scalar.
+            The number: int32, a scalar.
 
         Raises:
             NotFoundError: The accumulator was deleted.
         """
     def AccumulatorSetGlobalStep(self, *, handle: AccumulatorLike, new_global_step: ArrayLike) -> None:
-        """Sets the step, also to a smaller one; gradients in the round stay.
+        """Sets the accumulator's step, also to a smaller one. Gradients in the round stay in it.
 
         Args:
-            handle: Of a dense or sparse accumulator, or the accumulator itself.
-            new_global_step: int64, a scalar.
+            handle: The handle of a dense or sparse accumulator, or the accumulator itself.
+            new_global_step: The new step: int64, a scalar.
 
         Raises:
-            InvalidArgumentError: The step is not one.
+            InvalidArgumentError: The step is not valid.
             NotFoundError: The accumulator was deleted.
         """
     def AccumulatorTakeGradient(self, *, handle: AccumulatorLike, num_required: ArrayLike, dtype: DTypeLike, timeout: float | None = None, request_id: int | None = None) -> NDArray[Any]:
-        """Waits until `num_required` gradients are in, and returns the average of all that are.
+        """Waits for `num_required` gradients, ends the round and returns the average of all gradients in it.
 
-        Bumps the accumulator's step and begins the next round. Takers are served first in, first out, strictly.
+        The accumulator's step grows by one, and an empty round begins. Waiting calls are served strictly first in,
+        first out.
 
         Args:
-            handle: Of a dense accumulator, or the accumulator itself.
-            num_required: int32, a scalar: at least 1.
-            dtype: The accumulator's.
-            timeout: Seconds to wait; None for the client's timeout, math.inf for ever.
-            request_id: That of an error of an earlier attempt, to get the same average.
+            handle: The handle of a dense accumulator, or the accumulator itself.
+            num_required: The number of gradients to wait for: int32, a scalar, at least 1.
+            dtype: The accumulator's dtype.
+            timeout: Seconds to wait; None for the client's timeout, math.inf for no limit.
+            request_id: The `request_id` of a failed attempt's error, to get the same average.
 
         Returns:
-            `dtype`, the shape of the gradients: their mean, or their sum.
+            The mean or sum of the gradients, of their shape and of `dtype`.
 
         Raises:
-            InvalidArgumentError: `num_required` is not positive, `dtype` is another, or `handle` does not fit.
-            DeadlineExceededError: Not enough gradients in time; says how many are in, and from whom.
-            AbortedError: The accumulator was deleted meanwhile.
+            InvalidArgumentError: `num_required` is not positive, `dtype` is not the accumulator's, or `handle` is not
+                valid.
+            DeadlineExceededError: There were too few gradients in time. The message says how many, and from whom.
+            AbortedError: The accumulator was deleted while the call waited.
         """
     def ConditionalAccumulator(self, *, dtype: DTypeLike, shape: Shape | None, container: str = '', shared_name: str = '', reduction_type: str = 'MEAN', name: str | None = None) -> AccumulatorHandle:
-        """Creates an accumulator of dense gradients, or finds the one of this shared name.
+        """Creates an accumulator of dense gradients, or finds the one with this shared name.
 
-        `Client.conditional_accumulator` makes the same accumulators, with more to choose.
+        `Client.conditional_accumulator` makes the same accumulators, with more options.
 
         Args:
             dtype: float16, bfloat16, float32 or float64.
-            shape: Of every gradient; None as a dimension, or instead of all, where unknown. () is a scalar.
-            container: Namespace of the shared name; empty for the default one.
-            shared_name: Under which other clients find it. Empty: it is this client's own and ends with it.
+            shape: The shape of every gradient; None is an unknown dimension, or an unknown shape. () is a scalar.
+            container: The namespace of the shared name; empty for the default one.
+            shared_name: The name by which other clients find it. Empty: it is private, and deleted with this client.
             reduction_type: "MEAN" or "SUM".
-            name: How one without a shared name is called in lists; None for the name of the op.
+            name: The prefix of a private accumulator's name in lists; None for the name of the op.
 
         Returns:
             The handle of the accumulator, which other clients can use, too.
 
         Raises:
-            InvalidArgumentError: One of them cannot be.
-            AlreadyExistsError: The name is taken by one with other properties; says which. TensorFlow shares that one.
+            InvalidArgumentError: An argument is not valid.
+            AlreadyExistsError: The name is taken by an accumulator with other properties; the message says which.
+                TensorFlow would share that one.
         """
     @overload
     def CudnnRNN(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNOutputs[NDArray[Any]]:
         """Applies a recurrent network: CudnnRNNV3 with time first, whole sequences and without a projection.
 
-        T is the number of steps, B that of sequences, I the size of the input, L the number of layers, D that of
-        directions, and H that of units. All floats have the dtype of `input`: float16, bfloat16, float32 or float64.
+        T is the number of steps, B of sequences, L of layers, D of directions and H of units; I is the size of the
+        input. All floats have the dtype of `input`: float16, bfloat16, float32 or float64.
 
         Args:
             input: [T, B, I].
@@ -106,23 +111,22 @@ class RawOps(BlockingFace[RawOpsCalls]):
             rnn_mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
             input_mode: "linear_input", "skip_input" or "auto_select".
             direction: "unidirectional" or "bidirectional".
-            dropout: The probability with which an element of the input of each layer but the first is dropped in
-                training.
-            seed: With `seed2` the seed of the dropout.
+            dropout: The probability of dropping an element of a layer's input in training; the first layer drops none.
+            seed: The seed of the dropout, together with `seed2`.
             seed2: See `seed`.
-            is_training: Keep what the gradient needs, and drop elements.
-            keep: Leave the outputs on the server and return their handles.
-            lease: For how many seconds they live there without use; None for the server's default.
+            is_training: Whether to keep what the gradient needs, and to drop elements.
+            keep: Whether to leave the outputs on the server and return their handles.
+            lease: Seconds that they live there without use; None for the server's default.
 
         Returns:
             output: [T, B, D * H'], or [B, T, D * H']; 0 beyond the end of a sequence.
-            output_h: As input_h: the state after the last step of each sequence.
-            output_c: As input_c for lstm, else a scalar.
+            output_h: The shape of input_h: the state after the last step of each sequence.
+            output_c: The shape of input_c for lstm, else a scalar.
             reserve_space: Opaque, for the gradient; a scalar when not training.
 
         Raises:
-            InvalidArgumentError: An argument does not fit; its `field` says which.
-            NotFoundError: A handle does not exist (any more).
+            InvalidArgumentError: An argument is not valid; `field` names it.
+            NotFoundError: The tensor of a handle does not exist.
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
@@ -131,28 +135,28 @@ class RawOps(BlockingFace[RawOpsCalls]):
     def CudnnRNN(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, is_training: bool = True, keep: bool = False, lease: float | None = None) -> CudnnRNNOutputs[Tensor]: ...
     @overload
     def CudnnRNNBackprop(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[NDArray[Any]]:
-        """Gradients of CudnnRNN in training, with respect to the input, the states and the parameters.
+        """Computes the gradients of CudnnRNN in training for the input, the states and the parameters.
 
         Args:
-            input: That of the forward call.
-            input_h: That of the forward call.
-            input_c: That of the forward call. For lstm; else not read.
-            params: Those of the forward call.
-            output: That of the forward call.
-            output_h: That of the forward call.
-            output_c: That of the forward call. For lstm; else not read.
+            input: As in the forward call.
+            input_h: As in the forward call.
+            input_c: As in the forward call. For lstm; else not read.
+            params: As in the forward call.
+            output: The forward call's output.
+            output_h: The forward call's output_h.
+            output_c: The forward call's output_c. For lstm; else not read.
             output_backprop: The shape of output: the gradient with respect to it.
             output_h_backprop: The shape of output_h: the gradient with respect to it.
             output_c_backprop: The shape of output_c: the gradient with respect to it. For lstm; else not read.
-            reserve_space: That of the forward call; any other is refused.
+            reserve_space: The forward call's reserve_space; any other is refused.
             rnn_mode: As in the forward call.
             input_mode: As in the forward call.
             direction: As in the forward call.
             dropout: As in the forward call.
             seed: As in the forward call.
             seed2: As in the forward call.
-            keep: Leave the outputs on the server and return their handles.
-            lease: For how many seconds they live there without use; None for the server's default.
+            keep: Whether to leave the outputs on the server and return their handles.
+            lease: Seconds that they live there without use; None for the server's default.
 
         Returns:
             input_backprop: The shape of input; 0 beyond the end of a sequence.
@@ -161,8 +165,8 @@ class RawOps(BlockingFace[RawOpsCalls]):
             params_backprop: The shape of params.
 
         Raises:
-            InvalidArgumentError: An argument does not fit; its `field` says which.
-            NotFoundError: A handle does not exist (any more).
+            InvalidArgumentError: An argument is not valid; `field` names it.
+            NotFoundError: The tensor of a handle does not exist.
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
@@ -171,29 +175,29 @@ class RawOps(BlockingFace[RawOpsCalls]):
     def CudnnRNNBackprop(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, keep: bool = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[Tensor]: ...
     @overload
     def CudnnRNNBackpropV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[NDArray[Any]]:
-        """Gradients of CudnnRNNV2 in training, with respect to the input, the states and the parameters.
+        """Computes the gradients of CudnnRNNV2 in training for the input, the states and the parameters.
 
         Args:
-            input: That of the forward call.
-            input_h: That of the forward call.
-            input_c: That of the forward call. For lstm; else not read.
-            params: Those of the forward call.
-            output: That of the forward call.
-            output_h: That of the forward call.
-            output_c: That of the forward call. For lstm; else not read.
+            input: As in the forward call.
+            input_h: As in the forward call.
+            input_c: As in the forward call. For lstm; else not read.
+            params: As in the forward call.
+            output: The forward call's output.
+            output_h: The forward call's output_h.
+            output_c: The forward call's output_c. For lstm; else not read.
             output_backprop: The shape of output: the gradient with respect to it.
             output_h_backprop: The shape of output_h: the gradient with respect to it.
             output_c_backprop: The shape of output_c: the gradient with respect to it. For lstm; else not read.
-            reserve_space: That of the forward call; any other is refused.
-            host_reserved: That of the forward call; any other is refused.
+            reserve_space: The forward call's reserve_space; any other is refused.
+            host_reserved: The forward call's host_reserved; any other is refused.
             rnn_mode: As in the forward call.
             input_mode: As in the forward call.
             direction: As in the forward call.
             dropout: As in the forward call.
             seed: As in the forward call.
             seed2: As in the forward call.
-            keep: Leave the outputs on the server and return their handles.
-            lease: For how many seconds they live there without use; None for the server's default.
+            keep: Whether to leave the outputs on the server and return their handles.
+            lease: Seconds that they live there without use; None for the server's default.
 
         Returns:
             input_backprop: The shape of input; 0 beyond the end of a sequence.
@@ -202,8 +206,8 @@ class RawOps(BlockingFace[RawOpsCalls]):
             params_backprop: The shape of params.
 
         Raises:
-            InvalidArgumentError: An argument does not fit; its `field` says which.
-            NotFoundError: A handle does not exist (any more).
+            InvalidArgumentError: An argument is not valid; `field` names it.
+            NotFoundError: The tensor of a handle does not exist.
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
@@ -212,23 +216,23 @@ class RawOps(BlockingFace[RawOpsCalls]):
     def CudnnRNNBackpropV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, keep: bool = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[Tensor]: ...
     @overload
     def CudnnRNNBackpropV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, num_proj: int = 0, time_major: bool = True, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[NDArray[Any]]:
-        """Gradients of CudnnRNNV3 in training, with respect to the input, the states and the parameters.
+        """Computes the gradients of CudnnRNNV3 in training for the input, the states and the parameters.
 
         Args:
-            input: That of the forward call.
-            input_h: That of the forward call.
-            input_c: That of the forward call. For lstm; else not read.
-            params: Those of the forward call.
-            sequence_lengths: Those of the forward call.
-            output: That of the forward call.
-            output_h: That of the forward call.
-            output_c: That of the forward call. For lstm; else not read.
+            input: As in the forward call.
+            input_h: As in the forward call.
+            input_c: As in the forward call. For lstm; else not read.
+            params: As in the forward call.
+            sequence_lengths: As in the forward call.
+            output: The forward call's output.
+            output_h: The forward call's output_h.
+            output_c: The forward call's output_c. For lstm; else not read.
             output_backprop: The shape of output: the gradient with respect to it. Not read beyond the end of a
                 sequence.
             output_h_backprop: The shape of output_h: the gradient with respect to it.
             output_c_backprop: The shape of output_c: the gradient with respect to it. For lstm; else not read.
-            reserve_space: That of the forward call; any other is refused.
-            host_reserved: That of the forward call; any other is refused.
+            reserve_space: The forward call's reserve_space; any other is refused.
+            host_reserved: The forward call's host_reserved; any other is refused.
             rnn_mode: As in the forward call.
             input_mode: As in the forward call.
             direction: As in the forward call.
@@ -237,8 +241,8 @@ class RawOps(BlockingFace[RawOpsCalls]):
             seed2: As in the forward call.
             num_proj: As in the forward call.
             time_major: As in the forward call.
-            keep: Leave the outputs on the server and return their handles.
-            lease: For how many seconds they live there without use; None for the server's default.
+            keep: Whether to leave the outputs on the server and return their handles.
+            lease: Seconds that they live there without use; None for the server's default.
 
         Returns:
             input_backprop: The shape of input; 0 beyond the end of a sequence.
@@ -247,8 +251,8 @@ class RawOps(BlockingFace[RawOpsCalls]):
             params_backprop: The shape of params.
 
         Raises:
-            InvalidArgumentError: An argument does not fit; its `field` says which.
-            NotFoundError: A handle does not exist (any more).
+            InvalidArgumentError: An argument is not valid; `field` names it.
+            NotFoundError: The tensor of a handle does not exist.
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
@@ -257,14 +261,14 @@ class RawOps(BlockingFace[RawOpsCalls]):
     def CudnnRNNBackpropV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, num_proj: int = 0, time_major: bool = True, keep: bool = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[Tensor]: ...
     @overload
     def CudnnRNNCanonicalToParams(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, keep: Literal[False] = False, lease: float | None = None) -> NDArray[Any]:
-        """Makes a parameter vector: CudnnRNNCanonicalToParamsV2 without a projection.
+        """Makes the parameter vector of a network: CudnnRNNCanonicalToParamsV2 without a projection.
 
-        With G gates, D directions, H units, and H' the size of the hidden state: for each layer and direction come the
-        matrices W of all gates, each [H, size of the layer's input], R of all gates, each [H, H'], and the projection,
-        [num_proj, H], where there is one; and the biases bW of all gates and bR of all gates, each [H]. Gates in the
-        order input, forget, new memory, output (lstm); reset, update, new memory (gru). With skip_input the matrices W
-        of the first layer have no columns: [H, 0]. Each may come in any other shape of as many elements, such as flat:
-        the elements are taken row by row.
+        G is the number of gates, D of directions and H of units; H' is the size of the hidden state. For each layer and
+        direction there are the matrices W of all gates, each [H, size of the layer's input], R of all gates, each [H,
+        H'], and with a projection its matrix, [num_proj, H]; and the biases bW of all gates and bR of all gates, each
+        [H]. Gates are in the order input, forget, new memory, output (lstm); reset, update, new memory (gru). With
+        skip_input the matrices W of the first layer have no columns: [H, 0]. Each may have any other shape with as many
+        elements, such as flat: the elements are read row by row.
 
         Args:
             num_layers: L, a scalar.
@@ -275,18 +279,18 @@ class RawOps(BlockingFace[RawOpsCalls]):
             rnn_mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
             input_mode: "linear_input", "skip_input" or "auto_select".
             direction: "unidirectional" or "bidirectional".
-            dropout: Without effect; an IgnoredArgumentWarning says so if it is not 0.
+            dropout: Has no effect; an IgnoredArgumentWarning says so if it is not 0.
             seed: As `dropout`.
             seed2: As `dropout`.
-            keep: Leave the output on the server and return its handle.
-            lease: For how many seconds it lives there without use; None for the server's default.
+            keep: Whether to leave the output on the server and return its handle.
+            lease: Seconds that it lives there without use; None for the server's default.
 
         Returns:
             The parameter vector.
 
         Raises:
-            InvalidArgumentError: An argument does not fit; its `field` says which.
-            NotFoundError: A handle does not exist (any more).
+            InvalidArgumentError: An argument is not valid; `field` names it.
+            NotFoundError: The tensor of a handle does not exist.
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
@@ -295,14 +299,14 @@ class RawOps(BlockingFace[RawOpsCalls]):
     def CudnnRNNCanonicalToParams(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, keep: bool = False, lease: float | None = None) -> Tensor: ...
     @overload
     def CudnnRNNCanonicalToParamsV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: Literal[False] = False, lease: float | None = None) -> NDArray[Any]:
-        """Makes the parameter vector of a network of its matrices and biases.
+        """Makes the parameter vector of a network from its matrices and biases.
 
-        With G gates, D directions, H units, and H' the size of the hidden state: for each layer and direction come the
-        matrices W of all gates, each [H, size of the layer's input], R of all gates, each [H, H'], and the projection,
-        [num_proj, H], where there is one; and the biases bW of all gates and bR of all gates, each [H]. Gates in the
-        order input, forget, new memory, output (lstm); reset, update, new memory (gru). With skip_input the matrices W
-        of the first layer have no columns: [H, 0]. Each may come in any other shape of as many elements, such as flat:
-        the elements are taken row by row.
+        G is the number of gates, D of directions and H of units; H' is the size of the hidden state. For each layer and
+        direction there are the matrices W of all gates, each [H, size of the layer's input], R of all gates, each [H,
+        H'], and with a projection its matrix, [num_proj, H]; and the biases bW of all gates and bR of all gates, each
+        [H]. Gates are in the order input, forget, new memory, output (lstm); reset, update, new memory (gru). With
+        skip_input the matrices W of the first layer have no columns: [H, 0]. Each may have any other shape with as many
+        elements, such as flat: the elements are read row by row.
 
         Args:
             num_layers: L, a scalar.
@@ -313,19 +317,19 @@ class RawOps(BlockingFace[RawOpsCalls]):
             rnn_mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
             input_mode: "linear_input", "skip_input" or "auto_select".
             direction: "unidirectional" or "bidirectional".
-            dropout: Without effect; an IgnoredArgumentWarning says so if it is not 0.
+            dropout: Has no effect; an IgnoredArgumentWarning says so if it is not 0.
             seed: As `dropout`.
             seed2: As `dropout`.
             num_proj: The size of the projection of the hidden state, for lstm; 0 for none.
-            keep: Leave the output on the server and return its handle.
-            lease: For how many seconds it lives there without use; None for the server's default.
+            keep: Whether to leave the output on the server and return its handle.
+            lease: Seconds that it lives there without use; None for the server's default.
 
         Returns:
             The parameter vector.
 
         Raises:
-            InvalidArgumentError: An argument does not fit; its `field` says which.
-            NotFoundError: A handle does not exist (any more).
+            InvalidArgumentError: An argument is not valid; `field` names it.
+            NotFoundError: The tensor of a handle does not exist.
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
@@ -345,19 +349,19 @@ class RawOps(BlockingFace[RawOpsCalls]):
             rnn_mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
             input_mode: "linear_input", "skip_input" or "auto_select".
             direction: "unidirectional" or "bidirectional".
-            dropout: Without effect; an IgnoredArgumentWarning says so if it is not 0.
+            dropout: Has no effect; an IgnoredArgumentWarning says so if it is not 0.
             seed: As `dropout`.
             seed2: As `dropout`.
             num_proj: The size of the projection of the hidden state, for lstm; 0 for none.
-            keep: Leave the output on the server and return its handle.
-            lease: For how many seconds it lives there without use; None for the server's default.
+            keep: Whether to leave the output on the server and return its handle.
+            lease: Seconds that it lives there without use; None for the server's default.
 
         Returns:
             S, shape [1].
 
         Raises:
-            InvalidArgumentError: An argument does not fit; its `field` says which.
-            NotFoundError: A handle does not exist (any more).
+            InvalidArgumentError: An argument is not valid; `field` names it.
+            NotFoundError: The tensor of a handle does not exist.
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
@@ -366,30 +370,30 @@ class RawOps(BlockingFace[RawOpsCalls]):
     def CudnnRNNParamsSize(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, T: DTypeLike = 'float32', S: DTypeLike = 'int32', rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: bool = False, lease: float | None = None) -> Tensor: ...
     @overload
     def CudnnRNNParamsToCanonical(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params: int, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[NDArray[Any]]:
-        """Takes a parameter vector apart: CudnnRNNParamsToCanonicalV2 without a projection.
+        """Splits the parameter vector of a network: CudnnRNNParamsToCanonicalV2 without a projection.
 
         Args:
             num_layers: L, a scalar.
             num_units: H, a scalar.
             input_size: I, a scalar.
             params: The parameter vector.
-            num_params: How many matrices there are, and how many biases.
+            num_params: The number of matrices, and of biases.
             rnn_mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
             input_mode: "linear_input", "skip_input" or "auto_select".
             direction: "unidirectional" or "bidirectional".
-            dropout: Without effect; an IgnoredArgumentWarning says so if it is not 0.
+            dropout: Has no effect; an IgnoredArgumentWarning says so if it is not 0.
             seed: As `dropout`.
             seed2: As `dropout`.
-            keep: Leave the outputs on the server and return their handles.
-            lease: For how many seconds they live there without use; None for the server's default.
+            keep: Whether to leave the outputs on the server and return their handles.
+            lease: Seconds that they live there without use; None for the server's default.
 
         Returns:
-            weights: The matrices, a list.
-            biases: The biases, a list.
+            weights: The list of matrices.
+            biases: The list of biases.
 
         Raises:
-            InvalidArgumentError: An argument does not fit; its `field` says which.
-            NotFoundError: A handle does not exist (any more).
+            InvalidArgumentError: An argument is not valid; `field` names it.
+            NotFoundError: The tensor of a handle does not exist.
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
@@ -398,32 +402,32 @@ class RawOps(BlockingFace[RawOpsCalls]):
     def CudnnRNNParamsToCanonical(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params: int, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, keep: bool = False, lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[Tensor]: ...
     @overload
     def CudnnRNNParamsToCanonicalV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params_weights: int, num_params_biases: int, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[NDArray[Any]]:
-        """Takes the parameter vector of a network apart; the reverse of `CudnnRNNCanonicalToParamsV2`.
+        """Splits the parameter vector of a network; the reverse of `CudnnRNNCanonicalToParamsV2`.
 
         Args:
             num_layers: L, a scalar.
             num_units: H, a scalar.
             input_size: I, a scalar.
             params: The parameter vector.
-            num_params_weights: How many matrices there are.
-            num_params_biases: How many biases there are.
+            num_params_weights: The number of matrices.
+            num_params_biases: The number of biases.
             rnn_mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
             input_mode: "linear_input", "skip_input" or "auto_select".
             direction: "unidirectional" or "bidirectional".
-            dropout: Without effect; an IgnoredArgumentWarning says so if it is not 0.
+            dropout: Has no effect; an IgnoredArgumentWarning says so if it is not 0.
             seed: As `dropout`.
             seed2: As `dropout`.
             num_proj: The size of the projection of the hidden state, for lstm; 0 for none.
-            keep: Leave the outputs on the server and return their handles.
-            lease: For how many seconds they live there without use; None for the server's default.
+            keep: Whether to leave the outputs on the server and return their handles.
+            lease: Seconds that they live there without use; None for the server's default.
 
         Returns:
-            weights: The matrices, a list.
-            biases: The biases, a list.
+            weights: The list of matrices.
+            biases: The list of biases.
 
         Raises:
-            InvalidArgumentError: An argument does not fit; its `field` says which.
-            NotFoundError: A handle does not exist (any more).
+            InvalidArgumentError: An argument is not valid; `field` names it.
+            NotFoundError: The tensor of a handle does not exist.
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
@@ -434,8 +438,8 @@ class RawOps(BlockingFace[RawOpsCalls]):
     def CudnnRNNV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNV3Outputs[NDArray[Any]]:
         """Applies a recurrent network: CudnnRNNV3 with time first, whole sequences and without a projection.
 
-        T is the number of steps, B that of sequences, I the size of the input, L the number of layers, D that of
-        directions, and H that of units. All floats have the dtype of `input`: float16, bfloat16, float32 or float64.
+        T is the number of steps, B of sequences, L of layers, D of directions and H of units; I is the size of the
+        input. All floats have the dtype of `input`: float16, bfloat16, float32 or float64.
 
         Args:
             input: [T, B, I].
@@ -445,24 +449,23 @@ class RawOps(BlockingFace[RawOpsCalls]):
             rnn_mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
             input_mode: "linear_input", "skip_input" or "auto_select".
             direction: "unidirectional" or "bidirectional".
-            dropout: The probability with which an element of the input of each layer but the first is dropped in
-                training.
-            seed: With `seed2` the seed of the dropout.
+            dropout: The probability of dropping an element of a layer's input in training; the first layer drops none.
+            seed: The seed of the dropout, together with `seed2`.
             seed2: See `seed`.
-            is_training: Keep what the gradient needs, and drop elements.
-            keep: Leave the outputs on the server and return their handles.
-            lease: For how many seconds they live there without use; None for the server's default.
+            is_training: Whether to keep what the gradient needs, and to drop elements.
+            keep: Whether to leave the outputs on the server and return their handles.
+            lease: Seconds that they live there without use; None for the server's default.
 
         Returns:
             output: [T, B, D * H'], or [B, T, D * H']; 0 beyond the end of a sequence.
-            output_h: As input_h: the state after the last step of each sequence.
-            output_c: As input_c for lstm, else a scalar.
+            output_h: The shape of input_h: the state after the last step of each sequence.
+            output_c: The shape of input_c for lstm, else a scalar.
             reserve_space: Opaque, for the gradient; a scalar when not training.
             host_reserved: Opaque, for the gradient; a scalar when not training.
 
         Raises:
-            InvalidArgumentError: An argument does not fit; its `field` says which.
-            NotFoundError: A handle does not exist (any more).
+            InvalidArgumentError: An argument is not valid; `field` names it.
+            NotFoundError: The tensor of a handle does not exist.
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
@@ -473,7 +476,7 @@ class RawOps(BlockingFace[RawOpsCalls]):
     def CudnnRNNV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, num_proj: int = 0, is_training: bool = True, time_major: bool = True, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNV3Outputs[NDArray[Any]]:
         """Applies a recurrent network of L layers and D directions to B sequences of up to T steps.
 
-        H is the number of units, H' the size of the hidden state: num_proj where there is a projection, else H. All
+        H is the number of units, H' the size of the hidden state: num_proj with a projection, else H. All
         floats have the dtype of `input`: float16, bfloat16, float32 or float64.
 
         Args:
@@ -481,30 +484,29 @@ class RawOps(BlockingFace[RawOpsCalls]):
             input_h: [L * D, B, H'], or [B, L * D, H'] if not `time_major`; layer * D + direction.
             input_c: [L * D, B, H], or [B, L * D, H] if not `time_major`. For lstm; else not read.
             params: The parameter vector; see `CudnnRNNCanonicalToParamsV2`.
-            sequence_lengths: int32, [B], each from 1 to T; None for T each.
+            sequence_lengths: int32, [B], each from 1 to T; None: all are T.
             rnn_mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
             input_mode: "linear_input", "skip_input" or "auto_select".
             direction: "unidirectional" or "bidirectional".
-            dropout: The probability with which an element of the input of each layer but the first is dropped in
-                training.
-            seed: With `seed2` the seed of the dropout.
+            dropout: The probability of dropping an element of a layer's input in training; the first layer drops none.
+            seed: The seed of the dropout, together with `seed2`.
             seed2: See `seed`.
             num_proj: The size of the projection of the hidden state, for lstm; 0 for none.
-            is_training: Keep what the gradient needs, and drop elements.
-            time_major: Which dimension comes first.
-            keep: Leave the outputs on the server and return their handles.
-            lease: For how many seconds they live there without use; None for the server's default.
+            is_training: Whether to keep what the gradient needs, and to drop elements.
+            time_major: Whether time is the first dimension; otherwise the batch is.
+            keep: Whether to leave the outputs on the server and return their handles.
+            lease: Seconds that they live there without use; None for the server's default.
 
         Returns:
             output: [T, B, D * H'], or [B, T, D * H']; 0 beyond the end of a sequence.
-            output_h: As input_h: the state after the last step of each sequence.
-            output_c: As input_c for lstm, else a scalar.
+            output_h: The shape of input_h: the state after the last step of each sequence.
+            output_c: The shape of input_c for lstm, else a scalar.
             reserve_space: Opaque, for the gradient; a scalar when not training.
             host_reserved: Opaque, for the gradient; a scalar when not training.
 
         Raises:
-            InvalidArgumentError: An argument does not fit; its `field` says which.
-            NotFoundError: A handle does not exist (any more).
+            InvalidArgumentError: An argument is not valid; `field` names it.
+            NotFoundError: The tensor of a handle does not exist.
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
@@ -516,17 +518,17 @@ class RawOps(BlockingFace[RawOpsCalls]):
 
         Args:
             resource: The handle of a dense or sparse accumulator, or the accumulator itself.
-            ignore_lookup_error: That it was gone already is no error.
+            ignore_lookup_error: Whether to ignore that the accumulator does not exist.
 
         Raises:
-            NotFoundError: It was gone already.
+            NotFoundError: The accumulator does not exist.
         """
     @overload
     def FusedBatchNorm(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormOutputs[NDArray[Any]]:
         """Normalises a batch of images: FusedBatchNormV3 for float32 and the data formats NHWC and NCHW.
 
-        In the following, C is the number of channels, M the number of elements of one, T the dtype of x, and U
-        float32, or float64 when T is.
+        In the following, C is the number of channels, M the number of elements in a channel, T the dtype of x, and U
+        float32, or float64 if T is.
 
         Args:
             x: float32, of rank 4.
@@ -534,13 +536,13 @@ class RawOps(BlockingFace[RawOpsCalls]):
             offset: U, shape [C].
             mean: U, shape [C]: the population mean, or in training the moving mean. Not read, and of any length (such
                 as 0), in training with an exponential_avg_factor of 1.
-            variance: As `mean`, of the variance.
+            variance: Like `mean`, for the variance.
             epsilon: Added to the variance.
-            exponential_avg_factor: f: what the moments of x count in batch_mean and batch_variance, in training.
+            exponential_avg_factor: f: the weight of the moments of x in batch_mean and batch_variance, in training.
             data_format: "NHWC" or "NCHW".
-            is_training: Normalise by the moments of x, or by `mean` and `variance`.
-            keep: Leave the outputs on the server and return their handles.
-            lease: For how many seconds they live there without use; None for the server's default.
+            is_training: Whether to normalise by the moments of x, or by `mean` and `variance`.
+            keep: Whether to leave the outputs on the server and return their handles.
+            lease: Seconds that they live there without use; None for the server's default.
 
         Returns:
             y: T, the shape of x.
@@ -551,8 +553,8 @@ class RawOps(BlockingFace[RawOpsCalls]):
             reserve_space_2: U, shape [C]: in training var, else 0.
 
         Raises:
-            InvalidArgumentError: An argument does not fit; its `field` says which.
-            NotFoundError: A handle does not exist (any more).
+            InvalidArgumentError: An argument is not valid; `field` names it.
+            NotFoundError: The tensor of a handle does not exist.
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
@@ -561,21 +563,21 @@ class RawOps(BlockingFace[RawOpsCalls]):
     def FusedBatchNorm(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: bool = False, lease: float | None = None) -> FusedBatchNormOutputs[Tensor]: ...
     @overload
     def FusedBatchNormGrad(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormGradOutputs[NDArray[Any]]:
-        """Gradients of FusedBatchNorm: FusedBatchNormGradV3 for float32 and the data formats NHWC and NCHW.
+        """Computes the gradients of FusedBatchNorm: FusedBatchNormGradV3 for float32 and the data formats NHWC and NCHW.
 
-        C, T and U are those of `FusedBatchNormV3`.
+        C, T and U are as in `FusedBatchNormV3`.
 
         Args:
             y_backprop: T, the shape of x: the gradient with respect to y.
             x: float32, of rank 4.
             scale: U, shape [C].
-            reserve_space_1: U, shape [C]: that of the forward call in training, else the input `mean` of it.
-            reserve_space_2: U, shape [C]: that of the forward call in training, else the input `variance` of it.
+            reserve_space_1: U, shape [C]: in training the forward call's reserve_space_1, else its input `mean`.
+            reserve_space_2: U, shape [C]: in training the forward call's reserve_space_2, else its input `variance`.
             epsilon: As in the forward call.
             data_format: As in the forward call.
             is_training: As in the forward call.
-            keep: Leave the outputs on the server and return their handles.
-            lease: For how many seconds they live there without use; None for the server's default.
+            keep: Whether to leave the outputs on the server and return their handles.
+            lease: Seconds that they live there without use; None for the server's default.
 
         Returns:
             x_backprop: T, the shape of x.
@@ -585,8 +587,8 @@ class RawOps(BlockingFace[RawOpsCalls]):
             reserve_space_4: U, shape [0]: a placeholder.
 
         Raises:
-            InvalidArgumentError: An argument does not fit; its `field` says which.
-            NotFoundError: A handle does not exist (any more).
+            InvalidArgumentError: An argument is not valid; `field` names it.
+            NotFoundError: The tensor of a handle does not exist.
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
@@ -595,21 +597,21 @@ class RawOps(BlockingFace[RawOpsCalls]):
     def FusedBatchNormGrad(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: bool = False, lease: float | None = None) -> FusedBatchNormGradOutputs[Tensor]: ...
     @overload
     def FusedBatchNormGradV2(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormGradOutputs[NDArray[Any]]:
-        """Gradients of FusedBatchNormV2: FusedBatchNormGradV3 for the data formats NHWC and NCHW.
+        """Computes the gradients of FusedBatchNormV2: FusedBatchNormGradV3 for the data formats NHWC and NCHW.
 
-        C, T and U are those of `FusedBatchNormV3`.
+        C, T and U are as in `FusedBatchNormV3`.
 
         Args:
             y_backprop: T, the shape of x: the gradient with respect to y.
             x: float16, bfloat16, float32 or float64, of rank 4.
             scale: U, shape [C].
-            reserve_space_1: U, shape [C]: that of the forward call in training, else the input `mean` of it.
-            reserve_space_2: U, shape [C]: that of the forward call in training, else the input `variance` of it.
+            reserve_space_1: U, shape [C]: in training the forward call's reserve_space_1, else its input `mean`.
+            reserve_space_2: U, shape [C]: in training the forward call's reserve_space_2, else its input `variance`.
             epsilon: As in the forward call.
             data_format: As in the forward call.
             is_training: As in the forward call.
-            keep: Leave the outputs on the server and return their handles.
-            lease: For how many seconds they live there without use; None for the server's default.
+            keep: Whether to leave the outputs on the server and return their handles.
+            lease: Seconds that they live there without use; None for the server's default.
 
         Returns:
             x_backprop: T, the shape of x.
@@ -619,8 +621,8 @@ class RawOps(BlockingFace[RawOpsCalls]):
             reserve_space_4: U, shape [0]: a placeholder.
 
         Raises:
-            InvalidArgumentError: An argument does not fit; its `field` says which.
-            NotFoundError: A handle does not exist (any more).
+            InvalidArgumentError: An argument is not valid; `field` names it.
+            NotFoundError: The tensor of a handle does not exist.
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
@@ -629,22 +631,22 @@ class RawOps(BlockingFace[RawOpsCalls]):
     def FusedBatchNormGradV2(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: bool = False, lease: float | None = None) -> FusedBatchNormGradOutputs[Tensor]: ...
     @overload
     def FusedBatchNormGradV3(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, reserve_space_3: TensorLike | None = None, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormGradV3Outputs[NDArray[Any]]:
-        """Gradients of FusedBatchNormV3 with respect to x, scale and offset.
+        """Computes the gradients of FusedBatchNormV3 with respect to x, scale and offset.
 
-        C, T and U are those of `FusedBatchNormV3`.
+        C, T and U are as in `FusedBatchNormV3`.
 
         Args:
             y_backprop: T, the shape of x: the gradient with respect to y.
             x: float16, bfloat16, float32 or float64, of rank 4, or 5 for the formats with a D.
             scale: U, shape [C].
-            reserve_space_1: U, shape [C]: that of the forward call in training, else the input `mean` of it.
-            reserve_space_2: U, shape [C]: that of the forward call in training, else the input `variance` of it.
-            reserve_space_3: That of the forward call; not read.
+            reserve_space_1: U, shape [C]: in training the forward call's reserve_space_1, else its input `mean`.
+            reserve_space_2: U, shape [C]: in training the forward call's reserve_space_2, else its input `variance`.
+            reserve_space_3: The forward call's reserve_space_3; not read.
             epsilon: As in the forward call.
             data_format: As in the forward call.
             is_training: As in the forward call.
-            keep: Leave the outputs on the server and return their handles.
-            lease: For how many seconds they live there without use; None for the server's default.
+            keep: Whether to leave the outputs on the server and return their handles.
+            lease: Seconds that they live there without use; None for the server's default.
 
         Returns:
             x_backprop: T, the shape of x.
@@ -654,8 +656,8 @@ class RawOps(BlockingFace[RawOpsCalls]):
             reserve_space_5: U, shape [0]: a placeholder.
 
         Raises:
-            InvalidArgumentError: An argument does not fit; its `field` says which.
-            NotFoundError: A handle does not exist (any more).
+            InvalidArgumentError: An argument is not valid; `field` names it.
+            NotFoundError: The tensor of a handle does not exist.
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
@@ -666,8 +668,8 @@ class RawOps(BlockingFace[RawOpsCalls]):
     def FusedBatchNormV2(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormOutputs[NDArray[Any]]:
         """Normalises a batch of images: FusedBatchNormV3 for the data formats NHWC and NCHW.
 
-        In the following, C is the number of channels, M the number of elements of one, T the dtype of x, and U
-        float32, or float64 when T is.
+        In the following, C is the number of channels, M the number of elements in a channel, T the dtype of x, and U
+        float32, or float64 if T is.
 
         Args:
             x: float16, bfloat16, float32 or float64, of rank 4.
@@ -675,13 +677,13 @@ class RawOps(BlockingFace[RawOpsCalls]):
             offset: U, shape [C].
             mean: U, shape [C]: the population mean, or in training the moving mean. Not read, and of any length (such
                 as 0), in training with an exponential_avg_factor of 1.
-            variance: As `mean`, of the variance.
+            variance: Like `mean`, for the variance.
             epsilon: Added to the variance.
-            exponential_avg_factor: f: what the moments of x count in batch_mean and batch_variance, in training.
+            exponential_avg_factor: f: the weight of the moments of x in batch_mean and batch_variance, in training.
             data_format: "NHWC" or "NCHW".
-            is_training: Normalise by the moments of x, or by `mean` and `variance`.
-            keep: Leave the outputs on the server and return their handles.
-            lease: For how many seconds they live there without use; None for the server's default.
+            is_training: Whether to normalise by the moments of x, or by `mean` and `variance`.
+            keep: Whether to leave the outputs on the server and return their handles.
+            lease: Seconds that they live there without use; None for the server's default.
 
         Returns:
             y: T, the shape of x.
@@ -692,8 +694,8 @@ class RawOps(BlockingFace[RawOpsCalls]):
             reserve_space_2: U, shape [C]: in training var, else 0.
 
         Raises:
-            InvalidArgumentError: An argument does not fit; its `field` says which.
-            NotFoundError: A handle does not exist (any more).
+            InvalidArgumentError: An argument is not valid; `field` names it.
+            NotFoundError: The tensor of a handle does not exist.
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
@@ -704,8 +706,8 @@ class RawOps(BlockingFace[RawOpsCalls]):
     def FusedBatchNormV3(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormV3Outputs[NDArray[Any]]:
         """Normalises a batch of images or volumes over all axes but the channels.
 
-        In the following, C is the number of channels, M the number of elements of one, T the dtype of x, and U
-        float32, or float64 when T is.
+        In the following, C is the number of channels, M the number of elements in a channel, T the dtype of x, and U
+        float32, or float64 if T is.
 
         Args:
             x: float16, bfloat16, float32 or float64, of rank 4, or 5 for the formats with a D.
@@ -713,13 +715,13 @@ class RawOps(BlockingFace[RawOpsCalls]):
             offset: U, shape [C].
             mean: U, shape [C]: the population mean, or in training the moving mean. Not read, and of any length (such
                 as 0), in training with an exponential_avg_factor of 1.
-            variance: As `mean`, of the variance.
+            variance: Like `mean`, for the variance.
             epsilon: Added to the variance.
-            exponential_avg_factor: f: what the moments of x count in batch_mean and batch_variance, in training.
+            exponential_avg_factor: f: the weight of the moments of x in batch_mean and batch_variance, in training.
             data_format: "NHWC", "NCHW", "NDHWC" or "NCDHW".
-            is_training: Normalise by the moments of x, or by `mean` and `variance`.
-            keep: Leave the outputs on the server and return their handles.
-            lease: For how many seconds they live there without use; None for the server's default.
+            is_training: Whether to normalise by the moments of x, or by `mean` and `variance`.
+            keep: Whether to leave the outputs on the server and return their handles.
+            lease: Seconds that they live there without use; None for the server's default.
 
         Returns:
             y: T, the shape of x.
@@ -731,8 +733,8 @@ class RawOps(BlockingFace[RawOpsCalls]):
             reserve_space_3: U, a scalar: 0.
 
         Raises:
-            InvalidArgumentError: An argument does not fit; its `field` says which.
-            NotFoundError: A handle does not exist (any more).
+            InvalidArgumentError: An argument is not valid; `field` names it.
+            NotFoundError: The tensor of a handle does not exist.
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
@@ -747,18 +749,18 @@ class RawOps(BlockingFace[RawOpsCalls]):
             c      = tanh([x, h_prev r] . w_c + b_c)
             h      = u h_prev + (1 - u) c
 
-        In the following, B is the batch, I the size of the input, H that of the cell, and T the dtype of x, which all
-        tensors have: float16, bfloat16, float32 or float64.
+        In the following, B is the batch, I the size of the input, H the size of the cell, and T the dtype of x and of
+        all other tensors: float16, bfloat16, float32 or float64.
 
         Args:
             x: T, shape [B, I].
-            h_prev: T, shape [B, H]: the state before.
+            h_prev: T, shape [B, H]: the previous state.
             w_ru: T, shape [I + H, 2H]: rows for x, then for h_prev; columns for r, then for u.
             w_c: T, shape [I + H, H]: rows as in w_ru.
             b_ru: T, shape [2H]: for r, then for u.
             b_c: T, shape [H].
-            keep: Leave the outputs on the server and return their handles.
-            lease: For how many seconds they live there without use; None for the server's default.
+            keep: Whether to leave the outputs on the server and return their handles.
+            lease: Seconds that they live there without use; None for the server's default.
 
         Returns:
             r: T, shape [B, H]: the reset gate.
@@ -767,8 +769,8 @@ class RawOps(BlockingFace[RawOpsCalls]):
             h: T, shape [B, H]: the new state.
 
         Raises:
-            InvalidArgumentError: An argument does not fit; its `field` says which.
-            NotFoundError: A handle does not exist (any more).
+            InvalidArgumentError: An argument is not valid; `field` names it.
+            NotFoundError: The tensor of a handle does not exist.
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
@@ -777,9 +779,9 @@ class RawOps(BlockingFace[RawOpsCalls]):
     def GRUBlockCell(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, keep: bool = False, lease: float | None = None) -> GRUBlockCellOutputs[Tensor]: ...
     @overload
     def GRUBlockCellGrad(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, r: TensorLike, u: TensorLike, c: TensorLike, d_h: TensorLike, weight_gradients: Literal[False] = False, keep: Literal[False] = False, lease: float | None = None) -> GRUBlockCellGradOutputs[NDArray[Any]]:
-        """Gradients of GRUBlockCell.
+        """Computes the gradients of GRUBlockCell.
 
-        B, I, H and T are those of `GRUBlockCell`.
+        B, I, H and T are as in `GRUBlockCell`.
 
         Args:
             x: As in the forward call.
@@ -792,23 +794,23 @@ class RawOps(BlockingFace[RawOpsCalls]):
             u: T, shape [B, H]: output of the forward call.
             c: T, shape [B, H]: output of the forward call.
             d_h: T, shape [B, H]: the gradient with respect to h.
-            weight_gradients: Compute the last four outputs too. TensorFlow's op does not have them.
-            keep: Leave the outputs on the server and return their handles.
-            lease: For how many seconds they live there without use; None for the server's default.
+            weight_gradients: Whether to compute the last four outputs, which TensorFlow's op does not have.
+            keep: Whether to leave the outputs on the server and return their handles.
+            lease: Seconds that they live there without use; None for the server's default.
 
         Returns:
             d_x: T, shape [B, I].
             d_h_prev: T, shape [B, H].
-            d_c_bar: T, shape [B, H]: with respect to what tanh is taken of.
-            d_r_bar_u_bar: T, shape [B, 2H]: with respect to what the sigmoid is taken of.
+            d_c_bar: T, shape [B, H]: with respect to the argument of tanh.
+            d_r_bar_u_bar: T, shape [B, 2H]: with respect to the argument of the sigmoid.
             d_w_ru: T, shape [I + H, 2H].
             d_w_c: T, shape [I + H, H].
             d_b_ru: T, shape [2H].
             d_b_c: T, shape [H].
 
         Raises:
-            InvalidArgumentError: An argument does not fit; its `field` says which.
-            NotFoundError: A handle does not exist (any more).
+            InvalidArgumentError: An argument is not valid; `field` names it.
+            NotFoundError: The tensor of a handle does not exist.
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
@@ -824,30 +826,32 @@ class RawOps(BlockingFace[RawOpsCalls]):
     def ResourceAccumulatorApplyGradient(self, *, handle: AccumulatorLike, local_step: ArrayLike, gradient: TensorLike, worker_id: str = '', request_id: int | None = None) -> None:
         """Adds a gradient to the round, or drops it: AccumulatorApplyGradient.
 
-        Never waits for other workers. Every call counts once, also when the network makes the client send it again.
-        Whether the gradient was dropped, `ConditionalAccumulator.apply_grad` says.
+        Never waits for other workers. Every call counts once, even if the client has to send it again.
+        Use `ConditionalAccumulator.apply_grad` to know whether the gradient was dropped.
 
         Args:
-            handle: Of a dense accumulator, or the accumulator itself.
-            local_step: int64, a scalar: the step at which the gradient was computed.
-            gradient: Of the accumulator's dtype and shape. Or the handle of such a tensor on the server, which stays.
-            worker_id: Who sends it: for diagnosis, and where the accumulator asks for it because it is deterministic or
-                counts a worker once. Empty: nobody in particular, so that every call counts, as in TensorFlow.
-            request_id: That of an error of an earlier attempt, to send the same gradient again.
+            handle: The handle of a dense accumulator, or the accumulator itself.
+            local_step: The step at which the gradient was computed: int64, a scalar.
+            gradient: The gradient, of the accumulator's dtype and shape, or the handle of such a tensor on the server,
+                which stays there.
+            worker_id: The sender's id, for diagnoses; needed by accumulators that are deterministic or count a worker
+                once. Empty: no id, so that every call counts, as in TensorFlow.
+            request_id: The `request_id` of a failed attempt's error, to send the same gradient again.
 
         Raises:
             InvalidArgumentError: An argument does not fit; nothing has changed.
             NotFoundError: The accumulator was deleted.
-            UnavailableError: No server; whether the gradient is in is not known. Try again with `request_id`.
+            UnavailableError: The server cannot be reached. It may have counted the gradient: try again with
+                `request_id`.
         """
     def ResourceAccumulatorNumAccumulated(self, *, handle: AccumulatorLike) -> np.int32:
         """Returns the number of gradients accepted since the last take: AccumulatorNumAccumulated.
 
         Args:
-            handle: Of a dense or sparse accumulator, or the accumulator itself.
+            handle: The handle of a dense or sparse accumulator, or the accumulator itself.
 
         Returns:
-            int32, a scalar.
+            The number: int32, a scalar.
 
         Raises:
             NotFoundError: The accumulator was deleted.
@@ -856,84 +860,88 @@ class RawOps(BlockingFace[RawOpsCalls]):
         """Sets the step: AccumulatorSetGlobalStep.
 
         Args:
-            handle: Of a dense or sparse accumulator, or the accumulator itself.
-            new_global_step: int64, a scalar.
+            handle: The handle of a dense or sparse accumulator, or the accumulator itself.
+            new_global_step: The new step: int64, a scalar.
 
         Raises:
-            InvalidArgumentError: The step is not one.
+            InvalidArgumentError: The step is not valid.
             NotFoundError: The accumulator was deleted.
         """
     def ResourceAccumulatorTakeGradient(self, *, handle: AccumulatorLike, num_required: ArrayLike, dtype: DTypeLike, timeout: float | None = None, request_id: int | None = None) -> NDArray[Any]:
         """Waits for `num_required` gradients and returns their average: AccumulatorTakeGradient.
 
-        Bumps the accumulator's step and begins the next round. Takers are served first in, first out, strictly.
+        The accumulator's step grows by one, and an empty round begins. Waiting calls are served strictly first in,
+        first out.
 
         Args:
-            handle: Of a dense accumulator, or the accumulator itself.
-            num_required: int32, a scalar: at least 1.
-            dtype: The accumulator's.
-            timeout: Seconds to wait; None for the client's timeout, math.inf for ever.
-            request_id: That of an error of an earlier attempt, to get the same average.
+            handle: The handle of a dense accumulator, or the accumulator itself.
+            num_required: The number of gradients to wait for: int32, a scalar, at least 1.
+            dtype: The accumulator's dtype.
+            timeout: Seconds to wait; None for the client's timeout, math.inf for no limit.
+            request_id: The `request_id` of a failed attempt's error, to get the same average.
 
         Returns:
-            `dtype`, the shape of the gradients: their mean, or their sum.
+            The mean or sum of the gradients, of their shape and of `dtype`.
 
         Raises:
-            InvalidArgumentError: `num_required` is not positive, `dtype` is another, or `handle` does not fit.
-            DeadlineExceededError: Not enough gradients in time; says how many are in, and from whom.
-            AbortedError: The accumulator was deleted meanwhile.
+            InvalidArgumentError: `num_required` is not positive, `dtype` is not the accumulator's, or `handle` is not
+                valid.
+            DeadlineExceededError: There were too few gradients in time. The message says how many, and from whom.
+            AbortedError: The accumulator was deleted while the call waited.
         """
     def ResourceConditionalAccumulator(self, *, dtype: DTypeLike, shape: Shape | None, container: str = '', shared_name: str = '', reduction_type: str = 'MEAN', name: str | None = None) -> AccumulatorHandle:
-        """Creates an accumulator of dense gradients, or finds the one of this shared name: ConditionalAccumulator.
+        """Creates an accumulator of dense gradients, or finds the one with this shared name: ConditionalAccumulator.
 
-        `Client.conditional_accumulator` makes the same accumulators, with more to choose.
+        `Client.conditional_accumulator` makes the same accumulators, with more options.
 
         Args:
             dtype: float16, bfloat16, float32 or float64.
-            shape: Of every gradient; None as a dimension, or instead of all, where unknown. () is a scalar.
-            container: Namespace of the shared name; empty for the default one.
-            shared_name: Under which other clients find it. Empty: it is this client's own and ends with it.
+            shape: The shape of every gradient; None is an unknown dimension, or an unknown shape. () is a scalar.
+            container: The namespace of the shared name; empty for the default one.
+            shared_name: The name by which other clients find it. Empty: it is private, and deleted with this client.
             reduction_type: "MEAN" or "SUM".
-            name: How one without a shared name is called in lists; None for the name of the op.
+            name: The prefix of a private accumulator's name in lists; None for the name of the op.
 
         Returns:
             The handle of the accumulator, which other clients can use, too.
 
         Raises:
-            InvalidArgumentError: One of them cannot be.
-            AlreadyExistsError: The name is taken by one with other properties; says which. TensorFlow shares that one.
+            InvalidArgumentError: An argument is not valid.
+            AlreadyExistsError: The name is taken by an accumulator with other properties; the message says which.
+                TensorFlow would share that one.
         """
     def SparseAccumulatorApplyGradient(self, *, handle: AccumulatorLike, local_step: ArrayLike, gradient_indices: ArrayLike, gradient_values: ArrayLike, gradient_shape: ArrayLike, has_known_shape: bool, worker_id: str = '', request_id: int | None = None) -> None:
         """Adds rows to the round, as AccumulatorApplyGradient adds a dense gradient.
 
         Args:
-            handle: Of a sparse accumulator, or the accumulator itself.
-            local_step: int64, a scalar: the step at which the gradient was computed.
-            gradient_indices: int64, shape [n]: the numbers of the rows. Ascending lists merge fastest; equal indices
-                in unsorted lists may stay separate rows.
-            gradient_values: Of the accumulator's dtype, shape [n, ...]: the rows.
-            gradient_shape: int64, a vector: the shape of the whole tensor, checked against the accumulator's.
-            has_known_shape: Whether gradient_shape counts. If not, it is not read.
-            worker_id: Who sends it; see `AccumulatorApplyGradient`.
-            request_id: That of an error of an earlier attempt, to send the same gradient again.
+            handle: The handle of a sparse accumulator, or the accumulator itself.
+            local_step: The step at which the gradient was computed: int64, a scalar.
+            gradient_indices: The numbers of the rows: int64, shape [n]. Ascending lists merge fastest; equal indices in
+                unsorted lists may stay separate rows.
+            gradient_values: The rows: the accumulator's dtype, shape [n, ...].
+            gradient_shape: The shape of the whole tensor, checked against the accumulator's: int64, a vector.
+            has_known_shape: Whether gradient_shape counts; otherwise it is not read.
+            worker_id: The sender's id; see `AccumulatorApplyGradient`.
+            request_id: The `request_id` of a failed attempt's error, to send the same gradient again.
 
         Raises:
             InvalidArgumentError: An argument does not fit; nothing has changed.
             NotFoundError: The accumulator was deleted.
-            UnavailableError: No server; whether the gradient is in is not known. Try again with `request_id`.
+            UnavailableError: The server cannot be reached. It may have counted the gradient: try again with
+                `request_id`.
         """
     def SparseAccumulatorTakeGradient(self, *, handle: AccumulatorLike, num_required: ArrayLike, dtype: DTypeLike, timeout: float | None = None, request_id: int | None = None) -> SparseAccumulatorTakeGradientOutputs:
-        """Waits until `num_required` gradients are in, and returns the average of all that are.
+        """Waits for `num_required` gradients, ends the round and returns the average of all gradients in it.
 
-        Bumps the accumulator's step and begins the next round. Takers are served first in, first out, strictly. A mean
-        divides each row by the number of gradients that have this row.
+        The accumulator's step grows by one, and an empty round begins. Waiting calls are served strictly first in,
+        first out. A mean divides each row by the number of gradients that have this row.
 
         Args:
-            handle: Of a sparse accumulator, or the accumulator itself.
-            num_required: int32, a scalar: at least 1.
-            dtype: The accumulator's.
-            timeout: Seconds to wait; None for the client's timeout, math.inf for ever.
-            request_id: That of an error of an earlier attempt, to get the same average.
+            handle: The handle of a sparse accumulator, or the accumulator itself.
+            num_required: The number of gradients to wait for: int32, a scalar, at least 1.
+            dtype: The accumulator's dtype.
+            timeout: Seconds to wait; None for the client's timeout, math.inf for no limit.
+            request_id: The `request_id` of a failed attempt's error, to get the same average.
 
         Returns:
             indices: int64, shape [n]: the numbers of the rows.
@@ -941,27 +949,29 @@ class RawOps(BlockingFace[RawOpsCalls]):
             shape: int64, a vector: the shape of the whole tensor, -1 where unknown.
 
         Raises:
-            InvalidArgumentError: `num_required` is not positive, `dtype` is another, or `handle` does not fit.
-            DeadlineExceededError: Not enough gradients in time; says how many are in, and from whom.
-            AbortedError: The accumulator was deleted meanwhile.
+            InvalidArgumentError: `num_required` is not positive, `dtype` is not the accumulator's, or `handle` is not
+                valid.
+            DeadlineExceededError: There were too few gradients in time. The message says how many, and from whom.
+            AbortedError: The accumulator was deleted while the call waited.
         """
     def SparseConditionalAccumulator(self, *, dtype: DTypeLike, shape: Shape | None, container: str = '', shared_name: str = '', reduction_type: str = 'MEAN', name: str | None = None) -> AccumulatorHandle:
-        """Creates an accumulator of sparse gradients, or finds the one of this shared name.
+        """Creates an accumulator of sparse gradients, or finds the one with this shared name.
 
-        `Client.sparse_conditional_accumulator` makes the same accumulators, with more to choose.
+        `Client.sparse_conditional_accumulator` makes the same accumulators, with more options.
 
         Args:
             dtype: float16, bfloat16, float32 or float64.
-            shape: The shape of the whole tensor; None as a dimension, or instead of all, where unknown.
-            container: Namespace of the shared name; empty for the default one.
-            shared_name: Under which other clients find it. Empty: it is this client's own and ends with it.
+            shape: The shape of the whole tensor; None is an unknown dimension, or an unknown shape.
+            container: The namespace of the shared name; empty for the default one.
+            shared_name: The name by which other clients find it. Empty: it is private, and deleted with this client.
             reduction_type: "MEAN" or "SUM".
-            name: How one without a shared name is called in lists; None for the name of the op.
+            name: The prefix of a private accumulator's name in lists; None for the name of the op.
 
         Returns:
             The handle of the accumulator, which other clients can use, too.
 
         Raises:
-            InvalidArgumentError: One of them cannot be.
-            AlreadyExistsError: The name is taken by one with other properties; says which. TensorFlow shares that one.
+            InvalidArgumentError: An argument is not valid.
+            AlreadyExistsError: The name is taken by an accumulator with other properties; the message says which.
+                TensorFlow would share that one.
         """

@@ -1,4 +1,4 @@
-"""What calls take and return."""
+"""The arguments and results of calls."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,18 +13,18 @@ from gradserve.array_like import ArrayLike, DTypeLike
 from gradserve.wire.payload import Array
 
 Shape: TypeAlias = tuple[int | None, ...]
-"""A shape that may be known in part: None for a dimension of any size."""
+"""A shape, with None for a dimension of any size."""
 
 
 class Outcome(Enum):
-    """What became of a gradient."""
+    """The outcome of applying a gradient."""
 
     ACCEPTED = "ACCEPTED"
-    """It is in the current round."""
+    """The gradient is in the current round."""
     STALE = "STALE"
-    """Its local_step was smaller than the accumulator's global_step: dropped."""
+    """The gradient's local_step was smaller than the accumulator's global_step. It was dropped."""
     ALREADY_COUNTED = "ALREADY_COUNTED"
-    """A gradient of the same worker is in the current round already: dropped."""
+    """The current round already has a gradient of the same worker. This one was dropped."""
 
 
 ACCEPTED = Outcome.ACCEPTED
@@ -33,13 +33,13 @@ STALE = Outcome.STALE
 
 @dataclass(frozen=True)
 class ApplyResult:
-    """What became of a gradient.
+    """The outcome of applying a gradient, and the accumulator's state after it.
 
     Attributes:
-        outcome: ACCEPTED or STALE; ALREADY_COUNTED where the accumulator counts one gradient per worker.
-        duplicate: This is the answer to an earlier call with the same request_id.
-        global_step: The accumulator's step right after.
-        num_accumulated: Gradients in the round right after.
+        outcome: ACCEPTED or STALE; ALREADY_COUNTED if the accumulator counts one gradient per worker.
+        duplicate: Whether this is the answer to an earlier call with the same request_id.
+        global_step: The accumulator's step after the call.
+        num_accumulated: The number of gradients in the round after the call.
     """
 
     outcome: Outcome
@@ -51,12 +51,12 @@ class ApplyResult:
 @abbreviated
 @dataclass(frozen=True, eq=False, repr=False)
 class IndexedSlices:
-    """Rows of a larger tensor, as TensorFlow's IndexedSlices.
+    """Rows of a larger tensor, like TensorFlow's IndexedSlices.
 
     Attributes:
-        values: Shape [n, ...].
-        indices: Row numbers, shape [n]; int64 in results.
-        dense_shape: Of the whole tensor, -1 where unknown; None when not given.
+        values: The rows, shape [n, ...].
+        indices: The row numbers, shape [n]; int64 in results.
+        dense_shape: The shape of the whole tensor, with -1 for unknown sizes; None if not given.
     """
 
     values: NDArray[Any]
@@ -73,7 +73,7 @@ class DenseSpec:
 
     Attributes:
         dtype: float16, bfloat16, float32 or float64.
-        shape: Of every gradient; None as a dimension, or instead of all, where unknown.
+        shape: The shape of every gradient; None is an unknown dimension, or an unknown shape.
     """
 
     dtype: DTypeLike
@@ -86,7 +86,7 @@ class SparseSpec:
 
     Attributes:
         dtype: float16, bfloat16, float32 or float64.
-        shape: Of the whole tensor; None as a dimension, or instead of all, where unknown.
+        shape: The shape of the whole tensor; None is an unknown dimension, or an unknown shape.
     """
 
     dtype: DTypeLike
@@ -96,18 +96,18 @@ class SparseSpec:
 @abbreviated
 @dataclass(frozen=True, eq=False, repr=False)
 class Average(Mapping[str, NDArray[Any] | Any]):
-    """The result of a round: a mapping from the name of a component to its array (or IndexedSlices).
+    """The result of a round: a mapping from component names to arrays (or IndexedSlices).
 
-    To type checkers an item is an array; where it may be IndexedSlices, ask isinstance.
+    Type checkers see every item as an array; use isinstance where it may be IndexedSlices.
 
     Attributes:
         components: Arrays (or IndexedSlices) by name.
-        gradients: The same as a tree of the structure of what the accumulator was made of: for
+        gradients: The same as a tree, of the structure that the accumulator was made of, for example for
             `jax.tree.map(lambda p, g: p - rate * g, params, average.gradients)`.
-        step: The global_step the round led to: the local_step of the next gradient.
-        num_gradients: How many gradients are in it.
-        total_weight: The sum of their weights: the weight with which to pass this average on.
-        worker_ids: Who sent them.
+        step: The global_step that the round led to: the local_step of the next gradient.
+        num_gradients: The number of gradients in it.
+        total_weight: The sum of their weights: the weight to use when passing this average on.
+        worker_ids: The ids of the workers that sent them.
     """
 
     components: Mapping[str, NDArray[Any] | IndexedSlices]
@@ -130,14 +130,14 @@ class Average(Mapping[str, NDArray[Any] | Any]):
 @abbreviated
 @dataclass(frozen=True, eq=False, repr=False)
 class PushPullResult(Average):
-    """The average of the round a gradient was in; of the newest round kept if the gradient was stale.
+    """The average of a gradient's round; if the gradient was stale, of the newest round that is kept.
 
-    Empty, with `step` equal to `global_step` and None as `gradients`, when the gradient was stale and no average is
-    kept.
+    If the gradient was stale and no average is kept, it is empty, with `step` equal to `global_step` and None as
+    `gradients`.
 
     Attributes:
-        outcome: ACCEPTED; ALREADY_COUNTED when an earlier gradient of the same worker is in the round instead; STALE.
-        duplicate: This is the answer to an earlier call with the same request_id.
+        outcome: ACCEPTED; STALE; or ALREADY_COUNTED if the round has an earlier gradient of the same worker instead.
+        duplicate: Whether this is the answer to an earlier call with the same request_id.
         global_step: The accumulator's current step.
     """
 
@@ -149,19 +149,19 @@ class PushPullResult(Average):
 @abbreviated
 @dataclass(frozen=True, repr=False)
 class AccumulatorInfo:
-    """An accumulator at one moment.
+    """The state of an accumulator at one moment.
 
     Attributes:
-        container: Its namespace.
+        container: The namespace of its name.
         name: Its name.
         global_step: Its step.
-        num_accumulated: Gradients accepted since the last take.
-        num_waiting: Calls that wait for the end of a round.
-        num_bytes: Memory it holds.
-        worker_ids: Who sent the gradients since the last take.
-        kept_steps: Steps whose average can still be read.
-        is_private: It ends with the client that made it.
-        idle_lease: Seconds without use after which it ends; None: it does not.
+        num_accumulated: The number of gradients accepted since the last take.
+        num_waiting: The number of calls that wait for the end of a round.
+        num_bytes: The memory it uses.
+        worker_ids: The ids of the workers that sent the gradients since the last take.
+        kept_steps: The steps whose averages can still be read.
+        is_private: Whether it is private to the client that made it, and deleted with it.
+        idle_lease: Seconds without use after which it is deleted; None: never.
     """
 
     container: str
@@ -177,7 +177,7 @@ class AccumulatorInfo:
 
 
 class AccumulatorKind(Enum):
-    """What the gradients of an accumulator of one tensor are."""
+    """The kind of gradients that an accumulator of one tensor takes."""
 
     DENSE = "DENSE"
     """Arrays."""
@@ -188,15 +188,15 @@ class AccumulatorKind(Enum):
 @abbreviated
 @dataclass(frozen=True, repr=False)
 class AccumulatorHandle:
-    """Names an accumulator of one tensor; whoever has the handle can use it, from any client of the server.
+    """A reference to an accumulator of one tensor, valid in any client of the server.
 
-    What the ops of `RawOps` that make accumulators return, and the others take.
+    The ops of `RawOps` that make accumulators return it, and the other accumulator ops take it.
 
     Attributes:
-        container: Its namespace.
-        name: Its name.
-        incarnation: Tells it from another one that gets the name after it was deleted.
-        dtype: Of its gradients.
+        container: The namespace of the accumulator's name.
+        name: The accumulator's name.
+        incarnation: An id that distinguishes it from a later accumulator with the same name.
+        dtype: The dtype of its gradients.
         kind: DENSE or SPARSE.
     """
 
@@ -219,12 +219,12 @@ class SparseAccumulatorTakeGradientOutputs(NamedTuple):
 @abbreviated
 @dataclass(frozen=True, repr=False)
 class TensorHandle:
-    """A tensor that lives on the server.
+    """A reference to a tensor on the server.
 
     Attributes:
-        handle: Its unguessable name.
-        dtype: Element type.
-        shape: Sizes.
+        handle: The tensor's unguessable name.
+        dtype: The element type.
+        shape: The shape.
     """
 
     handle: str
@@ -233,23 +233,23 @@ class TensorHandle:
 
 
 Tensor: TypeAlias = NDArray[Any] | TensorHandle
-"""A result: an array, or the handle of one that stays on the server, where the call was told to keep it there."""
+"""A result: an array, or the handle of a tensor that the call was told to keep on the server."""
 
 TensorLike: TypeAlias = ArrayLike | TensorHandle
-"""An array or tensor of whatever library, numbers, or the handle of a tensor on the server."""
+"""An array or tensor of any library, numbers, or the handle of a tensor on the server."""
 
 TensorT_co = TypeVar("TensorT_co", bound=Tensor, covariant=True)
-"""What the results of one call are."""
+"""The type of the results of one call."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device of the server.
+    """A device of the server's machine.
 
     Attributes:
         name: "cpu" or "cuda:N".
-        description: What it is, in words.
-        total_memory_bytes: How much memory it has.
+        description: A description in words.
+        total_memory_bytes: The size of its memory.
     """
 
     name: str
@@ -259,15 +259,15 @@ class Device:
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """What the server is and may.
+    """The server's version, devices, limits and load.
 
     Attributes:
-        version: Of the gradserve distribution.
-        devices: At least the CPU.
-        device: The name of the one that ops run on.
-        ops_prepared: The kernels of the ops are compiled; before that, calls take longer.
-        limits: By name, as ServerLimits in the protos; durations in seconds.
-        usage: By name, as ServerUsage in the protos.
+        version: The version of its gradserve distribution.
+        devices: Its devices; at least the CPU.
+        device: The name of the device that ops run on.
+        ops_prepared: Whether the kernels of the ops are compiled; before that, calls take longer.
+        limits: The limits by name, as in ServerLimits in the protos; durations in seconds.
+        usage: The usage by name, as in ServerUsage in the protos.
         uptime: Seconds since it started.
     """
 

@@ -6,8 +6,8 @@ from gradserve.face import AsyncFace, awaiting, with_operations
 
 @with_operations(RawOpsCalls, awaiting)
 class RawOps(AsyncFace[RawOpsCalls]):
-    """TensorFlow's ops by their names there, carried out by the server.
+    """TensorFlow's ops under their TensorFlow names, carried out by the server.
 
-    Arguments and defaults are TensorFlow's, and all are keywords. An input is an array, something NumPy makes one
-    of, or the TensorHandle of one on the server. Several outputs are a named tuple with TensorFlow's names.
+    Arguments and defaults are TensorFlow's; all are keywords. An input is an array, something that NumPy converts to
+    one, or the TensorHandle of a tensor on the server. Several outputs are a named tuple with TensorFlow's names.
     """

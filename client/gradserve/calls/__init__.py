@@ -1,5 +1,5 @@
-"""The client without I/O: what to send, and what the answers mean.
+"""The client's calls without I/O: what to send, and how to read the answers.
 
-Every public call is an `Operation`: a generator that yields the exchanges it needs and returns its result. The sync
-and the asyncio client differ only in how they carry the exchanges out.
+Every public call is an `Operation`: a generator that yields the exchanges it needs and returns its result. The blocking
+and the asyncio client differ only in how they carry out the exchanges.
 """

@@ -1,4 +1,4 @@
-"""Names the arguments in what the server says of the fields that they became."""
+"""Puts the names of arguments into the server's errors about request fields."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -8,16 +8,16 @@ from gradserve.errors import InvalidArgumentError, NotFoundError
 
 _PLACE = re.compile(r"(?:config\.)?((\w+)(?:\[[^\]]*\])?)")
 _OF_THE_CALL = frozenset({"layer", "placement", "forward_id", "lease", "request_id"})
-"""Fields whose errors say all by themselves."""
+"""Fields whose errors need no argument name."""
 
 
 @contextmanager
 def arguments_named(names: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Sees to it that the message of an error about an argument has the argument's name.
+    """Adds the argument's name to the message of an error about it, unless the message has it already.
 
     Args:
-        names: Those of arguments that are called otherwise in the request, by the names there: those of fields, or of
-            elements such as "variables[0]".
+        names: The names of arguments that differ from the request's, by the request's field, or by an element such as
+            "variables[0]".
     """
     try:
         yield

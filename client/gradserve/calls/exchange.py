@@ -1,4 +1,4 @@
-"""The exchanges with the server that operations ask for."""
+"""Exchanges: the requests, streams and pauses that operations yield."""
 
 import math
 from collections.abc import Callable, Generator
@@ -24,15 +24,15 @@ _LONGEST_SECONDS = 315_576_000_000
 
 @dataclass(frozen=True)
 class Unary:
-    """One request, one response. Answered by the response.
+    """One request and one response, which is the answer.
 
     Attributes:
-        service: Name of the service, without its package.
-        method: Name of the method.
+        service: The name of the service, without its package.
+        method: The name of the method.
         request: The request.
-        wait: For how many seconds the server may wait on purpose, math.inf for ever. 0: the client's timeout applies.
-        at_most: How many seconds it may take, whatever the client's timeout.
-        target: Which server it is with, by its place among those of the transport.
+        wait: Seconds that the server may wait on purpose; math.inf for ever. 0: the client's timeout applies.
+        at_most: An upper limit in seconds, whatever the client's timeout.
+        target: The server's index among those of the transport.
     """
 
     service: str
@@ -43,18 +43,18 @@ class Unary:
     target: int = 0
 
     def time_limit(self, times: TimeLimits) -> float:
-        """Returns how many seconds it may take."""
+        """Returns the time limit in seconds."""
         return min(times.wait(self.wait), self.at_most)
 
 
 @dataclass(frozen=True)
 class Upload:
-    """A PutTensors stream. Answered by the response.
+    """A PutTensors stream, answered by the response.
 
     Attributes:
-        header: What comes before the payload.
+        header: The header that precedes the payload.
         arrays: The payload.
-        target: Which server it is with, by its place among those of the transport.
+        target: The server's index among those of the transport.
     """
 
     header: tensor_messages_pb2.PutTensorsHeader
@@ -62,18 +62,18 @@ class Upload:
     target: int = 0
 
     def time_limit(self, times: TimeLimits) -> float:
-        """Returns how many seconds it may take."""
+        """Returns the time limit in seconds."""
         return times.stream(sum(array.nbytes for array in self.arrays))
 
 
 @dataclass(frozen=True)
 class Download:
-    """A GetTensors stream. Answered by a list of new arrays.
+    """A GetTensors stream, answered by a list of new arrays.
 
     Attributes:
-        request: What is read.
+        request: The request, which names the tensors.
         num_bytes: The size of the payload.
-        target: Which server it is with, by its place among those of the transport.
+        target: The server's index among those of the transport.
     """
 
     request: tensor_messages_pb2.GetTensorsRequest
@@ -81,22 +81,22 @@ class Download:
     target: int = 0
 
     def time_limit(self, times: TimeLimits) -> float:
-        """Returns how many seconds it may take."""
+        """Returns the time limit in seconds."""
         return times.stream(self.num_bytes)
 
 
 @dataclass(frozen=True)
 class Pause:
-    """A time without an exchange. Answered by None."""
+    """A pause, answered by None."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Background:
-    """An operation of unary exchanges and pauses, to be carried out meanwhile. Answered by None, at once.
+    """An operation of unary exchanges and pauses to run in the background, answered by None at once.
 
-    It is given up when the client is closed, or the program has forgotten it.
+    It is stopped when the client is closed or garbage-collected.
     """
 
     begin: Callable[[], "Operation[None]"]
@@ -104,7 +104,7 @@ class Background:
 
 @dataclass(frozen=True)
 class Together:
-    """Operations to be carried out at the same time: see `gradserve.calls.together`. Answered by their results."""
+    """Operations to run at the same time, answered by their results; see `gradserve.calls.together`."""
 
     operations: "tuple[Operation[Any], ...]"
 
@@ -114,10 +114,10 @@ Operation: TypeAlias = Generator[Exchange, Any, T]
 
 
 def check_timeout(timeout: float) -> float:
-    """Returns a timeout that can be sent: a number of seconds, or math.inf for no limit.
+    """Returns a timeout after a check that it can be sent: a number of seconds, or math.inf for no limit.
 
     Raises:
-        InvalidArgumentError: It is negative, not a number, or more than the 10,000 years that fit into a Duration.
+        InvalidArgumentError: It is negative, not a number, or more than the 10,000 years that a Duration can hold.
     """
     seconds = as_number(timeout, Argument("timeout"))
     if not (0 <= seconds <= _LONGEST_SECONDS or seconds == math.inf):
@@ -128,15 +128,15 @@ def check_timeout(timeout: float) -> float:
 
 
 def encode_timeout(timeout: float) -> Duration | None:
-    """Returns a timeout as a request has it: None for math.inf."""
+    """Returns a timeout as a request's field: None for math.inf."""
     return None if timeout == math.inf else encode_duration(timeout)
 
 
 def encode_idle_lease(seconds: Any) -> Duration | None:
-    """Returns an idle lease as a request has it, None for none.
+    """Returns an idle lease as a request's field: None for none.
 
     Raises:
-        InvalidArgumentError: It is no number, not positive, or more than the 10,000 years that fit into a Duration.
+        InvalidArgumentError: It is not a number, not positive, or more than the 10,000 years that a Duration can hold.
     """
     if seconds is None:
         return None
@@ -150,6 +150,6 @@ def encode_idle_lease(seconds: Any) -> Duration | None:
 def upload(
     header: tensor_messages_pb2.PutTensorsHeader, arrays: tuple[Array, ...]
 ) -> Operation[list[tensor_pb2.Tensor]]:
-    """Puts arrays on the server; returns their messages with handles."""
+    """Uploads arrays to the server; returns their messages, with handles."""
     reply: tensor_messages_pb2.PutTensorsResponse = yield Upload(header, arrays)
     return list(reply.tensors)

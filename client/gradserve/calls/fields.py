@@ -1,4 +1,4 @@
-"""Arguments as the fields of messages."""
+"""Converts arguments to fields of messages."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,19 +17,19 @@ _INTEGERS = {
 
 
 def plain_fields(message: type[Message], values: Mapping[str, object]) -> dict[str, Any]:
-    """Returns arguments as what the fields of their names can hold: text, flags and numbers.
+    """Returns arguments as values for the fields of the same names: text, flags and numbers.
 
     Raises:
-        InvalidArgumentError: One of them is something else.
+        InvalidArgumentError: An argument does not fit its field.
     """
     return {name: plain_field(message, name, value, Argument(name)) for name, value in values.items()}
 
 
 def plain_field(message: type[Message] | Message, field: str, value: object, argument: Argument) -> str | bool | float:
-    """Returns a value as what a field of text, a flag or a number can hold.
+    """Returns an argument as a value for a field of text, a flag or a number.
 
     Raises:
-        InvalidArgumentError: It is something else.
+        InvalidArgumentError: It does not fit the field.
     """
     kind = message.DESCRIPTOR.fields_by_name[field].cpp_type
     if kind == FieldDescriptor.CPPTYPE_STRING:

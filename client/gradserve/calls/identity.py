@@ -1,4 +1,4 @@
-"""The identity of a client: what makes its calls count once, and its gradients those of one worker."""
+"""The identity of a client: its calls count once, and its gradients are one worker's."""
 
 import hashlib
 import itertools
@@ -10,7 +10,7 @@ from gradserve.calls.open_calls import OpenCalls
 from gradserve.v1 import accumulator_pb2
 
 _WORKER_NUMBERS = itertools.count()
-"""Tells the workers of a process apart, whichever clients they use."""
+"""Numbers the workers of a process, across all clients."""
 
 
 class RequestIds:
@@ -22,7 +22,7 @@ class RequestIds:
         self.open_calls = OpenCalls()
         self._numbers = itertools.count(1)
         self._thread = threading.local()
-        # Names are listed to everybody; the id is to be known to the server alone.
+        # Names are public in lists; the id must be known to the server alone.
         self._public_id = hashlib.blake2b(client_id.encode(), digest_size=16).hexdigest()
 
     def next(self) -> int:
@@ -30,22 +30,22 @@ class RequestIds:
         return next(self._numbers)
 
     def name(self) -> str:
-        """Returns a name that nobody else uses, and this client did not before."""
+        """Returns a name that no client has used before."""
         return f"{self.client_id}-{self.next()}"
 
     def private_name(self) -> str:
-        """Returns a name as `name` does, for what everybody can see."""
+        """Returns a name like `name`, for objects that everybody can list."""
         return f"{self._public_id}-{self.next()}"
 
     def worker_id(self) -> str:
-        """Returns the worker id of those who give none: one for each client and thread, "HOST-PROCESS-NUMBER"."""
+        """Returns the default worker id: one for each client and thread, "HOST-PROCESS-NUMBER"."""
         if not hasattr(self._thread, "worker_id"):
             self._thread.worker_id = f"{socket.gethostname()}-{os.getpid()}-{next(_WORKER_NUMBERS)}"
         worker_id: str = self._thread.worker_id
         return worker_id
 
     def message(self, number: int, accumulator: accumulator_pb2.AccumulatorRef) -> accumulator_pb2.RequestId:
-        """Returns the id of a call on an accumulator as it goes over the wire."""
+        """Returns the id of a call on an accumulator, as a message."""
         return accumulator_pb2.RequestId(
             client_id=self.client_id,
             sequence=number,

@@ -1,4 +1,4 @@
-"""Warnings of arguments that have no effect."""
+"""Warnings about arguments that have no effect."""
 
 import inspect
 import threading
@@ -11,7 +11,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 class IgnoredArguments:
-    """Warns once of each argument of one layer object. Safe to use from several threads."""
+    """Warns once about each ignored argument of one layer object. Safe to use from several threads."""
 
     def __init__(self, layer: str) -> None:
         """Takes the name of the layer."""
@@ -20,7 +20,7 @@ class IgnoredArguments:
         self._warned: set[str] = set()
 
     def warn(self, ignored: Iterable[IgnoredArgument]) -> None:
-        """Warns of the arguments not warned of before, where the program calls gradserve."""
+        """Warns about the arguments not warned about before, at the line that called gradserve."""
         for each in ignored:
             with self._lock:
                 is_new = each.argument not in self._warned
@@ -30,7 +30,7 @@ class IgnoredArguments:
 
 
 def warn_of_ignored(ignored: IgnoredArgument, owner: str) -> None:
-    """Warns of an argument of a layer or an op, where the program calls gradserve."""
+    """Warns about an ignored argument of a layer or an op, at the line that called gradserve."""
     warnings.warn(
         f"{ignored.argument} of {owner} has no effect: {ignored.reason}",
         IgnoredArgumentWarning,
@@ -39,7 +39,7 @@ def warn_of_ignored(ignored: IgnoredArgument, owner: str) -> None:
 
 
 def _depth_in_package() -> int:
-    """Returns the stacklevel of the innermost frame outside of this package, as seen by the caller."""
+    """Returns the stacklevel of the innermost frame outside this package, as seen by the caller."""
     depth, frame = 0, inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
         depth, frame = depth + 1, frame.f_back

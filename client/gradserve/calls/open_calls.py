@@ -23,8 +23,8 @@ _MAY_COME_AGAIN = (CallCancelledError, DeadlineExceededError, InternalError, Una
 class OpenCalls:
     """The takes and push_pulls of one client whose averages have not arrived.
 
-    Each request tells the server their numbers, and the server keeps their averages. A call that failed stays open, for
-    it may be made again with its request id; of each accumulator the latest 16 of them.
+    Each request tells the server the numbers of the open calls, so that the server keeps their averages. A failed call
+    stays open because it may be repeated with its request id: the latest 16 of each accumulator do.
 
     Safe to use from several threads.
     """
@@ -43,7 +43,7 @@ class OpenCalls:
 
     @contextmanager
     def opened(self, accumulator: AccumulatorKey, number: int) -> Iterator[None]:
-        """Lists a call while the block waits for its average, and after an error that invites to try again."""
+        """Lists a call as open while the block waits for its average, and after an error that permits a retry."""
         with self._lock:
             self._failed.get(accumulator, {}).pop(number, None)
             self._open.setdefault(accumulator, {})[number] = None
@@ -63,17 +63,17 @@ class OpenCalls:
 
     @contextmanager
     def alone(self, accumulator: AccumulatorKey, worker_id: str) -> Iterator[None]:
-        """Lets one push_pull at a time be made under a worker id that nobody chose.
+        """Allows one push_pull at a time under the default worker id.
 
         Raises:
-            InvalidArgumentError: Another one is under way: two workers share the id, and only one of them would count.
+            InvalidArgumentError: Another one is under way: two workers share the id, and only one would count.
         """
         key = (accumulator, worker_id)
         with self._lock:
             if key in self._pushing:
                 raise InvalidArgumentError(
-                    f"expected a worker_id, as another push_pull to accumulator {accumulator[1]!r} is under way with "
-                    f"this client's default one, {worker_id!r}: each worker counts once a round; got none",
+                    f"expected a worker_id, got none: another push_pull to accumulator {accumulator[1]!r} is under way "
+                    f"with this client's default one, {worker_id!r}, and each worker counts once a round",
                     field="worker_id",
                 )
             self._pushing.add(key)

@@ -1,4 +1,4 @@
-"""What a client made for itself alone, and what keeps it as long as the client."""
+"""The private resources of a client, and the lease that keeps them alive."""
 
 import math
 import threading
@@ -22,22 +22,22 @@ T = TypeVar("T")
 
 _SERVICE = "LeaseService"
 _PAUSE_SECONDS = 2.0
-"""Before the lease is held again, when that has failed."""
+"""The pause before the lease is held again after a failure."""
 _UNKNOWN_OUTCOMES = (UnavailableError, DeadlineExceededError, InternalError, CallCancelledError)
 _MAY_PASS = (UnavailableError, DeadlineExceededError, InternalError, ResourceExhaustedError)
 
 
 class PrivateResources:
-    """Knows what a client made without a shared name or scope, until it is deleted.
+    """The names of everything that a client made without a shared name or scope and has not deleted.
 
-    While there is anything, a call in the background holds the lease of the client. So what is private lives as long as
-    the client, however busy the program is, and ends soon after it, also when nobody closes it.
+    While there are any, a background call holds the lease of the client. So private resources live as long as the
+    client, however busy the program is, and end soon after it, even if nobody closes it.
 
     Safe to use from several threads.
     """
 
     def __init__(self, ids: RequestIds, times: TimeLimits) -> None:
-        """Takes the identity of the client, and how long its calls may take."""
+        """Takes the client's request ids and time limits."""
         self._ids = ids
         self._times = times
         self._lock = threading.Lock()
@@ -51,18 +51,18 @@ class PrivateResources:
         """Returns the lifetime of something new.
 
         Args:
-            idle_lease: Seconds without use after which it ends; None: it does not.
-            is_private: It is this client's own.
+            idle_lease: Seconds without use after which it is deleted; None: never.
+            is_private: Whether it is private to this client.
 
         Raises:
-            InvalidArgumentError: The lease is no number of seconds.
+            InvalidArgumentError: The lease is not a number of seconds.
         """
         return lease_pb2.Lifetime(
             owner_client_id=self._ids.client_id if is_private else "", idle_lease=encode_idle_lease(idle_lease)
         )
 
     def create(self, name: str, creation: Operation[T]) -> Operation[T]:
-        """Creates something private, and sees to it that it lives as long as this client."""
+        """Creates a private resource, and keeps it alive as long as this client lives."""
         self._add(name)
         try:
             made = yield from creation
@@ -76,12 +76,12 @@ class PrivateResources:
         return made
 
     def deleted(self, name: str) -> None:
-        """Forgets what was deleted, if it was private."""
+        """Forgets a resource that was deleted, if it was private."""
         with self._lock:
             self._names.discard(name)
 
     def delete_all(self) -> Operation[None]:
-        """Deletes all of it, with the lease of the client."""
+        """Deletes all private resources, and ends the lease of the client."""
         with self._lock:
             names = set(self._names)
         if names:
@@ -90,7 +90,7 @@ class PrivateResources:
             self._forget(names)
 
     def _hold(self) -> Operation[None]:
-        """Holds the lease of the client as long as there is anything."""
+        """Holds the lease of the client while there are private resources."""
         holder = self._holder
         request = messages_pb2.HoldClientLeaseRequest(client_id=self._ids.client_id)
         try:
@@ -107,7 +107,7 @@ class PrivateResources:
                 if reply.replaced:
                     yield Pause(_PAUSE_SECONDS)
                 else:
-                    # The server has nothing of it (any more): it is another one, or they were deleted.
+                    # The server has none of them: they were deleted, or it is another server.
                     self._forget(names)
         finally:
             with self._lock:
@@ -132,6 +132,6 @@ class PrivateResources:
     def _names_to_hold(self) -> set[str]:
         with self._lock:
             if not self._names:
-                # In this moment: whoever adds a name after it holds the lease anew.
+                # Under the lock: a name that is added later starts a new holder.
                 self._holder = None
             return set(self._names)

@@ -1,4 +1,4 @@
-"""Exchanges that are made again while the server is unavailable."""
+"""Retries exchanges while the server is unavailable."""
 
 import math
 import random
@@ -15,25 +15,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How exchanges are tried again.
+    """The pauses between attempts of an exchange.
 
     Attributes:
-        pauses: Seconds between attempts, of which there is one more.
-        jitter: The part of a pause that it may be shorter or longer by, so that not all clients of a server that comes
-            back call at once.
+        pauses: Seconds between attempts; there is one attempt more than pauses.
+        jitter: The fraction by which a pause is shortened or lengthened at random, so that not all clients call at once
+            when a server comes back.
     """
 
     pauses: tuple[float, ...] = (0.1, 0.2, 0.4, 0.8)
     jitter: float = 0.2
 
     def pauses_now(self) -> Iterator[float]:
-        """Yields the pauses of one exchange, each shorter or longer by chance."""
+        """Yields the pauses of one exchange, each with random jitter."""
         for pause in self.pauses:
             yield pause * random.uniform(1 - self.jitter, 1 + self.jitter)
 
 
 class Attempt(NamedTuple):
-    """One try of an exchange, which may take `timeout` seconds, None for any time."""
+    """One attempt of an exchange, which may take `timeout` seconds; None for no limit."""
 
     exchange: Unary | Upload | Download
     timeout: float | None
@@ -46,22 +46,22 @@ Attempts: TypeAlias = Generator[Step, Any, T]
 def with_retries(
     operation: Operation[T], times: TimeLimits, policy: RetryPolicy, clock: Callable[[], float]
 ) -> Attempts[T]:
-    """Carries out an operation; tries exchanges again that end with UnavailableError.
+    """Carries out an operation, and repeats exchanges that end with UnavailableError.
 
-    All of them may be sent twice: what must count once has an id, and an upload that breaks has left nothing. Only a
-    download is not, for it may be the last use of what it reads.
+    Every exchange may be sent twice, because calls that must count once have an id and a broken upload leaves nothing.
+    Only a download is not repeated, because it may be the last use of what it reads.
 
     Args:
         operation: The operation.
-        times: How long exchanges may take: attempts and pauses together have the time limit of an exchange.
-        policy: How they are tried again.
-        clock: Monotonic, in seconds.
+        times: The time limits; attempts and pauses together have the time limit of one exchange.
+        policy: The pauses between attempts.
+        clock: A monotonic clock, in seconds.
 
     Returns:
         The result of the operation.
 
     Raises:
-        UnavailableError: No attempt had an answer; its message is that of the first one, and of the last.
+        UnavailableError: No attempt was answered; the message has the first attempt's reason, and the last one's.
         GradserveError: What the operation raises.
     """
     try:
@@ -115,5 +115,5 @@ def _unavailable(failures: list[UnavailableError]) -> UnavailableError:
 
 
 def _reason(error: UnavailableError) -> str:
-    """What happened, without what gRPC said of it in parentheses: that names another address of the host each time."""
+    """Returns the reason without gRPC's words in parentheses, which name another address of the host each time."""
     return error.message.partition(" (")[0]

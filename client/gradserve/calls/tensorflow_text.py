@@ -1,4 +1,4 @@
-"""How TensorFlow writes dtypes, shapes and attributes in its messages."""
+"""Dtypes, shapes and attributes as TensorFlow writes them in its messages."""
 
 from collections.abc import Sequence
 
@@ -19,10 +19,10 @@ def shape_text(shape: tuple[int, ...]) -> str:
 
 
 def check_text_attribute(value: str, name: str, allowed: Sequence[str]) -> None:
-    """Checks the value of an attribute of text.
+    """Checks the value of a text attribute.
 
     Raises:
-        InvalidArgumentError: It is no text, or none of those allowed.
+        InvalidArgumentError: It is not text, or not one of the allowed values.
     """
     text = as_text(value, Argument(name))
     check_attribute(f'"{text}"', name, [f'"{each}"' for each in allowed])
@@ -32,7 +32,7 @@ def check_attribute(value: str, name: str, allowed: Sequence[str], *, field: str
     """Checks the value of an attribute as TensorFlow writes it, e.g. '"MEAN"' or 'float'.
 
     Raises:
-        InvalidArgumentError: It is none of those allowed. `field` is that of the error, if not the attribute.
+        InvalidArgumentError: It is not allowed. `field` is the error's, by default the attribute's name.
     """
     if value not in allowed:
         raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""How long calls may take."""
+"""Time limits of calls."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,15 @@ DEFAULT_TIMEOUT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class TimeLimits:
-    """How long the calls of a client may take, in seconds.
+    """The time limits of a client's calls, in seconds.
 
     Attributes:
-        call: The client's timeout, math.inf for none: of a call, and of a wait that has no timeout of its own.
-        reply: How long an answer that the server gives when a wait ends, its time up, may take to arrive.
-        closing: How long a client that is closed waits for a server that is silent: what is private ends without it,
+        call: The client's timeout, math.inf for none: of a call, and of a wait without a timeout of its own.
+        reply: The time for an answer to arrive after the server has ended a wait whose time is up.
+        closing: The time that a client on closing waits for a silent server. Its private resources end without it,
             somewhat later.
-        slowest_bytes_per_second: Streams may take the time of a call, and that of a network that is as slow as this.
+        slowest_bytes_per_second: A network speed. Streams may take as long as a call, and the time that a network of
+            this speed needs for the payload.
     """
 
     call: float = DEFAULT_TIMEOUT_SECONDS
@@ -23,7 +24,7 @@ class TimeLimits:
     slowest_bytes_per_second: float = 1e6
 
     def wait(self, seconds: float) -> float:
-        """Returns the limit of a call for which the server may wait on purpose; 0 s: it does not."""
+        """Returns the limit of a call in which the server may wait on purpose; 0 s: it does not wait."""
         return seconds + self.reply if seconds else self.call
 
     def stream(self, num_bytes: int) -> float:

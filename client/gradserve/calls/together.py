@@ -1,4 +1,4 @@
-"""Operations of one of several servers, and operations that run at the same time."""
+"""Operations on one of several servers, and operations that run at the same time."""
 
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -12,16 +12,16 @@ T = TypeVar("T")
 def together(*operations: Operation[T]) -> Operation[list[T]]:
     """Runs operations at the same time; returns their results, in the order of the operations.
 
-    The first error ends the others: what they wait for, and whatever they ask for after that, is answered by
-    CallCancelledError, as by a client that was closed. When all have ended, that first error is raised. Whether the
-    server has carried a cancelled call out is not known: what must count once has an id, and can be sent again.
+    The first error ends the others: the step they wait for, and any step they ask for after that, fails with
+    CallCancelledError, as in a closed client. When all have ended, the first error is raised. The server may have
+    carried out a cancelled call; calls that must count once have an id, and can be sent again.
     """
     results: list[T] = yield Together(operations)
     return results
 
 
 def at_target(target: int, operation: Operation[T]) -> Operation[T]:
-    """Sends all exchanges of an operation to one of several servers, by its place among those of the transport."""
+    """Sends all exchanges of an operation to one of several servers, by its index among those of the transport."""
     try:
         exchange = next(operation)
         while True:

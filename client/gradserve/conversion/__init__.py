@@ -1,1 +1,1 @@
-"""Turns what callers pass, of whatever library, into what can be sent; or says which argument cannot be, and why."""
+"""Converts what callers pass, of any library, to what can be sent, or says which argument cannot be sent and why."""

@@ -1,4 +1,4 @@
-"""What a value was passed as, for errors."""
+"""Arguments as error messages name them."""
 
 import reprlib
 from dataclasses import dataclass
@@ -14,31 +14,31 @@ class Argument:
     """An argument, or a part of one.
 
     Attributes:
-        name: What its user calls it: "x", "component 'w'".
-        field: The `field` of an error; None where the name is that too.
+        name: The name its user knows: "x", "component 'w'".
+        field: The `field` of an error; None if it is the name.
     """
 
     name: str
     field: str | None = None
 
     def error(self, expected: str, got: object) -> InvalidArgumentError:
-        """Returns the error of a value that cannot be used.
+        """Returns the error for a value that cannot be used.
 
         Args:
-            expected: What could be: "an array".
+            expected: What was expected: "an array".
             got: The value.
         """
         return self.error_saying(expected, described(got))
 
     def error_saying(self, expected: str, got: str) -> InvalidArgumentError:
-        """Returns the error of a value that cannot be used, described in words."""
+        """Returns the error for a value that cannot be used, with the value described in words."""
         return InvalidArgumentError(
             f"expected {expected} for {self.name}, got {got}", field=self.name if self.field is None else self.field
         )
 
 
 def described(value: object) -> str:
-    """Returns a value in short: as it is written, or by its type."""
+    """Returns a short description of a value: as it is written, or its type."""
     if isinstance(value, type):
         return value.__qualname__
     short = reprlib.Repr()

@@ -1,4 +1,4 @@
-"""Arrays of whatever library, and numbers, as NumPy arrays."""
+"""Converts arrays of any library, and numbers, to NumPy arrays."""
 
 from typing import Any
 
@@ -13,32 +13,32 @@ from gradserve.wire.payload import Array
 _NUMBERS = frozenset({bool, int, float, complex})
 _ARRAY_PROTOCOLS = ("dtype", "__array__", "__array_interface__", "__dlpack__")
 _NO_NUMBERS = frozenset("OSU")
-"""Kinds of dtypes that NumPy gives what has no numbers: objects, bytes and text."""
+"""The kinds of dtype that NumPy gives to anything but numbers: objects, bytes and text."""
 _MAX_DIMENSIONS = 64
-"""The most that NumPy takes."""
+"""The most dimensions that NumPy takes."""
 _EXPECTED = "an array or numbers"
 
 
 def as_array(value: object, argument: Argument) -> Array:
     """Returns a value as a little-endian, C-contiguous array of a dtype that tensors can have.
 
-    Copies only what is not so already. Takes numbers, in lists of any depth, and arrays of NumPy and of every library
-    whose arrays have `__array__` or `__dlpack__`. A tensor of PyTorch that requires a gradient is detached.
+    Copies only if needed. Takes numbers, in lists of any depth, and arrays of NumPy and of every library whose arrays
+    have `__array__` or `__dlpack__`. A tensor of PyTorch that requires a gradient is detached.
 
     Args:
         value: The array or numbers.
-        argument: What they were passed as.
+        argument: The argument they were passed as.
 
     Raises:
-        InvalidArgumentError: It is something else; or a masked array; or of a dtype that tensors cannot have; or in
-            the memory of a GPU, and its library does not copy it from there by itself.
+        InvalidArgumentError: It is something else, or a masked array; or its dtype is one that tensors cannot have; or
+            it is in the memory of a GPU, and its library does not copy it from there by itself.
     """
     array = _read(value, argument, 0)
     return np.asarray(array, dtype=as_dtype(array.dtype, argument), order="C")
 
 
 def has_dtype(value: object) -> bool:
-    """Tells whether a value is an array with a dtype of its own, rather than numbers."""
+    """Returns True if a value is an array with a dtype of its own, rather than numbers."""
     return any(hasattr(value, protocol) for protocol in _ARRAY_PROTOCOLS)
 
 
@@ -76,7 +76,7 @@ def _read_numbers(values: Any, argument: Argument) -> Array:
 
 
 def _read_foreign(value: Any, argument: Argument) -> Array:
-    """Reads by NumPy's protocols, and what these refuse by DLPack: PyTorch's bfloat16, what has no `__array__`."""
+    """Reads an array by NumPy's protocols; by DLPack if these fail: PyTorch's bfloat16, or no `__array__`."""
     dtype = name_of(getattr(value, "dtype", None))
     if dtype is not None:
         as_dtype(dtype, argument)
@@ -86,7 +86,7 @@ def _read_foreign(value: Any, argument: Argument) -> Array:
             array: Array = read(_detached(value))
         except MemoryError:
             raise
-        except Exception as error:  # each library has its own
+        except Exception as error:  # each library raises its own
             reason = reason or error
         else:
             if array.dtype.kind not in _NO_NUMBERS:
@@ -95,7 +95,7 @@ def _read_foreign(value: Any, argument: Argument) -> Array:
 
 
 def _detached(value: Any) -> Any:
-    """Returns a tensor of PyTorch without what its memory does not show: gradients, conjugation, negation."""
+    """Returns a PyTorch tensor without what its memory does not show: gradients, conjugation, negation."""
     if getattr(value, "requires_grad", None) is True:
         value = value.detach()
     for method in ("resolve_conj", "resolve_neg"):

@@ -1,4 +1,4 @@
-"""Arrays and numbers in the dtype that a call needs."""
+"""Converts arrays and numbers to the dtype that a call needs."""
 
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array, has_dtype
@@ -8,11 +8,11 @@ from gradserve.wire.payload import Array
 
 
 def as_array_of(dtype: DType, value: object, argument: Argument) -> Array:
-    """Returns a value, as `as_array` takes it, as an array of a dtype.
+    """Returns a value that `as_array` takes as an array of a given dtype.
 
     Raises:
-        InvalidArgumentError: As `as_array`; or it is complex; or a value does not fit: it is finite and would become
-            infinite, or it would become another integer.
+        InvalidArgumentError: See `as_array`; or it is complex; or a finite value would become infinite, or an integer
+            another integer.
     """
     array = as_array(value, argument)
     if not is_real(array.dtype):
@@ -24,9 +24,9 @@ def as_array_of(dtype: DType, value: object, argument: Argument) -> Array:
 
 
 def as_array_or_numbers(value: object, default_dtype: DType, argument: Argument) -> Array:
-    """Returns an array in the dtype that it has, and numbers, which have none, in a default one.
+    """Returns an array in its own dtype, and numbers, which have none, in a default one.
 
     Raises:
-        InvalidArgumentError: As `as_array`, and numbers as `as_array_of`.
+        InvalidArgumentError: See `as_array`, and for numbers `as_array_of`.
     """
     return as_array(value, argument) if has_dtype(value) else as_array_of(default_dtype, value, argument)

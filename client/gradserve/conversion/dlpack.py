@@ -1,6 +1,6 @@
-"""DLPack, with the one type that NumPy does not read: bfloat16.
+"""Reads DLPack tensors, including the one dtype that NumPy does not read: bfloat16.
 
-The standard is https://dmlc.github.io/dlpack: a capsule with a pointer to a tensor in some library's memory.
+In the standard, https://dmlc.github.io/dlpack, a capsule holds a pointer to a tensor in some library's memory.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from gradserve.wire.payload import Array
 _CAPSULE_NAME = b"dltensor"
 _UNSIGNED, _BFLOAT = 1, 4
 _HOST_MEMORY = frozenset({1, 3, 11, 13})
-"""Device types: of the CPU, and pinned or managed by CUDA or ROCm."""
+"""The device types of the CPU, and of memory pinned or managed by CUDA or ROCm."""
 
 _get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
@@ -22,7 +22,7 @@ _get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_cha
 
 
 class _Tensor(ctypes.Structure):
-    """DLTensor, with which begins what a capsule points to."""
+    """DLTensor, with which the structure in a capsule begins."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -36,7 +36,7 @@ class _Tensor(ctypes.Structure):
 
 
 class _Exported:
-    """A capsule as NumPy takes it."""
+    """A capsule in a form that NumPy takes."""
 
     def __init__(self, capsule: Any, device: tuple[int, int]) -> None:
         self._capsule = capsule
@@ -50,15 +50,15 @@ class _Exported:
 
 
 def is_in_host_memory(producer: Any) -> bool:
-    """Tells whether a tensor with `__dlpack__` says that it lies where the CPU can read it."""
+    """Returns True if a tensor with `__dlpack__` says that the CPU can read its memory."""
     return int(producer.__dlpack_device__()[0]) in _HOST_MEMORY
 
 
 def array_from_dlpack(producer: Any) -> Array:
-    """Returns the tensor of any library with `__dlpack__` as an array; shares its memory, unless that is a GPU's.
+    """Returns the tensor of any library with `__dlpack__` as an array, which shares memory unless it is a GPU's.
 
     Raises:
-        Exception: Whatever the library or NumPy raises for a tensor that cannot be read.
+        Exception: Any exception of the library or of NumPy for a tensor that cannot be read.
     """
     if not is_in_host_memory(producer):
         copied: Array = np.from_dlpack(producer, device="cpu")
@@ -67,7 +67,7 @@ def array_from_dlpack(producer: Any) -> Array:
     tensor = _Tensor.from_address(_get_pointer(capsule, _CAPSULE_NAME))
     is_bfloat16 = (tensor.type_code, tensor.type_bits) == (_BFLOAT, BFLOAT16.itemsize * 8)
     if is_bfloat16:
-        # What describes the tensor is the receiver's own. NumPy, who receives it next, knows unsigned integers.
+        # The description of the tensor belongs to its receiver. NumPy, the next receiver, knows unsigned integers.
         tensor.type_code = _UNSIGNED
     array: Array = np.from_dlpack(_Exported(capsule, producer.__dlpack_device__()))
     return array.view(BFLOAT16) if is_bfloat16 else array

@@ -1,4 +1,4 @@
-"""Dtypes: NumPy's, and those of other libraries by their names."""
+"""Converts dtypes of any library to NumPy's."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from gradserve.wire.dtypes import KNOWN_NAMES, DType, parse_dtype
 
 
 def as_dtype(value: DTypeLike, argument: Argument) -> DType:
-    """Returns the NumPy dtype that a value stands for.
+    """Returns the NumPy dtype for a value.
 
     Raises:
-        InvalidArgumentError: It stands for none, or for one that tensors cannot have.
+        InvalidArgumentError: It is not a dtype, or one that tensors cannot have.
     """
     named: Any = value if isinstance(value, str | type | np.dtype) else name_of(value)
     try:
@@ -25,11 +25,11 @@ def as_dtype(value: DTypeLike, argument: Argument) -> DType:
 
 
 def name_of(dtype: object) -> str | None:
-    """Returns the name of a dtype of any library; None for what is no dtype."""
+    """Returns the name of a dtype of any library; None if it is not a dtype."""
     name = getattr(dtype, "name", None)
     if isinstance(name, str):
         return name
-    # torch.float32 has no name but this one.
+    # torch.float32 has its name only in str().
     return str(dtype) if "dtype" in type(dtype).__name__.lower() else None
 
 

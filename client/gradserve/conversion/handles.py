@@ -1,4 +1,4 @@
-"""Handles of tensors on the server."""
+"""Checks handles of tensors on the server."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,17 +14,17 @@ def as_handle(value: Any, argument: Argument) -> TensorHandle:
     """Returns the handle of a tensor.
 
     Raises:
-        InvalidArgumentError: It is something else, or consists of something else.
+        InvalidArgumentError: It is something else, or was not made by the client.
     """
     if not isinstance(value, TensorHandle):
         raise argument.error("a TensorHandle", value)
     if not (is_text(value.handle) and isinstance(value.dtype, np.dtype) and isinstance(value.shape, tuple)):
-        raise argument.error_saying("a TensorHandle that the client gave", "another one")
+        raise argument.error_saying("a TensorHandle that the client returned", "another one")
     return value
 
 
 def as_handles(values: Sequence[Any], name: str) -> list[TensorHandle]:
-    """Returns the handles of tensors, given the name of the argument that they are.
+    """Returns the handles of tensors, given the name of their argument.
 
     Raises:
         InvalidArgumentError: One of them is something else.

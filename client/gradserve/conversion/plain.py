@@ -1,4 +1,4 @@
-"""Plain values: text, flags, numbers and shapes."""
+"""Checks and converts plain values: text, flags, numbers and shapes."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ def as_text(value: object, argument: Argument) -> str:
     """Returns text that can be sent.
 
     Raises:
-        InvalidArgumentError: It is no text, or has characters that Unicode has not.
+        InvalidArgumentError: It is not text, or has characters that Unicode does not have.
     """
     if isinstance(value, str) and is_text(value):
         return value
@@ -26,7 +26,7 @@ def as_text(value: object, argument: Argument) -> str:
 
 
 def is_text(value: object) -> bool:
-    """Tells whether a value is text that can be sent."""
+    """Returns True if a value is text that can be sent."""
     if not isinstance(value, str):
         return False
     try:
@@ -37,7 +37,7 @@ def is_text(value: object) -> bool:
 
 
 def as_choice(value: object, allowed: Sequence[str], argument: Argument) -> str:
-    """Returns one of several words, in lower case or in capitals, as these are written.
+    """Returns the allowed word that the text is, whether in lower case or in capitals.
 
     Raises:
         InvalidArgumentError: It is none of them.
@@ -49,21 +49,21 @@ def as_choice(value: object, allowed: Sequence[str], argument: Argument) -> str:
 
 
 def as_list(value: Any, expected: str, argument: Argument) -> list[Any]:
-    """Returns what an iterable other than text or a mapping has.
+    """Returns the items of an iterable other than text or a mapping.
 
     Raises:
-        InvalidArgumentError: It is no such iterable.
+        InvalidArgumentError: It is not such an iterable.
     """
     if not isinstance(value, str | bytes | bytearray | Mapping):
         try:
             return list(value)
-        except Exception:  # each library has its own
+        except Exception:  # each library raises its own
             pass
     raise argument.error(expected, value)
 
 
 def as_mapping(value: Any, argument: Argument) -> dict[str, Any]:
-    """Returns a mapping by names that can be sent.
+    """Returns a mapping whose keys are names that can be sent.
 
     Raises:
         InvalidArgumentError: It is something else, or has other keys.
@@ -77,7 +77,7 @@ def as_mapping(value: Any, argument: Argument) -> dict[str, Any]:
 
 
 def as_flag(value: Any, argument: Argument) -> bool:
-    """Returns True or False, also for 1 and 0.
+    """Returns True or False; takes 1 and 0, too.
 
     Raises:
         InvalidArgumentError: It is something else.
@@ -91,14 +91,14 @@ def as_flag(value: Any, argument: Argument) -> bool:
 
 
 def as_integer(value: Any, argument: Argument, allowed: range = INT64) -> int:
-    """Returns an integer, also of a scalar array or tensor of integers.
+    """Returns an integer; takes scalar arrays and tensors of integers, too.
 
     Raises:
-        InvalidArgumentError: It is none, or not one of those allowed.
+        InvalidArgumentError: It is not an integer, or out of range.
     """
     try:
         number = operator.index(value)
-    except Exception:  # each library has its own
+    except Exception:  # each library raises its own
         raise argument.error("an integer", value) from None
     if number not in allowed:
         raise argument.error(f"an integer from {allowed.start} to {allowed.stop - 1}", number)
@@ -106,24 +106,24 @@ def as_integer(value: Any, argument: Argument, allowed: range = INT64) -> int:
 
 
 def as_number(value: Any, argument: Argument) -> float:
-    """Returns a number, also of a scalar array or tensor. NaN and infinities are numbers.
+    """Returns a number; takes scalar arrays and tensors, too. NaN and infinities are numbers.
 
     Raises:
-        InvalidArgumentError: It is no number, or an integer that is too large.
+        InvalidArgumentError: It is not a number, or an integer that is too large.
     """
     if not isinstance(value, str | bytes | bytearray) and not getattr(value, "ndim", 0):
         try:
             return float(value)
-        except Exception:  # each library has its own
+        except Exception:  # each library raises its own
             pass
     raise argument.error("a number", value)
 
 
 def as_shape(value: Any, argument: Argument) -> tuple[int, ...]:
-    """Returns sizes: those that are unknown, None or -1, as -1.
+    """Returns a shape, with -1 for unknown sizes, which may be given as None or -1.
 
     Raises:
-        InvalidArgumentError: It is no sequence of sizes.
+        InvalidArgumentError: It is not a sequence of sizes.
     """
     expected = "a tuple of sizes, integers or None where unknown,"
     if isinstance(value, set | frozenset):

@@ -1,4 +1,4 @@
-"""Rows of a larger tensor, as gradserve, TensorFlow and PyTorch have them."""
+"""Reads rows of a larger tensor in the formats of gradserve, TensorFlow and PyTorch."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from gradserve.results import IndexedSlices
 
 
 def as_slices(value: Any) -> IndexedSlices | None:
-    """Returns rows with whatever they consist of; None for what is something else.
+    """Returns rows with unchecked contents; None if the value is something else.
 
     Takes IndexedSlices, also TensorFlow's, and sparse tensors of PyTorch whose first dimension alone is sparse, such as
     the gradient of an embedding with sparse=True. Their equal indices are added up.

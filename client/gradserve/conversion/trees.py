@@ -1,6 +1,6 @@
-"""Trees: dicts, lists, tuples and named tuples in one another with values as leaves, as JAX's pytrees.
+"""Trees: nested dicts, lists, tuples and named tuples with values as leaves, like JAX's pytrees.
 
-A leaf is named by the way to it: "layers/0/w". None is a tree without leaves.
+A leaf is named by the path to it: "layers/0/w". None is a tree without leaves.
 """
 
 import copy
@@ -13,7 +13,7 @@ from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import is_text
 
 Tree: TypeAlias = Any
-"""A value; or a dict, list, tuple or named tuple of trees; or None."""
+"""A value; a dict, list, tuple or named tuple of trees; or None."""
 
 _SEPARATOR = "/"
 _MAX_LEVELS = 64
@@ -22,7 +22,7 @@ _NUMBERS = (bool, int, float, complex)
 
 @dataclass(frozen=True)
 class Structure:
-    """A tree without its values: in their places are the names of the leaves."""
+    """A tree with the names of its leaves in the place of their values."""
 
     _named: Tree
 
@@ -37,7 +37,8 @@ def taken_apart(tree: Tree, argument: Argument) -> tuple[dict[str, Any], Structu
     A list or tuple of numbers, or of such lists, is a leaf.
 
     Raises:
-        InvalidArgumentError: Two leaves have one name, a key is neither text nor an integer, or it is too deep.
+        InvalidArgumentError: Two leaves have the same name, a key is neither text nor an integer, or the tree is too
+            deep.
     """
     leaves: dict[str, Any] = {}
 
@@ -53,15 +54,15 @@ def taken_apart(tree: Tree, argument: Argument) -> tuple[dict[str, Any], Structu
 
 
 def leaves_of(tree: Tree, names: Iterable[str], argument: Argument) -> dict[str, Any]:
-    """Returns the leaves of a tree by name, as far as it has them.
+    """Returns the leaves of a tree by name, except missing ones.
 
     Args:
         tree: The tree, or a dict of leaves by name.
-        names: Those of the leaves.
-        argument: What it was passed as.
+        names: The names of the leaves.
+        argument: The argument that it was passed as.
 
     Raises:
-        InvalidArgumentError: There is something that is no leaf of these names.
+        InvalidArgumentError: A leaf has none of these names.
     """
     known = set(names)
     branches = {"", *(branch for name in known for branch in _branches(name))}
@@ -90,12 +91,12 @@ def _add(leaves: dict[str, Any], path: Sequence[str], leaf: Any, argument: Argum
 
 
 def _branches(name: str) -> Iterable[str]:
-    """Returns the names of what there is on the way to a leaf."""
+    """Returns the names of the nodes on the path to a leaf."""
     return accumulate(name.split(_SEPARATOR)[:-1], lambda way, key: f"{way}{_SEPARATOR}{key}")
 
 
 def _children(node: Tree, path: Sequence[str], argument: Argument) -> list[tuple[str, Tree]] | None:
-    """Returns what a node consists of, by key; None for a leaf."""
+    """Returns the children of a node, by key; None for a leaf."""
     if not isinstance(node, Mapping | list | tuple):
         return None
     if len(path) == _MAX_LEVELS:
@@ -121,7 +122,7 @@ def _filled(named: Tree, values: Mapping[str, Any]) -> Tree:
 
 
 def _like(node: Any, children: list[Tree]) -> Tree:
-    """Returns a node of the same kind, and with the same keys, with other children."""
+    """Returns a node of the same kind and with the same keys, but other children."""
     if isinstance(node, Mapping):
         return _mapping_like(node, dict(zip(node, children, strict=True)))
     if _is_named_tuple(node):
@@ -132,7 +133,7 @@ def _like(node: Any, children: list[Tree]) -> Tree:
 def _mapping_like(node: Mapping[Any, Any], children: dict[Any, Tree]) -> Tree:
     if type(node) is dict:
         return children
-    if isinstance(node, MutableMapping):  # such as a defaultdict, which is not made of its contents alone
+    if isinstance(node, MutableMapping):  # such as a defaultdict, which cannot be made from its contents alone
         made = copy.copy(node)
         made.update(children)
         return made
@@ -147,7 +148,7 @@ def _is_named_tuple(node: Any) -> bool:
 
 
 def _is_numbers(value: Any, level: int) -> bool:
-    """Tells whether a value is a list or tuple of numbers, or of such lists."""
+    """Returns True if a value is a list or tuple of numbers, or of such lists."""
     if not isinstance(value, list | tuple) or not value or _is_named_tuple(value) or level > _MAX_LEVELS:
         return False
     return all(type(each) in _NUMBERS or _is_numbers(each, level + 1) for each in value)

@@ -1,1 +1,1 @@
-"""The gradient ops as data: everything that the client, its types and its documentation know of each."""
+"""The gradient ops as data: all that the client, its types and its documentation know about each op."""

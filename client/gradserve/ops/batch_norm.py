@@ -17,7 +17,9 @@ _SCALE = Input("scale", _U, "U, shape [C].")
 _EPSILON = Attribute("epsilon", "float", "Added to the variance.", 0.0001)
 _DATA_FORMAT = Attribute("data_format", "str", '"NHWC", "NCHW", "NDHWC" or "NCDHW".', "NHWC")
 _FORMAT_OF_IMAGES = replace(_DATA_FORMAT, doc='"NHWC" or "NCHW".', allowed=("NHWC", "NCHW"))
-_IS_TRAINING = Attribute("is_training", "bool", "Normalise by the moments of x, or by `mean` and `variance`.", True)
+_IS_TRAINING = Attribute(
+    "is_training", "bool", "Whether to normalise by the moments of x, or by `mean` and `variance`.", True
+)
 _AS_IN_FORWARD = "As in the forward call."
 
 
@@ -78,8 +80,8 @@ FUSED_BATCH_NORM_V3 = Op(
     request=messages_pb2.FusedBatchNormRequest,
     summary="Normalises a batch of images or volumes over all axes but the channels.",
     text="""
-    In the following, C is the number of channels, M the number of elements of one, T the dtype of x, and U
-    float32, or float64 when T is.
+    In the following, C is the number of channels, M the number of elements in a channel, T the dtype of x, and U
+    float32, or float64 if T is.
     """,
     arguments=(
         _X,
@@ -91,12 +93,12 @@ FUSED_BATCH_NORM_V3 = Op(
             "U, shape [C]: the population mean, or in training the moving mean. Not read, and of any length (such as "
             "0), in training with an exponential_avg_factor of 1.",
         ),
-        Input("variance", _U, "As `mean`, of the variance."),
+        Input("variance", _U, "Like `mean`, for the variance."),
         _EPSILON,
         Attribute(
             "exponential_avg_factor",
             "float",
-            "f: what the moments of x count in batch_mean and batch_variance, in training.",
+            "f: the weight of the moments of x in batch_mean and batch_variance, in training.",
             1,
         ),
         _DATA_FORMAT,
@@ -121,8 +123,8 @@ FUSED_BATCH_NORM = FUSED_BATCH_NORM_V2.older(
 FUSED_BATCH_NORM_GRAD_V3 = Op(
     name="FusedBatchNormGradV3",
     request=messages_pb2.FusedBatchNormGradRequest,
-    summary="Gradients of FusedBatchNormV3 with respect to x, scale and offset.",
-    text="C, T and U are those of `FusedBatchNormV3`.",
+    summary="Computes the gradients of FusedBatchNormV3 with respect to x, scale and offset.",
+    text="C, T and U are as in `FusedBatchNormV3`.",
     arguments=(
         Input("y_backprop", _T, "T, the shape of x: the gradient with respect to y."),
         _X,
@@ -130,14 +132,14 @@ FUSED_BATCH_NORM_GRAD_V3 = Op(
         Input(
             "reserve_space_1",
             _U,
-            "U, shape [C]: that of the forward call in training, else the input `mean` of it.",
+            "U, shape [C]: in training the forward call's reserve_space_1, else its input `mean`.",
         ),
         Input(
             "reserve_space_2",
             _U,
-            "U, shape [C]: that of the forward call in training, else the input `variance` of it.",
+            "U, shape [C]: in training the forward call's reserve_space_2, else its input `variance`.",
         ),
-        Input("reserve_space_3", _U, "That of the forward call; not read.", is_optional=True),
+        Input("reserve_space_3", _U, "The forward call's reserve_space_3; not read.", is_optional=True),
         replace(_EPSILON, doc=_AS_IN_FORWARD),
         replace(_DATA_FORMAT, doc=_AS_IN_FORWARD),
         replace(_IS_TRAINING, doc=_AS_IN_FORWARD),
@@ -147,7 +149,7 @@ FUSED_BATCH_NORM_GRAD_V3 = Op(
 
 FUSED_BATCH_NORM_GRAD_V2 = FUSED_BATCH_NORM_GRAD_V3.older(
     "FusedBatchNormGradV2",
-    "Gradients of FusedBatchNormV2: FusedBatchNormGradV3 for the data formats NHWC and NCHW.",
+    "Computes the gradients of FusedBatchNormV2: FusedBatchNormGradV3 for the data formats NHWC and NCHW.",
     without=("reserve_space_3",),
     changed={"x": _IMAGES, "data_format": replace(_FORMAT_OF_IMAGES, doc=_AS_IN_FORWARD)},
     outputs=FusedBatchNormGradOutputs,
@@ -155,6 +157,6 @@ FUSED_BATCH_NORM_GRAD_V2 = FUSED_BATCH_NORM_GRAD_V3.older(
 
 FUSED_BATCH_NORM_GRAD = FUSED_BATCH_NORM_GRAD_V2.older(
     "FusedBatchNormGrad",
-    "Gradients of FusedBatchNorm: FusedBatchNormGradV3 for float32 and the data formats NHWC and NCHW.",
+    "Computes the gradients of FusedBatchNorm: FusedBatchNormGradV3 for float32 and the data formats NHWC and NCHW.",
     changed={"x": _FLOAT_IMAGES},
 )

@@ -11,8 +11,8 @@ from gradserve.v1 import cudnn_rnn_messages_pb2 as messages_pb2
 _T = SameAs("input")
 _OF_V3 = ("sequence_lengths", "num_proj", "time_major")
 _TIME_FIRST = """
-T is the number of steps, B that of sequences, I the size of the input, L the number of layers, D that of
-directions, and H that of units. All floats have the dtype of `input`: float16, bfloat16, float32 or float64.
+T is the number of steps, B of sequences, L of layers, D of directions and H of units; I is the size of the
+input. All floats have the dtype of `input`: float16, bfloat16, float32 or float64.
 """
 
 
@@ -31,8 +31,8 @@ class CudnnRNNV3Outputs(NamedTuple, Generic[TensorT_co]):
     """Outputs of CudnnRNNV2 and CudnnRNNV3; see `RawOps.CudnnRNNV3`."""
 
     output: Annotated[TensorT_co, "[T, B, D * H'], or [B, T, D * H']; 0 beyond the end of a sequence."]
-    output_h: Annotated[TensorT_co, "As input_h: the state after the last step of each sequence."]
-    output_c: Annotated[TensorT_co, "As input_c for lstm, else a scalar."]
+    output_h: Annotated[TensorT_co, "The shape of input_h: the state after the last step of each sequence."]
+    output_c: Annotated[TensorT_co, "The shape of input_c for lstm, else a scalar."]
     reserve_space: Annotated[TensorT_co, "Opaque, for the gradient; a scalar when not training."]
     host_reserved: Annotated[TensorT_co, "Opaque, for the gradient; a scalar when not training."]
 
@@ -52,7 +52,7 @@ CUDNN_RNN_V3 = Op(
     request=messages_pb2.CudnnRNNRequest,
     summary="Applies a recurrent network of L layers and D directions to B sequences of up to T steps.",
     text="""
-    H is the number of units, H' the size of the hidden state: num_proj where there is a projection, else H. All
+    H is the number of units, H' the size of the hidden state: num_proj with a projection, else H. All
     floats have the dtype of `input`: float16, bfloat16, float32 or float64.
     """,
     arguments=(
@@ -65,21 +65,21 @@ CUDNN_RNN_V3 = Op(
             is_optional=True,
         ),
         Input("params", _T, "The parameter vector; see `CudnnRNNCanonicalToParamsV2`."),
-        Input("sequence_lengths", INT32, "int32, [B], each from 1 to T; None for T each.", is_optional=True),
+        Input("sequence_lengths", INT32, "int32, [B], each from 1 to T; None: all are T.", is_optional=True),
         Attribute("rnn_mode", "str", '"rnn_relu", "rnn_tanh", "lstm" or "gru".', "lstm"),
         Attribute("input_mode", "str", '"linear_input", "skip_input" or "auto_select".', "linear_input"),
         Attribute("direction", "str", '"unidirectional" or "bidirectional".', "unidirectional"),
         Attribute(
             "dropout",
             "float",
-            "The probability with which an element of the input of each layer but the first is dropped in training.",
+            "The probability of dropping an element of a layer's input in training; the first layer drops none.",
             0,
         ),
-        Attribute("seed", "int", "With `seed2` the seed of the dropout.", 0),
+        Attribute("seed", "int", "The seed of the dropout, together with `seed2`.", 0),
         Attribute("seed2", "int", "See `seed`.", 0),
         Attribute("num_proj", "int", "The size of the projection of the hidden state, for lstm; 0 for none.", 0),
-        Attribute("is_training", "bool", "Keep what the gradient needs, and drop elements.", True),
-        Attribute("time_major", "bool", "Which dimension comes first.", True),
+        Attribute("is_training", "bool", "Whether to keep what the gradient needs, and to drop elements.", True),
+        Attribute("time_major", "bool", "Whether time is the first dimension; otherwise the batch is.", True),
     ),
     outputs=CudnnRNNV3Outputs,
 )
@@ -101,23 +101,20 @@ CUDNN_RNN = CUDNN_RNN_V2.older("CudnnRNN", CUDNN_RNN_V2.summary, outputs=CudnnRN
 
 def _of_forward(argument: Input | Attribute) -> Input | Attribute:
     """Returns an argument of the forward call as the gradient has it."""
-    if isinstance(argument, Attribute):
-        return replace(argument, doc="As in the forward call.")
-    plural = "Those" if argument.name in ("params", "sequence_lengths") else "That"
-    for_lstm = " For lstm; else not read." if argument.is_optional and plural == "That" else ""
-    return replace(argument, doc=f"{plural} of the forward call.{for_lstm}")
+    for_lstm = " For lstm; else not read." if argument.name == "input_c" else ""
+    return replace(argument, doc=f"As in the forward call.{for_lstm}")
 
 
 CUDNN_RNN_BACKPROP_V3 = Op(
     name="CudnnRNNBackpropV3",
     request=messages_pb2.CudnnRNNBackpropRequest,
-    summary="Gradients of CudnnRNNV3 in training, with respect to the input, the states and the parameters.",
+    summary="Computes the gradients of CudnnRNNV3 in training for the input, the states and the parameters.",
     text="",
     arguments=(
         *map(_of_forward, CUDNN_RNN_V3.inputs),
-        Input("output", _T, "That of the forward call."),
-        Input("output_h", _T, "That of the forward call."),
-        Input("output_c", _T, "That of the forward call. For lstm; else not read.", is_optional=True),
+        Input("output", _T, "The forward call's output."),
+        Input("output_h", _T, "The forward call's output_h."),
+        Input("output_c", _T, "The forward call's output_c. For lstm; else not read.", is_optional=True),
         Input(
             "output_backprop",
             _T,
@@ -130,8 +127,8 @@ CUDNN_RNN_BACKPROP_V3 = Op(
             "The shape of output_c: the gradient with respect to it. For lstm; else not read.",
             is_optional=True,
         ),
-        Input("reserve_space", _T, "That of the forward call; any other is refused."),
-        Input("host_reserved", INT8, "That of the forward call; any other is refused."),
+        Input("reserve_space", _T, "The forward call's reserve_space; any other is refused."),
+        Input("host_reserved", INT8, "The forward call's host_reserved; any other is refused."),
         *(_of_forward(each) for each in CUDNN_RNN_V3.attributes if each.name != "is_training"),
     ),
     outputs=CudnnRNNBackpropOutputs,
@@ -144,13 +141,13 @@ _WHOLE_SEQUENCES = replace(
 
 CUDNN_RNN_BACKPROP_V2 = CUDNN_RNN_BACKPROP_V3.older(
     "CudnnRNNBackpropV2",
-    "Gradients of CudnnRNNV2 in training, with respect to the input, the states and the parameters.",
+    "Computes the gradients of CudnnRNNV2 in training for the input, the states and the parameters.",
     without=_OF_V3,
     changed={"output_backprop": _WHOLE_SEQUENCES},
 )
 
 CUDNN_RNN_BACKPROP = CUDNN_RNN_BACKPROP_V2.older(
     "CudnnRNNBackprop",
-    "Gradients of CudnnRNN in training, with respect to the input, the states and the parameters.",
+    "Computes the gradients of CudnnRNN in training for the input, the states and the parameters.",
     without=("host_reserved",),
 )

@@ -19,14 +19,14 @@ _UNUSED = "parameters do not depend on the dropout"
 
 @abbreviated
 class CudnnRNNParamsToCanonicalOutputs(NamedTuple, Generic[TensorT_co]):
-    """Outputs of CudnnRNNParamsToCanonical and V2: lists; see `RawOps.CudnnRNNParamsToCanonicalV2`."""
+    """Outputs of CudnnRNNParamsToCanonical and its V2; see `RawOps.CudnnRNNParamsToCanonicalV2`."""
 
-    weights: Annotated[list[TensorT_co], "The matrices, a list."]
-    biases: Annotated[list[TensorT_co], "The biases, a list."]
+    weights: Annotated[list[TensorT_co], "The list of matrices."]
+    biases: Annotated[list[TensorT_co], "The list of biases."]
 
 
 def _size(value: Any, argument: Argument) -> int:
-    """Returns a size, which is a scalar tensor to TensorFlow."""
+    """Returns a size, which TensorFlow passes as a scalar tensor."""
     size = as_array(value, argument)
     if size.ndim:
         raise InvalidArgumentError(f"{argument.name} is not a scalar", field=argument.name)
@@ -63,7 +63,7 @@ _NETWORK = (
     Attribute(
         "dropout",
         "float",
-        "Without effect; an IgnoredArgumentWarning says so if it is not 0.",
+        "Has no effect; an IgnoredArgumentWarning says so if it is not 0.",
         0.0,
         no_effect=_UNUSED,
     ),
@@ -98,14 +98,14 @@ CUDNN_RNN_PARAMS_SIZE = Op(
 CUDNN_RNN_CANONICAL_TO_PARAMS_V2 = Op(
     name="CudnnRNNCanonicalToParamsV2",
     request=messages_pb2.CudnnRNNCanonicalToParamsRequest,
-    summary="Makes the parameter vector of a network of its matrices and biases.",
+    summary="Makes the parameter vector of a network from its matrices and biases.",
     text="""
-    With G gates, D directions, H units, and H' the size of the hidden state: for each layer and direction come the
-    matrices W of all gates, each [H, size of the layer's input], R of all gates, each [H, H'], and the projection,
-    [num_proj, H], where there is one; and the biases bW of all gates and bR of all gates, each [H]. Gates in the
-    order input, forget, new memory, output (lstm); reset, update, new memory (gru). With skip_input the matrices W
-    of the first layer have no columns: [H, 0]. Each may come in any other shape of as many elements, such as flat:
-    the elements are taken row by row.
+    G is the number of gates, D of directions and H of units; H' is the size of the hidden state. For each layer and
+    direction there are the matrices W of all gates, each [H, size of the layer's input], R of all gates, each [H,
+    H'], and with a projection its matrix, [num_proj, H]; and the biases bW of all gates and bR of all gates, each
+    [H]. Gates are in the order input, forget, new memory, output (lstm); reset, update, new memory (gru). With
+    skip_input the matrices W of the first layer have no columns: [H, 0]. Each may have any other shape with as many
+    elements, such as flat: the elements are read row by row.
     """,
     arguments=(
         *_SIZES,
@@ -118,17 +118,17 @@ CUDNN_RNN_CANONICAL_TO_PARAMS_V2 = Op(
 
 CUDNN_RNN_CANONICAL_TO_PARAMS = CUDNN_RNN_CANONICAL_TO_PARAMS_V2.older(
     "CudnnRNNCanonicalToParams",
-    "Makes a parameter vector: CudnnRNNCanonicalToParamsV2 without a projection.",
+    "Makes the parameter vector of a network: CudnnRNNCanonicalToParamsV2 without a projection.",
     without=("num_proj",),
 )
 
-_NUM_WEIGHTS = Attribute("num_params_weights", "int", "How many matrices there are.", convert=_count)
-_NUM_BIASES = Attribute("num_params_biases", "int", "How many biases there are.", convert=_count)
+_NUM_WEIGHTS = Attribute("num_params_weights", "int", "The number of matrices.", convert=_count)
+_NUM_BIASES = Attribute("num_params_biases", "int", "The number of biases.", convert=_count)
 
 CUDNN_RNN_PARAMS_TO_CANONICAL_V2 = Op(
     name="CudnnRNNParamsToCanonicalV2",
     request=messages_pb2.CudnnRNNParamsToCanonicalRequest,
-    summary="Takes the parameter vector of a network apart; the reverse of `CudnnRNNCanonicalToParamsV2`.",
+    summary="Splits the parameter vector of a network; the reverse of `CudnnRNNCanonicalToParamsV2`.",
     text="",
     arguments=(*_SIZES, Input("params", FLOAT32, "The parameter vector."), _NUM_WEIGHTS, _NUM_BIASES, *_NETWORK),
     outputs=CudnnRNNParamsToCanonicalOutputs,
@@ -136,13 +136,13 @@ CUDNN_RNN_PARAMS_TO_CANONICAL_V2 = Op(
 
 CUDNN_RNN_PARAMS_TO_CANONICAL = CUDNN_RNN_PARAMS_TO_CANONICAL_V2.older(
     "CudnnRNNParamsToCanonical",
-    "Takes a parameter vector apart: CudnnRNNParamsToCanonicalV2 without a projection.",
+    "Splits the parameter vector of a network: CudnnRNNParamsToCanonicalV2 without a projection.",
     without=("num_params_biases", "num_proj"),
     changed={
         "num_params_weights": Attribute(
             "num_params",
             "int",
-            "How many matrices there are, and how many biases.",
+            "The number of matrices, and of biases.",
             fields=("num_params_weights", "num_params_biases"),
             convert=_count,
         )

@@ -1,4 +1,4 @@
-"""What an op is to the client: its arguments, outputs and documentation."""
+"""Declarations of ops: their arguments, outputs and documentation."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class SameAs:
     input: str
 
     def follow(self, dtype: DType) -> DType:
-        """Returns the dtype, given that of the other input."""
+        """Returns the dtype that follows from the other input's."""
         return dtype
 
 
 @dataclass(frozen=True)
 class StatisticsOf:
-    """The dtype in which the statistics of another input are kept: float64 for float64, else float32."""
+    """The dtype of the statistics of another input: float64 for float64, else float32."""
 
     input: str
 
     def follow(self, dtype: DType) -> DType:
-        """Returns the dtype, given that of the other input."""
+        """Returns the dtype that follows from the other input's."""
         return FLOAT64 if dtype == FLOAT64 else FLOAT32
 
 
@@ -44,12 +44,12 @@ class Input:
     """A tensor that an op takes.
 
     Attributes:
-        name: The argument, and the field of the request.
-        dtype: What plain numbers become, which have no dtype: a dtype, or one that follows from another input's.
-        doc: Dtype, shape and meaning.
-        is_optional: It may be left out, or be None.
-        is_list: It is a sequence of tensors.
-        allowed_dtypes: The dtypes that a version takes, in TensorFlow's spelling. Empty: those that the server takes.
+        name: The name of the argument, and of the field of the request.
+        dtype: The dtype of plain numbers: a fixed one, or one that follows from another input's.
+        doc: Its dtype, shape and meaning.
+        is_optional: Whether it may be left out, or be None.
+        is_list: Whether it is a sequence of tensors.
+        allowed_dtypes: The dtypes that a version takes, in TensorFlow's spelling. Empty: all that the server takes.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Required:
-    """The default of an attribute that has none."""
+    """The default of an attribute that must be given."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,15 @@ class Attribute:
     """An argument that is not a tensor.
 
     Attributes:
-        name: The argument.
-        kind: Its type as it is written in the signature: "float", "int", "bool", "str", "ArrayLike" or "DTypeLike".
-        doc: Meaning and unit.
-        default: What it is when left out.
-        allowed: The texts that a version takes. Empty: those that the server takes.
-        fields: The fields of the request that it becomes. None: the one of its name.
-        convert: Makes what is sent of what was given. None: it is sent as given.
-        no_effect: Why the op ignores it. Empty: the op does not. A warning is given for a value other than 0.
+        name: The name of the argument.
+        kind: Its type as written in the signature: "float", "int", "bool", "str", "ArrayLike" or "DTypeLike".
+        doc: Its meaning and unit.
+        default: Its default.
+        allowed: The texts that a version takes. Empty: all that the server takes.
+        fields: The fields of the request that it becomes. None: the field of its name.
+        convert: Converts what was given to what is sent. None: it is sent as given.
+        no_effect: The reason why the op ignores it, given in a warning for a value other than 0. Empty: it has an
+            effect.
     """
 
     name: str
@@ -92,11 +93,11 @@ class Attribute:
 
 @dataclass(frozen=True)
 class SingleOutput:
-    """The output of an op that has one: it is returned by itself, without a named tuple.
+    """The only output of an op, returned by itself, without a named tuple.
 
     Attributes:
         field: The field of the response.
-        doc: Dtype, shape and meaning.
+        doc: Its dtype, shape and meaning.
     """
 
     field: str
@@ -105,7 +106,7 @@ class SingleOutput:
 
 @dataclass(frozen=True)
 class Field:
-    """The field of the response that an output has, where that is not the output's name."""
+    """The field of the response for an output, if it is not the output's name."""
 
     name: str
 
@@ -119,14 +120,14 @@ class Op:
     """An op. Its RPC is named after the request: FusedBatchNorm takes a FusedBatchNormRequest.
 
     Attributes:
-        name: TensorFlow's, or ours where TensorFlow has no such op.
+        name: Its name in TensorFlow, or ours if TensorFlow has no such op.
         request: The type of the request.
         summary: One sentence.
-        text: What follows the summary in the docstring: the letters that stand for sizes and dtypes, formulas.
-        arguments: Inputs and attributes, in the order of the signature.
-        outputs: What it returns.
-        more_outputs: A flag among the attributes, and what the op returns when it is set.
-        newer: The version of the op that this one is a view of. It describes the outputs that this one does not.
+        text: The docstring's text after the summary: formulas, and letters for sizes and dtypes.
+        arguments: Its inputs and attributes, in the order of the signature.
+        outputs: Its outputs.
+        more_outputs: A flag among the attributes, and the outputs of the op when it is set.
+        newer: The version of the op that this one is a view of. Its descriptions of outputs apply if there are no own.
     """
 
     name: str
@@ -145,12 +146,12 @@ class Op:
 
     @cached_property
     def inputs(self) -> tuple[Input, ...]:
-        """The tensors it takes."""
+        """The tensors that it takes."""
         return tuple(each for each in self.arguments if isinstance(each, Input))
 
     @cached_property
     def attributes(self) -> tuple[Attribute, ...]:
-        """Its other arguments."""
+        """The other arguments."""
         return tuple(each for each in self.arguments if isinstance(each, Attribute))
 
     @cached_property
@@ -165,13 +166,13 @@ class Op:
 
     @cached_property
     def output_tuples(self) -> tuple[Outputs, ...]:
-        """What it returns: none of them if it has a single output, two if there are more outputs on demand."""
+        """The types it returns: none if it has a single output, two if there are more outputs on demand."""
         if isinstance(self.outputs, SingleOutput):
             return ()
         return (self.outputs,) if self.more_outputs is None else (self.outputs, self.more_outputs[1])
 
     def output_doc(self, name: str) -> str:
-        """Returns the description of an output: its own, or that of the newer version."""
+        """Returns the description of an output: its own, or the newer version's."""
         for outputs in self.output_tuples:
             if name in (docs := _annotated(outputs, str)):
                 text: str = docs[name]
@@ -194,10 +195,10 @@ class Op:
         Args:
             name: Its name.
             summary: Its summary.
-            text: What follows the summary. None: as here.
+            text: Its text after the summary. None: the same.
             without: The arguments that it does not have.
-            changed: Arguments that are declared otherwise there, by their names here.
-            outputs: What it returns. None: as here.
+            changed: Arguments that it declares differently, by their names in this version.
+            outputs: Its outputs. None: the same.
         """
         others = changed or {}
         arguments = tuple(others.get(each.name, each) for each in self.arguments if each.name not in without)
@@ -214,14 +215,14 @@ class Op:
 
 @cache
 def fields_of(outputs: Outputs) -> Mapping[str, str]:
-    """Returns the fields of the response that outputs have, by the names of the outputs."""
+    """Returns the fields of the response, by the names of the outputs."""
     others = _annotated(outputs, Field)
     names: tuple[str, ...] = outputs._fields  # type: ignore[attr-defined]
     return {name: others[name].name if name in others else name for name in names}
 
 
 def _annotated(outputs: Outputs, kind: type[Any]) -> Mapping[str, Any]:
-    """Returns what the annotations of outputs say of them, as far as it is of a kind."""
+    """Returns the annotations of this kind, by the names of the outputs."""
     hints = get_type_hints(outputs, include_extras=True)
     return {
         name: said for name, hint in hints.items() for said in getattr(hint, "__metadata__", ()) if type(said) is kind

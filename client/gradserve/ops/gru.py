@@ -37,8 +37,8 @@ class GRUBlockCellAllGradOutputs(NamedTuple, Generic[TensorT_co]):
 
     d_x: Annotated[TensorT_co, "T, shape [B, I]."]
     d_h_prev: Annotated[TensorT_co, "T, shape [B, H]."]
-    d_c_bar: Annotated[TensorT_co, "T, shape [B, H]: with respect to what tanh is taken of."]
-    d_r_bar_u_bar: Annotated[TensorT_co, "T, shape [B, 2H]: with respect to what the sigmoid is taken of."]
+    d_c_bar: Annotated[TensorT_co, "T, shape [B, H]: with respect to the argument of tanh."]
+    d_r_bar_u_bar: Annotated[TensorT_co, "T, shape [B, 2H]: with respect to the argument of the sigmoid."]
     d_w_ru: Annotated[TensorT_co, "T, shape [I + H, 2H]."]
     d_w_c: Annotated[TensorT_co, "T, shape [I + H, H]."]
     d_b_ru: Annotated[TensorT_co, "T, shape [2H]."]
@@ -54,12 +54,12 @@ GRU_BLOCK_CELL = Op(
         c      = tanh([x, h_prev r] . w_c + b_c)
         h      = u h_prev + (1 - u) c
 
-    In the following, B is the batch, I the size of the input, H that of the cell, and T the dtype of x, which all
-    tensors have: float16, bfloat16, float32 or float64.
+    In the following, B is the batch, I the size of the input, H the size of the cell, and T the dtype of x and of
+    all other tensors: float16, bfloat16, float32 or float64.
     """,
     arguments=(
         Input("x", FLOAT32, "T, shape [B, I]."),
-        Input("h_prev", _T, "T, shape [B, H]: the state before."),
+        Input("h_prev", _T, "T, shape [B, H]: the previous state."),
         Input("w_ru", _T, "T, shape [I + H, 2H]: rows for x, then for h_prev; columns for r, then for u."),
         Input("w_c", _T, "T, shape [I + H, H]: rows as in w_ru."),
         Input("b_ru", _T, "T, shape [2H]: for r, then for u."),
@@ -73,8 +73,8 @@ _BIASES = ("b_ru", "b_c")
 GRU_BLOCK_CELL_GRAD = Op(
     name="GRUBlockCellGrad",
     request=messages_pb2.GRUBlockCellGradRequest,
-    summary="Gradients of GRUBlockCell.",
-    text="B, I, H and T are those of `GRUBlockCell`.",
+    summary="Computes the gradients of GRUBlockCell.",
+    text="B, I, H and T are as in `GRUBlockCell`.",
     arguments=(
         *(
             replace(each, doc=f"As in the forward call{'; only its shape counts' * (each.name in _BIASES)}.")
@@ -87,7 +87,7 @@ GRU_BLOCK_CELL_GRAD = Op(
         Attribute(
             "weight_gradients",
             "bool",
-            "Compute the last four outputs too. TensorFlow's op does not have them.",
+            "Whether to compute the last four outputs, which TensorFlow's op does not have.",
             False,
         ),
     ),

@@ -9,14 +9,14 @@ from gradserve.ops.declaration import Attribute, Input, Op, Required, SingleOutp
 _WIDTH = 112
 
 _ERRORS = {
-    "InvalidArgumentError": "An argument does not fit; its `field` says which.",
-    "NotFoundError": "A handle does not exist (any more).",
+    "InvalidArgumentError": "An argument is not valid; `field` names it.",
+    "NotFoundError": "The tensor of a handle does not exist.",
     "ResourceExhaustedError": "The outputs do not fit into the server's memory.",
 }
 
 
 def signature_of(op: Op) -> inspect.Signature:
-    """Returns the signature of an op as a method: its arguments, and where its outputs stay; all are keywords."""
+    """Returns the signature of an op as a method: its arguments, `keep` and `lease`, all of them keywords."""
     return inspect.Signature(
         [
             inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD),
@@ -33,9 +33,9 @@ def docstring_of(op: Op) -> str:
     """Returns the docstring of an op, in the sections of Google's style."""
     is_single = isinstance(op.outputs, SingleOutput)
     arguments = {each.name: each.doc for each in op.arguments} | {
-        "keep": f"Leave the output{'' if is_single else 's'} on the server and return "
+        "keep": f"Whether to leave the output{'' if is_single else 's'} on the server and return "
         f"{'its handle' if is_single else 'their handles'}.",
-        "lease": f"For how many seconds {'it lives' if is_single else 'they live'} there without use; None for the "
+        "lease": f"Seconds that {'it lives' if is_single else 'they live'} there without use; None for the "
         "server's default.",
     }
     parts = [

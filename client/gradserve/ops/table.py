@@ -1,4 +1,4 @@
-"""The ops that the client has."""
+"""The client's ops."""
 
 from gradserve.ops.batch_norm import (
     FUSED_BATCH_NORM,

@@ -1,1 +1,1 @@
-"""Carries the exchanges of operations out over gRPC: blocking, and with asyncio."""
+"""Carries out the exchanges of operations over gRPC: blocking, and with asyncio."""

@@ -1,4 +1,4 @@
-"""Carries generators out: what each step is answered by, or its error, goes back to where it was yielded."""
+"""Drives generators of steps: sends each step's answer, or its error, back to the generator."""
 
 import time
 from collections.abc import Awaitable, Callable, Generator
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def attempts(operation: Operation[T], settings: ConnectionSettings) -> Attempts[T]:
-    """Returns the steps of an operation on a connection with these settings, in the time of this machine."""
+    """Returns the steps of an operation with these settings, by this machine's clock."""
     return with_retries(operation, settings.times, settings.retries, time.monotonic)
 
 
@@ -22,8 +22,8 @@ def carry_out(steps: Generator[StepT, Any, T], perform: Callable[[StepT], Any]) 
     """Returns the result of a generator of steps, or raises its error.
 
     Args:
-        steps: The generator. It is closed at the end, however that comes.
-        perform: Returns the answer to a step, or raises its error: a GradserveError is the generator's to handle.
+        steps: The generator. It is closed at the end in any case.
+        perform: Returns the answer to a step, or raises its error. The generator handles a GradserveError.
     """
     try:
         step = next(steps)
@@ -42,7 +42,7 @@ def carry_out(steps: Generator[StepT, Any, T], perform: Callable[[StepT], Any]) 
 
 
 async def carry_out_async(steps: Generator[StepT, Any, T], perform: Callable[[StepT], Awaitable[Any]]) -> T:
-    """Returns the result of a generator of steps as `carry_out` does; awaits what each step is answered by."""
+    """Returns the result of a generator of steps like `carry_out`; awaits the answer to each step."""
     try:
         step = next(steps)
         while True:

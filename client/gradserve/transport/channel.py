@@ -1,4 +1,4 @@
-"""gRPC channels to a server, blocking or for asyncio, and the calls that they make."""
+"""gRPC channels to a server, blocking or with asyncio, and their calls."""
 
 import functools
 from collections.abc import Callable
@@ -15,17 +15,17 @@ from gradserve.transport.status import error_from_status, explain
 
 
 class Channel:
-    """A gRPC channel to a server. Its callables are those of gRPC: they return what the kind of the channel does.
+    """A gRPC channel to a server. Its functions are gRPC's, and return what the kind of channel returns.
 
     Attributes:
         close: Closes it.
         put: Makes a PutTensors call.
         get: Makes a GetTensors call.
-        unary: Returns what makes a unary call, by the names of service and method.
+        unary: Returns the function that makes a unary call, by the names of service and method.
     """
 
     def __init__(self, address: Address, settings: ConnectionSettings, open_channel: Callable[..., Any]) -> None:
-        """Takes where the server is, and what opens a channel: of `grpc`, or of `grpc.aio`."""
+        """Takes the server's address, and the function that opens a channel, from `grpc` or `grpc.aio`."""
         self._route = Route.to(address)
         channel = open_channel(address.target, options=(*channel_options(settings), *self._route.options))
         put, get = methods.PUT_TENSORS, methods.GET_TENSORS
@@ -35,7 +35,7 @@ class Channel:
         self.unary = functools.cache(functools.partial(_make_unary, channel))
 
     def failure(self, error: Any, *, is_closed: bool) -> GradserveError:
-        """Returns the exception of a call that failed; `is_closed` says that the client closed the channel."""
+        """Returns the exception for a failed call; `is_closed` says that the client closed the channel."""
         if is_closed and error.code() is grpc.StatusCode.CANCELLED:
             return closed()
         message = explain(error.code(), error.details(), self._route)
@@ -43,27 +43,27 @@ class Channel:
 
 
 def channel_options(settings: ConnectionSettings) -> tuple[tuple[str, int], ...]:
-    """Returns the settings as gRPC's arguments of a channel."""
+    """Returns the settings as arguments of a gRPC channel."""
     longest = -1 if settings.sizes.longest is None else settings.sizes.longest
     return (
         ("grpc.max_receive_message_length", longest),
         ("grpc.max_send_message_length", longest),
         ("grpc.keepalive_time_ms", _milliseconds(settings.keepalive.interval)),
         ("grpc.keepalive_timeout_ms", _milliseconds(settings.keepalive.timeout)),
-        # Where this is longer, a minute unless set, gRPC waits so long in spite of the former.
+        # gRPC waits as long as this, a minute by default, if it is longer than the keepalive timeout.
         ("grpc.http2.ping_timeout_ms", _milliseconds(settings.keepalive.timeout)),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.per_rpc_retry_buffer_size", settings.sizes.kept),
         ("grpc.initial_reconnect_backoff_ms", _milliseconds(settings.reconnecting.first_pause)),
         ("grpc.max_reconnect_backoff_ms", _milliseconds(settings.reconnecting.longest_pause)),
         ("grpc.min_reconnect_backoff_ms", _milliseconds(settings.reconnecting.attempt)),
-        # Two clients of one process have nothing to say to each other.
+        # Two clients in one process share no connections.
         ("grpc.use_local_subchannel_pool", 1),
     )
 
 
 def closed() -> GradserveError:
-    """Returns the error of a call on a closed channel."""
+    """Returns the error for a call on a closed channel."""
     return CallCancelledError("the client is closed")
 
 

@@ -1,4 +1,4 @@
-"""What a client asks of a transport, whatever that is made of."""
+"""The transport as a client sees it, whatever is behind it."""
 
 from typing import Protocol, TypeVar
 
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class BlockingTransport(Protocol):
-    """Carries operations out in the calling thread. Safe to use from several threads."""
+    """Carries out operations in the calling thread. Safe to use from several threads."""
 
     def run(self, operation: Operation[T], /) -> T:
         """Returns the result of an operation, or raises its error."""
@@ -20,7 +20,7 @@ class BlockingTransport(Protocol):
 
 
 class AsyncTransport(Protocol):
-    """Carries operations out on the event loop it was made on."""
+    """Carries out operations on the event loop in which it was made."""
 
     async def run(self, operation: Operation[T], /) -> T:
         """Returns the result of an operation, or raises its error."""

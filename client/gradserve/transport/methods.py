@@ -1,4 +1,4 @@
-"""How each method of the services is called."""
+"""Paths and serializers of the services' methods."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ _SERVICES = {
 
 @dataclass(frozen=True)
 class Method:
-    """Path and serializers of a method."""
+    """The path and the serializers of a method."""
 
     path: str
     encode: Callable[[Any], bytes]
@@ -42,7 +42,7 @@ class Method:
 
 
 def unary(service: str, method: str) -> Method:
-    """Returns how to call a unary method."""
+    """Returns the path and the serializers of a unary method."""
     descriptor = _SERVICES[service]
     found = descriptor.methods_by_name[method]
     return Method(

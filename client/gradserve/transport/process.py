@@ -1,4 +1,4 @@
-"""The process that a client belongs to."""
+"""The process to which a client belongs."""
 
 import os
 
@@ -6,7 +6,7 @@ from gradserve.errors import ForkedClientError
 
 
 class OwnProcess:
-    """Remembers the process it was made in. gRPC's threads and sockets do not survive a fork."""
+    """Remembers the process in which it was made, because gRPC's threads and sockets do not survive a fork."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()

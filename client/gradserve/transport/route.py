@@ -1,4 +1,4 @@
-"""The way to a server: straight, or through an HTTP proxy, which gRPC takes from the environment."""
+"""The route to a server: direct, or through an HTTP proxy, which gRPC takes from the environment."""
 
 import ipaddress
 import os
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from gradserve.address import Address
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
-"""The first of them that is set counts; an empty one says that there is no proxy."""
+"""The variables that name a proxy. The first one set counts; an empty one means no proxy."""
 
 _EXCEPTION_VARIABLES = ("no_grpc_proxy", "no_proxy")
 
@@ -20,8 +20,8 @@ class Proxy:
     """The proxy that connections to a server go through.
 
     Attributes:
-        variable: Of the environment, where it was found.
-        place: Its host and port, without the user and the password that may be there, too.
+        variable: The environment variable that named it.
+        place: Its host and port, without a user and password.
     """
 
     variable: str
@@ -33,11 +33,11 @@ class Proxy:
 
 @dataclass(frozen=True)
 class Route:
-    """The way to a server.
+    """The route to a server.
 
     Attributes:
-        address: Where the server is.
-        proxy: What connections go through, None for nothing.
+        address: The server's address.
+        proxy: The proxy of its connections, or None.
     """
 
     address: Address
@@ -45,15 +45,15 @@ class Route:
 
     @classmethod
     def to(cls, address: Address, environment: Mapping[str, str] = os.environ) -> Self:
-        """Returns the way to an address that the environment asks for.
+        """Returns the route to an address in this environment.
 
-        gRPC's own rules, but for one: no proxy leads to the loopback addresses of this machine, so none is asked to.
+        Follows gRPC's rules, with one exception: no proxy is used for loopback addresses, which a proxy cannot reach.
         """
         return cls(address, _proxy_to(address, environment))
 
     @property
     def options(self) -> tuple[tuple[str, int], ...]:
-        """What a gRPC channel has to be told."""
+        """The channel options that it needs."""
         return () if self.proxy else (("grpc.enable_http_proxy", 0),)
 
 
@@ -85,7 +85,7 @@ def _is_excepted(host: str, environment: Mapping[str, str]) -> bool:
 
 
 def _matches(host: str, entry: str) -> bool:
-    """Tells whether a host ends as an entry does, or is in the network it names."""
+    """Returns True if a host ends like an entry, or is in the network that the entry names."""
     if host.lower().endswith(entry.lower()):
         return True
     address = _ip_address(host)

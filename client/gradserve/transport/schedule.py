@@ -1,4 +1,4 @@
-"""The order in which operations that run together begin and give up steps: without I/O, for both transports."""
+"""The order in which operations that run together begin and cancel steps: without I/O, for both transports."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,9 +14,9 @@ class Member:
 
     Attributes:
         steps: The operation, with its retries.
-        group: Those that it runs together with.
-        place: Its place among them.
-        inner: The operations that it waits for itself, while it does.
+        group: The operations that it runs together with.
+        place: Its index among them.
+        inner: The group of operations that it is waiting for, if any.
         waits: Whether a step of it is under way.
         has_ended: Whether it has a result or an error.
     """
@@ -31,14 +31,14 @@ class Member:
 
 
 class Group:
-    """Operations of which the first error ends all.
+    """Operations that all end with the first error of one.
 
     Attributes:
-        outer: The operation that waits for them; None: it is whoever runs the schedule.
+        outer: The operation that waits for them; None if it is the schedule's caller.
         members: The operations.
-        results: Of those that have ended, by their places.
-        error: The first one.
-        num_left: How many have not ended.
+        results: The results of those that have ended, by index.
+        error: The first error.
+        num_left: The number of operations that have not ended.
     """
 
     def __init__(self, outer: Member | None, operations: Sequence[Attempts[Any]]) -> None:
@@ -50,24 +50,24 @@ class Group:
 
     @property
     def is_over(self) -> bool:
-        """True if its members are not to begin anything any more."""
+        """True if its members must not begin anything more."""
         return self.error is not None or (self.outer is not None and self.outer.group.is_over)
 
 
 class Steps(Protocol):
-    """What carries steps out, and reports later how each has ended: by `Schedule.answer` or `Schedule.fail`."""
+    """Carries out steps, and reports later how each has ended: by `Schedule.answer` or `Schedule.fail`."""
 
     def begin(self, member: Member, step: Attempt | Pause | Background, /) -> None:
         """Begins a step."""
         ...
 
     def cancel(self, member: Member, /) -> None:
-        """Breaks the step of a member off, which is not to be reported any more."""
+        """Cancels a member's step, which must not be reported any more."""
         ...
 
 
 class Schedule:
-    """Advances operations that run together, in whatever thread or task calls it, whenever a step of one has ended."""
+    """Advances operations that run together whenever a step of one has ended, in the thread or task that reports it."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Schedule:
         Args:
             operations: The operations.
             attempts: Returns an operation with its retries.
-            steps: What carries steps out.
+            steps: Carries out the steps.
         """
         self._attempts = attempts
         self._steps = steps
@@ -93,18 +93,18 @@ class Schedule:
         return not self._root.num_left
 
     def results(self) -> list[Any]:
-        """Returns the results of operations that have all ended, or raises the first error."""
+        """Returns the results after all operations have ended, or raises the first error."""
         if self._root.error is not None:
             raise self._root.error
         return self._root.results
 
     def answer(self, member: Member, answer: Any) -> None:
-        """Lets an operation go on with the answer to its step."""
+        """Resumes an operation with the answer to its step."""
         member.waits = False
         self._advance(member, partial(member.steps.send, answer))
 
     def fail(self, member: Member, error: BaseException) -> None:
-        """Lets an operation go on with the error of its step; what is no GradserveError ends it."""
+        """Resumes an operation with the error of its step; anything but a GradserveError ends it."""
         member.waits = False
         if isinstance(error, GradserveError):
             self._advance(member, partial(member.steps.throw, error))
@@ -113,7 +113,7 @@ class Schedule:
             self._end(member, None, error)
 
     def close(self) -> None:
-        """Gives up whatever has not ended, as for an operation that is interrupted. Safe to call again."""
+        """Cancels whatever has not ended, as for an interrupted operation. Can be called again."""
         self._close(self._root)
 
     def _group(self, outer: Member | None, operations: Sequence[Operation[Any]]) -> Group:

@@ -8,11 +8,11 @@ from gradserve.calls.time_limits import TimeLimits
 
 @dataclass(frozen=True)
 class Keepalive:
-    """How a connection with calls that wait notices that the server is gone.
+    """How a connection with waiting calls notices that the server is gone.
 
     Attributes:
-        interval: Seconds without traffic after which it asks for a sign of life. Servers allow 10 s and more.
-        timeout: Seconds for which it then waits for one.
+        interval: Seconds without traffic before it asks for a sign of life. Servers allow 10 s and more.
+        timeout: Seconds that it then waits for one.
     """
 
     interval: float = 30.0
@@ -21,12 +21,12 @@ class Keepalive:
 
 @dataclass(frozen=True)
 class Reconnecting:
-    """How a connection that was lost, or never was, is made.
+    """How a connection is made again after it failed or was lost.
 
     Attributes:
-        first_pause: Seconds between the first two attempts; the following pauses grow.
-        longest_pause: Seconds that no pause exceeds. gRPC's own grow to 2 minutes, in which a server that is back is
-            not noticed.
+        first_pause: Seconds between the first two attempts; later pauses grow.
+        longest_pause: The most seconds between attempts. gRPC's default is 2 minutes, in which a server that is back
+            goes unnoticed.
         attempt: Seconds that an attempt may take.
     """
 
@@ -41,8 +41,8 @@ class MessageSizes:
 
     Attributes:
         longest: The longest message that is sent or received, None for any.
-        kept: Requests that the server has not seen are sent over another connection if they are not longer than this.
-            Inline tensors are up to 3 MiB.
+        kept: The longest request that is sent again over another connection if the server has not seen it. Inline
+            tensors are up to 3 MiB.
     """
 
     longest: int | None = None
@@ -51,14 +51,14 @@ class MessageSizes:
 
 @dataclass(frozen=True)
 class ConnectionSettings:
-    """All that can be set of the connections of a client, with what is usual.
+    """All settings of a client's connections, with defaults.
 
     Attributes:
-        times: How long calls may take.
-        retries: How calls are tried again while the server is unavailable.
+        times: The time limits of calls.
+        retries: The retries of calls while the server is unavailable.
         keepalive: How a dead connection is noticed.
         reconnecting: How a connection is made again.
-        sizes: Those of messages.
+        sizes: The sizes of messages.
     """
 
     times: TimeLimits = field(default_factory=TimeLimits)

@@ -1,4 +1,4 @@
-"""gRPC statuses as exceptions."""
+"""Converts gRPC statuses to exceptions."""
 
 from collections.abc import Iterable
 
@@ -43,11 +43,11 @@ ERRORS: dict[grpc.StatusCode, type[GradserveError]] = {
 }
 
 _NO_CONNECTION = ("failed to connect", "errors resolving", "DNS resolution failed")
-"""How gRPC's own messages begin where there was no server to answer."""
+"""The beginnings of gRPC's own messages when no server answered."""
 
 
 def explain(code: grpc.StatusCode, message: str | None, route: Route) -> str | None:
-    """Returns the message of a failed call; that of a failed connection says where there should be a server."""
+    """Returns the message of a failed call; without a connection it says which address to check."""
     if code is not grpc.StatusCode.UNAVAILABLE or not message:
         return message
     if message.startswith(_NO_CONNECTION):
@@ -58,13 +58,13 @@ def explain(code: grpc.StatusCode, message: str | None, route: Route) -> str | N
 def error_from_status(
     code: grpc.StatusCode, message: str | None, trailers: Iterable[tuple[str, str | bytes]] | None
 ) -> GradserveError:
-    """Returns the exception of a call that failed, and that this client did not cancel."""
+    """Returns the exception for a failed call that this client did not cancel."""
     field = None
     for key, value in trailers or ():
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
             field = _violated_field(value)
     if code is grpc.StatusCode.CANCELLED:
-        message = f"the server stopped, or something on the way to it gave the call up: {message or code.name}"
+        message = f"the server stopped, or something on the way to it ended the call: {message or code.name}"
     return ERRORS.get(code, InternalError)(message or code.name, field=field)
 
 

@@ -1,4 +1,4 @@
-"""The payload of streams."""
+"""Writes and reads the payload of streams."""
 
 from collections.abc import Iterator
 
@@ -26,10 +26,10 @@ class DownloadParts:
         self._assembly: Assembly | None = None
 
     def add(self, part: messages_pb2.GetTensorsResponse | memoryview) -> None:
-        """Takes the next message.
+        """Adds the next message.
 
         Raises:
-            InternalError: It is not what the protos promise.
+            InternalError: It does not follow the protos.
         """
         try:
             if isinstance(part, memoryview):

@@ -1,1 +1,1 @@
-"""How tensors look on the wire; used by the client and the server alike."""
+"""The wire format of tensors, for the client and the server alike."""

@@ -33,14 +33,14 @@ PartT = TypeVar("PartT", bound=Part)
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The next bytes of a payload, to be joined when the message is written."""
+    """The next bytes of a payload, joined when the message is written."""
 
     pieces: tuple[memoryview, ...]
     num_bytes: int
 
 
 def cut(payload: Iterable[memoryview], chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Iterator[Chunk]:
-    """Cuts a payload into chunks of `chunk_bytes`, the last one shorter; buffer boundaries do not show."""
+    """Cuts a payload into chunks of `chunk_bytes`, the last one shorter, regardless of where its buffers end."""
     pieces: list[memoryview] = []
     room = chunk_bytes
     for buffer in payload:
@@ -87,7 +87,7 @@ class PartDecoder(Generic[PartT]):
 
 
 def varint(number: int) -> bytes:
-    """Returns a number as protobuf writes it."""
+    """Returns a number in protobuf's varint encoding."""
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)
@@ -97,7 +97,7 @@ def varint(number: int) -> bytes:
 
 
 def _payload_start(message: bytes) -> int | None:
-    """Returns where the payload starts if one chunk field fills the message; None leaves it to protobuf."""
+    """Returns where the payload starts if one chunk field fills the message; None for protobuf to parse it."""
     length = 0
     for index, byte in enumerate(message[1 : 1 + _MAX_VARINT_BYTES]):
         length |= (byte & 0x7F) << (7 * index)

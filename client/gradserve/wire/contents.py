@@ -1,8 +1,8 @@
 """Writes messages with inline tensors without copying the contents through protobuf.
 
-A `bytes` field is copied into its message, with that into the message around it, and so on, and once more by
-serialization. Here larger contents are kept beside the message and put in when it is written: the only copy is that
-into the finished bytes, which the generated classes read as they read their own.
+Protobuf copies a `bytes` field into its message, that message into the one around it, and so on, and once more when
+serializing. Here larger contents stay outside the message until it is written: the only copy is into the finished
+bytes, which the generated classes read as usual.
 """
 
 from collections.abc import Iterable
@@ -20,21 +20,21 @@ from gradserve.wire.dtypes import to_data_type
 from gradserve.wire.payload import Array, buffer_of
 
 _MIN_BYTES = 1 << 14
-"""Less is copied faster than put in."""
+"""The least size kept outside; less is copied faster."""
 _MARK = "\0"
-"""Begins the handle that stands for contents kept aside; no handle of a tensor does."""
+"""The first character of a handle that stands for contents kept outside; no tensor's handle has it."""
 _CONTENT = tensor_pb2.Tensor.DESCRIPTOR.fields_by_name["content"].number
 _LENGTH_DELIMITED = 2
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The larger contents of one message, kept beside it."""
+    """The larger contents of one message, kept outside it."""
 
     buffers: list[memoryview] = field(default_factory=list)
 
     def tensor(self, array: Array) -> tensor_pb2.Tensor:
-        """Returns the inline tensor of an array, to be put into the message that these are the contents of."""
+        """Returns the inline tensor of an array, for the message to which these contents belong."""
         tensor = tensor_pb2.Tensor(dtype=to_data_type(array.dtype), shape=array.shape)
         if array.nbytes < _MIN_BYTES:
             tensor.content = bytes(buffer_of(array))
@@ -46,19 +46,19 @@ class Contents:
 
 @dataclass(frozen=True)
 class WithContents:
-    """A message, and the contents to be put into it."""
+    """A message, and the contents to write into it."""
 
     message: Message
     contents: Contents
 
 
 def is_stored(tensor: tensor_pb2.Tensor) -> bool:
-    """Tells whether a tensor is the handle of one that is stored on the server."""
+    """Returns True if a tensor is the handle of a stored tensor."""
     return bool(tensor.handle) and not tensor.handle.startswith(_MARK)
 
 
 def encode_message(message: Message | WithContents) -> bytes:
-    """Serializes a message, with its contents put in if it has some beside it."""
+    """Serializes a message, including contents kept outside it."""
     if not isinstance(message, WithContents):
         return message.SerializeToString()
     if not message.contents.buffers:

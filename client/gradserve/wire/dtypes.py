@@ -1,4 +1,4 @@
-"""The element types of `gradserve.v1.DataType` as NumPy dtypes."""
+"""The NumPy dtypes of the element types in `gradserve.v1.DataType`."""
 
 from typing import Any, TypeAlias
 
@@ -61,9 +61,9 @@ def parse_dtype(dtype: DTypeLike) -> DType:
     """Returns the little-endian NumPy dtype that `dtype` names.
 
     Raises:
-        TypeError: It is not one of the types a tensor can have.
+        TypeError: Tensors cannot have this dtype.
     """
-    if dtype is None:  # NumPy's float64
+    if dtype is None:  # which NumPy takes for float64
         raise TypeError(f"expected a dtype out of {KNOWN_NAMES}; got None")
     parsed = BFLOAT16 if isinstance(dtype, str) and dtype == "bfloat16" else np.dtype(dtype)
     parsed = parsed.newbyteorder("<")
@@ -73,5 +73,5 @@ def parse_dtype(dtype: DTypeLike) -> DType:
 
 
 def is_real(dtype: DType) -> bool:
-    """Tells whether a dtype that tensors can have is one of real numbers, or bool."""
+    """Returns True if a tensor's dtype has real numbers or bool."""
     return dtype.kind != "c"

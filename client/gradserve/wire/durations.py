@@ -1,4 +1,4 @@
-"""Seconds as protobuf's Duration."""
+"""Converts seconds to protobuf's Duration, and back."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from google.protobuf.duration_pb2 import Duration
 
 
 def encode_duration(seconds: float) -> Duration:
-    """Returns a number of seconds, finite and not beyond 10,000 years, to the nanosecond."""
+    """Returns a finite number of seconds, up to 10,000 years, as a Duration, to the nanosecond."""
     duration = Duration()
     duration.FromNanoseconds(round(seconds * 1e9))
     return duration

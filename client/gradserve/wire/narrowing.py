@@ -1,4 +1,4 @@
-"""Arrays in another dtype, without values that become infinite or another integer on the way."""
+"""Converts arrays to other dtypes, but not values that would become infinite or another integer."""
 
 from functools import cache
 from typing import Any
@@ -13,12 +13,12 @@ class DoesNotFitError(ValueError):
 
 
 def converted(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Returns an array of real numbers as a C-contiguous one of another dtype; the same one if it is that already.
+    """Returns an array of real numbers as a C-contiguous one of another dtype, or itself if it is that already.
 
     Floating dtypes round. NaN and infinities stay what they are.
 
     Raises:
-        DoesNotFitError: A finite value would become infinite, or in an integer dtype another value; says which.
+        DoesNotFitError: A finite value would become infinite, or an integer another; the message has the value.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         result = np.asarray(array, dtype, order="C")

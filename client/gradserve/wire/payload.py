@@ -1,4 +1,4 @@
-"""Arrays as the bytes of a tensor payload, and back."""
+"""Converts arrays to the bytes of a tensor payload, and back."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -14,7 +14,7 @@ Array: TypeAlias = NDArray[Any]
 def wire_array(value: ArrayLike) -> Array:
     """Returns `value` as a little-endian, C-contiguous array of a dtype that tensors can have.
 
-    Copies only what is not so already.
+    Copies only if needed.
 
     Raises:
         TypeError: The dtype has no wire type.
@@ -33,7 +33,7 @@ class PayloadError(ValueError):
 
 
 class Assembly:
-    """Fills arrays, one after the other, from the chunks of a payload."""
+    """Fills arrays, one after another, from the chunks of a payload."""
 
     def __init__(self, arrays: Sequence[Array]) -> None:
         """Takes C-contiguous, writable arrays; their contents are undefined until `finish` returns."""
@@ -66,7 +66,7 @@ class Assembly:
                 self._offset = 0
 
     def finish(self) -> None:
-        """Checks that nothing is missing.
+        """Checks that the payload is complete.
 
         Raises:
             PayloadError: The payload is shorter than the arrays.

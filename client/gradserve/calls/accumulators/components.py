@@ -1,4 +1,4 @@
-"""The components of an accumulator: what it takes for each, and what trees of them look like."""
+"""The components of an accumulator, and trees of them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,12 +28,12 @@ _INT64 = np.dtype(np.int64)
 
 @dataclass(frozen=True)
 class Component:
-    """One tensor of an accumulator.
+    """A component of an accumulator: one of its tensors.
 
     Attributes:
-        name: Its name; empty for the only one of an accumulator of one tensor.
-        dtype: Of its sums.
-        shape: -1 for a dimension, or None instead of all, where unknown.
+        name: Its name; empty in an accumulator of one tensor.
+        dtype: The dtype of its gradients.
+        shape: Its shape, with -1 for an unknown dimension; None if it is not known at all.
         is_sparse: Whether its gradients are IndexedSlices.
     """
 
@@ -44,7 +44,7 @@ class Component:
 
     @property
     def title(self) -> str:
-        """What errors call it."""
+        """The component, as error messages call it."""
         return f"component {self.name!r}" if self.name else "the gradient"
 
     def __str__(self) -> str:
@@ -52,10 +52,10 @@ class Component:
         return " ".join([*filter(None, (self.name, "sparse" if self.is_sparse else "")), str(self.dtype), sizes])
 
     def value(self, value: Any) -> Value | TensorHandle:
-        """Returns a gradient as it is sent.
+        """Converts a gradient to what is sent.
 
         Raises:
-            InvalidArgumentError: It is none, or a value does not fit into the dtype.
+            InvalidArgumentError: It is not a gradient, or a value does not fit into the dtype.
         """
         argument = Argument(self.title, _FIELD)
         slices = as_slices(value)
@@ -70,7 +70,7 @@ class Component:
         return as_array_of(self.dtype, value, argument)
 
     def zeros(self) -> Value:
-        """Returns a gradient of zeros; for a sparse component, one without rows.
+        """Returns a gradient of zeros; a sparse one has no rows.
 
         Raises:
             InvalidArgumentError: The shape is not known.
@@ -86,7 +86,7 @@ class Component:
         return np.zeros(sizes, self.dtype)
 
     def missing(self, got: str | None) -> InvalidArgumentError:
-        """Returns the error of a gradient that is not there."""
+        """Returns the error of a missing gradient."""
         return InvalidArgumentError(
             f"expected a gradient of {self.title}, got {got}; pass zeros for a parameter without a gradient, or have "
             "them sent for it: missing='zeros' of gradient_accumulator",
@@ -106,7 +106,7 @@ class Component:
 
 
 class Components:
-    """All components of an accumulator, and the tree that they form."""
+    """All components of an accumulator, and the tree they form."""
 
     def __init__(self, components: Mapping[str, Component], structure: Structure, has_zeros: bool) -> None:
         self._components = components
@@ -115,7 +115,7 @@ class Components:
 
     @classmethod
     def of_one_tensor(cls, spec: ComponentSpec) -> Self:
-        """Returns the only component of an accumulator of one tensor, which has no name."""
+        """Returns the one nameless component of an accumulator of one tensor."""
         component = _component("", spec, dtype=Argument("dtype"), shape=Argument("shape"))
         leaves, structure = taken_apart({"": component}, Argument("dtype"))
         return cls(leaves, structure, False)
@@ -125,11 +125,11 @@ class Components:
         """Returns a component for each leaf of a tree.
 
         Args:
-            tree: Its leaves are specs, or what has the dtype and shape of gradients.
-            missing: What stands for a gradient that is not there: an error, or zeros.
+            tree: A tree whose leaves are specs, or objects with the dtype and shape of gradients.
+            missing: What a missing gradient means: an error, or zeros.
 
         Raises:
-            InvalidArgumentError: It is no such tree.
+            InvalidArgumentError: It is not such a tree.
         """
         has_zeros = as_choice(missing, ("error", "zeros"), Argument("missing")) == "zeros"
         leaves, structure = taken_apart(tree, Argument("components"))
@@ -142,10 +142,10 @@ class Components:
         return first_items(map(str, self), len(self._components))
 
     def gradient(self, tree: Tree) -> dict[str, Value | TensorHandle]:
-        """Returns a gradient as it is sent, by component.
+        """Converts a gradient to what is sent for each component.
 
         Raises:
-            InvalidArgumentError: It has a component too many or too few, or one that cannot be sent.
+            InvalidArgumentError: A component is missing, unknown, or cannot be sent.
         """
         leaves = leaves_of(tree, self._components, Argument("the gradient", _FIELD))
         values: dict[str, Value | TensorHandle] = {}
@@ -160,13 +160,13 @@ class Components:
         return values
 
     def average(self, values: Mapping[str, Value]) -> tuple[dict[str, Value], Tree]:
-        """Returns an average by component, in the order in which these were given, and as their tree."""
+        """Returns an average by component, in the order of the components, and as their tree."""
         ordered = {name: values[name] for name in self._components}
         return ordered, self._structure.filled(ordered)
 
 
 def _component_like(name: str, leaf: Any) -> Component:
-    """Returns the component of a leaf of the tree that an accumulator was made of."""
+    """Returns the component for a leaf of the tree that an accumulator is made of."""
     title = f"component {name!r}" if name else "components"
     argument = Argument(title, "components")
     if isinstance(leaf, DenseSpec | SparseSpec):
@@ -174,7 +174,7 @@ def _component_like(name: str, leaf: Any) -> Component:
     elif (slices := as_slices(leaf)) is not None:
         spec = SparseSpec(as_array(slices.values, argument).dtype, slices.dense_shape)
     elif not isinstance(leaf, np.ma.MaskedArray) and hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
-        # Also what has no values: jax.ShapeDtypeStruct, tf.TensorSpec, a tensor of a GPU.
+        # Also leaves without values: jax.ShapeDtypeStruct, tf.TensorSpec, a tensor of a GPU.
         spec = DenseSpec(leaf.dtype, leaf.shape)
     else:
         array = as_array(leaf, argument)

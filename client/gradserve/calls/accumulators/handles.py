@@ -1,4 +1,4 @@
-"""The handles of accumulators of one tensor."""
+"""Handles of accumulators of one tensor."""
 
 from typing import Protocol
 
@@ -14,7 +14,7 @@ class HasAccumulatorRef(Protocol):
 
     @property
     def accumulator_ref(self) -> AccumulatorHandle:
-        """Its handle."""
+        """The accumulator's handle."""
         ...
 
 
@@ -26,7 +26,7 @@ def handle_of(wire: AccumulatorWire) -> AccumulatorHandle:
 
 
 def wire_of(handle: AccumulatorHandle, ids: RequestIds) -> AccumulatorWire:
-    """Returns the exchanges on the accumulator of a handle."""
+    """Returns the operations on the accumulator of a handle."""
     ref = accumulator_pb2.AccumulatorRef(container=handle.container, name=handle.name, incarnation=handle.incarnation)
     spec = SparseSpec if handle.kind is AccumulatorKind.SPARSE else DenseSpec
     return AccumulatorWire(ref, Components.of_one_tensor(spec(handle.dtype)), ids)

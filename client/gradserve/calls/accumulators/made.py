@@ -11,10 +11,10 @@ from gradserve.conversion.plain import as_text
 
 
 class MadeAccumulators:
-    """Creates accumulators. Safe to use from several threads."""
+    """Creates a client's accumulators. Safe to use from several threads."""
 
     def __init__(self, ids: RequestIds, private: PrivateResources) -> None:
-        """Takes what numbers the calls of the client, and what it has for itself alone."""
+        """Takes the client's request ids and private resources."""
         self._ids = ids
         self._private = private
 
@@ -25,12 +25,12 @@ class MadeAccumulators:
         components: Components,
         options: AccumulatorOptions,
     ) -> Operation[AccumulatorWire]:
-        """Creates an accumulator, or finds the one of this shared name.
+        """Creates an accumulator, or finds the one with this shared name.
 
         Args:
-            name: What the name of one without a shared name begins with.
-            shared_name: Under which others find it; None for one that only this client uses.
-            components: What it consists of.
+            name: The prefix of the name of an accumulator without a shared name.
+            shared_name: The name by which others find it; None for one that only this client uses.
+            components: Its components.
             options: Its other properties.
         """
         name = as_text(name, Argument("name"))
@@ -41,5 +41,5 @@ class MadeAccumulators:
         return (yield from self._private.create(full_name, creation) if is_private else creation)
 
     def deleted(self, name: str) -> None:
-        """Takes note that an accumulator was deleted."""
+        """Forgets an accumulator that was deleted."""
         self._private.deleted(name)

@@ -1,6 +1,6 @@
-"""The calls of accumulators, by kind, as their users see them.
+"""The calls of each kind of accumulator, as users see them.
 
-The signatures and docstrings here are those of the blocking and of the asyncio classes.
+The blocking and the asyncio classes take their signatures and docstrings from here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gradserve.results import (
 
 
 class AccumulatorCalls:
-    """What all accumulators have."""
+    """Calls of all accumulators."""
 
     def __init__(self, wire: AccumulatorWire, timeout: float) -> None:
         self._wire = wire
@@ -38,16 +38,16 @@ class AccumulatorCalls:
 
     @property
     def name(self) -> str:
-        """Its name on the server."""
+        """The accumulator's name on the server."""
         return self._wire.ref.name
 
     @property
     def description(self) -> str:
-        """Its name and its components in a line."""
+        """The accumulator's name and components, on one line."""
         return f"{self._wire.ref.container}/{self._wire.ref.name}: {self._wire.components}"
 
     def num_accumulated(self) -> Operation[int]:
-        """Returns how many gradients are in the round: those accepted since the last take.
+        """Returns the number of gradients in the round: those accepted since the last take.
 
         Raises:
             NotFoundError: The accumulator was deleted.
@@ -55,10 +55,10 @@ class AccumulatorCalls:
         return self._wire.num_accumulated()
 
     def set_global_step(self, new_global_step: int) -> Operation[None]:
-        """Sets the accumulator's step. Gradients that are in the round stay in it.
+        """Sets the accumulator's step. Gradients already in the round stay in it.
 
         Args:
-            new_global_step: From now on, gradients with a smaller `local_step` are stale.
+            new_global_step: The new step. Gradients with a smaller `local_step` are stale from now on.
 
         Raises:
             NotFoundError: The accumulator was deleted.
@@ -66,10 +66,10 @@ class AccumulatorCalls:
         return self._wire.set_global_step(new_global_step)
 
     def info(self) -> Operation[AccumulatorInfo]:
-        """Describes the accumulator as it is now: its step, its round, who waits, and which averages are kept.
+        """Describes the accumulator as it is now: its step, its round, the waiting calls and the kept averages.
 
         Returns:
-            The description. It does not change with the accumulator.
+            A snapshot; it does not change with the accumulator.
 
         Raises:
             NotFoundError: The accumulator was deleted.
@@ -80,7 +80,7 @@ class AccumulatorCalls:
         """Deletes the accumulator, for all clients. Calls that wait on it end with AbortedError.
 
         Returns:
-            Whether it was still there.
+            Whether it still existed.
         """
         return self._wire.delete()
 
@@ -89,11 +89,11 @@ class AccumulatorCalls:
 
 
 class OneTensorAccumulatorCalls(AccumulatorCalls):
-    """What accumulators of one tensor have."""
+    """Calls of all accumulators of one tensor."""
 
     @property
     def accumulator_ref(self) -> AccumulatorHandle:
-        """Its handle, for the ops of `RawOps`, in this client and in others."""
+        """The accumulator's handle, for the ops of `RawOps` of this client and of others."""
         return handle_of(self._wire)
 
     @property
@@ -114,19 +114,19 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
         worker_id: str | None = None,
         request_id: int | None = None,
     ) -> Operation[ApplyResult]:
-        """Adds a gradient to the round, or drops it as stale when `local_step` is below the accumulator's step.
+        """Adds a gradient to the round, or drops it as stale if `local_step` is below the accumulator's step.
 
-        Never waits for other workers. The gradient counts once, also when the network makes the client send it again.
+        Never waits for other workers. The gradient counts once, even if the client has to send it again.
 
         Args:
             grad: The gradient, of the accumulator's shape: an array of any library, numbers, or the handle of a tensor
                 on the server, which stays there. Its values are converted to the accumulator's dtype.
             local_step: The accumulator's step when the gradient was computed.
-            weight: How much the gradient counts in a mean; positive and finite.
-            worker_id: Who sends the gradient. Names workers in diagnoses, orders deterministic sums, and is what
-                one_per_worker counts by. None: this client and thread, or nobody where sums are deterministic.
-            request_id: The `request_id` of an error of an earlier attempt: sends the same gradient again, which still
-                counts once. None: a new gradient.
+            weight: The weight of the gradient in a mean; positive and finite.
+            worker_id: The sender's id, for diagnoses, deterministic sums and one_per_worker. None: an id for this
+                client and thread, or no id if sums are deterministic.
+            request_id: The `request_id` of a failed attempt's error, to send the same gradient again; it still counts
+                once. None: a new gradient.
 
         Returns:
             What became of the gradient.
@@ -134,8 +134,8 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
         Raises:
             InvalidArgumentError: The gradient has another shape, a value does not fit into the dtype, or the weight is
                 not positive and finite. Nothing has changed.
-            NotFoundError: The accumulator was deleted, or the handle's tensor does not exist (any more).
-            UnavailableError: The server cannot be reached. Whether the gradient is in is not known: try again with
+            NotFoundError: The accumulator was deleted, or the handle's tensor does not exist.
+            UnavailableError: The server cannot be reached. It may have counted the gradient: try again with
                 `request_id`.
         """
         how = Contribution(local_step, weight, worker_id)
@@ -144,26 +144,26 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
     def take_grad(
         self, num_required: int, timeout: float | None = None, *, request_id: int | None = None
     ) -> Operation[NDArray[Any]]:
-        """Waits until `num_required` gradients are in, ends the round, and returns the average of all in it.
+        """Waits for `num_required` gradients, ends the round and returns the average of all gradients in it.
 
-        The accumulator's step grows by one, and the next round begins empty. Takers are served strictly first in, first
-        out. One that gives up leaves the round as it is.
+        The accumulator's step grows by one, and an empty round begins. Waiting calls are served strictly first in,
+        first out. A call that gives up leaves the round as it is.
 
         Args:
-            num_required: How many gradients to wait for; at least 1.
-            timeout: Seconds to wait. None: the client's timeout. math.inf: as long as it takes.
-            request_id: The `request_id` of an error of an earlier attempt: returns the average that was meant for it,
-                or waits on. None: a new take.
+            num_required: The number of gradients to wait for; at least 1.
+            timeout: Seconds to wait. None: the client's timeout. math.inf: no limit.
+            request_id: The `request_id` of a failed attempt's error, to get the average of that attempt, or to wait on
+                for it. None: a new take.
 
         Returns:
             The average, of the accumulator's dtype.
 
         Raises:
             InvalidArgumentError: `num_required` is not positive.
-            DeadlineExceededError: There were not enough gradients in time. Says how many are in, and which workers are
-                missing.
+            DeadlineExceededError: There were too few gradients in time. The message says how many, and which workers
+                are missing.
             AbortedError: The accumulator was deleted while the call waited.
-            NotFoundError: The accumulator was deleted before.
+            NotFoundError: The accumulator was deleted before the call.
             UnavailableError: The server cannot be reached: try again with `request_id`.
         """
         average = yield from self._wire.take(num_required, self._wait(timeout), request_id)
@@ -171,14 +171,13 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
         return taken
 
     def read_average(self, step: int | None = None, timeout: float | None = None) -> Operation[NDArray[Any]]:
-        """Returns the average of a past round, or waits for that of a coming one. It has no effect on the rounds.
+        """Returns the average of a past round, or waits for a future one. Changes nothing.
 
-        Any number of readers can have it, as long as the accumulator keeps it (`keep_averages`).
+        Any number of clients can read an average while the accumulator keeps it (`keep_averages`).
 
         Args:
             step: The step that the round led to. None: the newest round that has ended.
-            timeout: Seconds to wait for a step that lies ahead. None: the client's timeout. math.inf: as long as it
-                takes.
+            timeout: Seconds to wait for a future step. None: the client's timeout. math.inf: no limit.
 
         Returns:
             The average, of the accumulator's dtype.
@@ -187,7 +186,7 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
             OutOfRangeError: The average is no longer kept, or no round led to that step.
             DeadlineExceededError: The round did not end in time.
             AbortedError: The accumulator was deleted while the call waited.
-            NotFoundError: The accumulator was deleted before.
+            NotFoundError: The accumulator was deleted before the call.
         """
         average = yield from self._wire.read_average(step, self._wait(timeout))
         read: NDArray[Any] = _only(average)
@@ -208,9 +207,9 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
         worker_id: str | None = None,
         request_id: int | None = None,
     ) -> Operation[ApplyResult]:
-        """Adds rows to the round, or drops them as stale when `local_step` is below the accumulator's step.
+        """Adds rows to the round, or drops them as stale if `local_step` is below the accumulator's step.
 
-        Never waits for other workers. The rows count once, also when the network makes the client send them again.
+        Never waits for other workers. The rows count once, even if the client has to send them again.
 
         Args:
             grad_indices: The numbers of the rows: integers, shape [n]. Ascending numbers merge fastest; equal numbers
@@ -218,11 +217,11 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
             grad_values: The rows, shape [n, ...]; converted to the accumulator's dtype.
             grad_shape: The shape of the whole tensor, checked against the accumulator's. None: not checked.
             local_step: The accumulator's step when the gradient was computed.
-            weight: How much the gradient counts in a mean; positive and finite.
-            worker_id: Who sends the gradient. Names workers in diagnoses, orders deterministic sums, and is what
-                one_per_worker counts by. None: this client and thread, or nobody where sums are deterministic.
-            request_id: The `request_id` of an error of an earlier attempt: sends the same gradient again, which still
-                counts once. None: a new gradient.
+            weight: The weight of the gradient in a mean; positive and finite.
+            worker_id: The sender's id, for diagnoses, deterministic sums and one_per_worker. None: an id for this
+                client and thread, or no id if sums are deterministic.
+            request_id: The `request_id` of a failed attempt's error, to send the same gradient again; it still counts
+                once. None: a new gradient.
 
         Returns:
             What became of the gradient.
@@ -231,7 +230,7 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
             InvalidArgumentError: Indices and values do not fit together or into the accumulator's shape, or the weight
                 is not positive and finite. Nothing has changed.
             NotFoundError: The accumulator was deleted.
-            UnavailableError: The server cannot be reached. Whether the gradient is in is not known: try again with
+            UnavailableError: The server cannot be reached. It may have counted the gradient: try again with
                 `request_id`.
         """
         slices = IndexedSlices(cast(NDArray[Any], grad_values), cast(NDArray[Any], grad_indices), grad_shape)
@@ -251,19 +250,19 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
         """Adds rows to the round, as `apply_grad` does, with indices, values and shape in one object.
 
         Args:
-            grad: The rows: gradserve's IndexedSlices, or those of another library, such as tf.IndexedSlices.
+            grad: The rows: gradserve's IndexedSlices, or another library's, such as tf.IndexedSlices.
             local_step: The accumulator's step when the gradient was computed.
-            weight: How much the gradient counts in a mean; positive and finite.
-            worker_id: Who sends the gradient. Names workers in diagnoses, orders deterministic sums, and is what
-                one_per_worker counts by. None: this client and thread, or nobody where sums are deterministic.
-            request_id: The `request_id` of an error of an earlier attempt: sends the same gradient again, which still
-                counts once. None: a new gradient.
+            weight: The weight of the gradient in a mean; positive and finite.
+            worker_id: The sender's id, for diagnoses, deterministic sums and one_per_worker. None: an id for this
+                client and thread, or no id if sums are deterministic.
+            request_id: The `request_id` of a failed attempt's error, to send the same gradient again; it still counts
+                once. None: a new gradient.
 
         Returns:
             What became of the gradient.
 
         Raises:
-            GradserveError: As `apply_grad`.
+            GradserveError: See `apply_grad`.
         """
         how = Contribution(local_step, weight, worker_id)
         return self._wire.apply({self._component: grad}, how, request_id)
@@ -271,40 +270,39 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
     def take_grad(
         self, num_required: int, timeout: float | None = None, *, request_id: int | None = None
     ) -> Operation[IndexedSlices]:
-        """Waits until `num_required` gradients are in, ends the round, and returns the average of all in it.
+        """Waits for `num_required` gradients, ends the round and returns the average of all gradients in it.
 
-        The accumulator's step grows by one, and the next round begins empty. Takers are served strictly first in, first
-        out. A mean divides each row by the total weight of the gradients that have this row.
+        The accumulator's step grows by one, and an empty round begins. Waiting calls are served strictly first in,
+        first out. A mean divides each row by the total weight of the gradients that have this row.
 
         Args:
-            num_required: How many gradients to wait for; at least 1.
-            timeout: Seconds to wait. None: the client's timeout. math.inf: as long as it takes.
-            request_id: The `request_id` of an error of an earlier attempt: returns the average that was meant for it,
-                or waits on. None: a new take.
+            num_required: The number of gradients to wait for; at least 1.
+            timeout: Seconds to wait. None: the client's timeout. math.inf: no limit.
+            request_id: The `request_id` of a failed attempt's error, to get the average of that attempt, or to wait on
+                for it. None: a new take.
 
         Returns:
             The rows of the average with their numbers, and the shape of the whole tensor.
 
         Raises:
-            GradserveError: As `ConditionalAccumulator.take_grad`.
+            GradserveError: See `ConditionalAccumulator.take_grad`.
         """
         average = yield from self._wire.take(num_required, self._wait(timeout), request_id)
         taken: IndexedSlices = _only(average)
         return taken
 
     def read_average(self, step: int | None = None, timeout: float | None = None) -> Operation[IndexedSlices]:
-        """Returns the average of a past round, or waits for that of a coming one. It has no effect on the rounds.
+        """Returns the average of a past round, or waits for a future one. Changes nothing.
 
         Args:
             step: The step that the round led to. None: the newest round that has ended.
-            timeout: Seconds to wait for a step that lies ahead. None: the client's timeout. math.inf: as long as it
-                takes.
+            timeout: Seconds to wait for a future step. None: the client's timeout. math.inf: no limit.
 
         Returns:
             The rows of the average with their numbers, and the shape of the whole tensor.
 
         Raises:
-            GradserveError: As `ConditionalAccumulator.read_average`.
+            GradserveError: See `ConditionalAccumulator.read_average`.
         """
         average = yield from self._wire.read_average(step, self._wait(timeout))
         read: IndexedSlices = _only(average)
@@ -323,21 +321,20 @@ class GradientAccumulatorCalls(AccumulatorCalls):
         worker_id: str | None = None,
         request_id: int | None = None,
     ) -> Operation[ApplyResult]:
-        """Adds a gradient to the round, all components or none; drops it as stale when `local_step` is too small.
+        """Adds a gradient to the round, or drops it as stale if `local_step` is below the accumulator's step.
 
-        Never waits for other workers. The gradient counts once, also when the network makes the client send it again.
+        Never waits for other workers. All components count, or none; once, even if the client has to send them again.
 
         Args:
-            grads: A tree like the one that the accumulator was made of, or a dict by the names of its components. The
-                leaves are arrays of any library, numbers, handles, or IndexedSlices for sparse components. A leaf that
-                is missing or None is an error, or counts as zeros with missing="zeros" of
-                `Client.gradient_accumulator`.
+            grads: A tree like the one that the accumulator was made of, or a dict by component name. The leaves are
+                arrays of any library, numbers, handles, or IndexedSlices for sparse components. A leaf that is missing
+                or None is an error, or zeros with missing="zeros" of `Client.gradient_accumulator`.
             local_step: The accumulator's step when the gradient was computed.
-            weight: How much the gradient counts in a mean; positive and finite.
-            worker_id: Who sends the gradient. Names workers in diagnoses, orders deterministic sums, and is what
-                one_per_worker counts by. None: this client and thread, or nobody where sums are deterministic.
-            request_id: The `request_id` of an error of an earlier attempt: sends the same gradient again, which still
-                counts once. None: a new gradient.
+            weight: The weight of the gradient in a mean; positive and finite.
+            worker_id: The sender's id, for diagnoses, deterministic sums and one_per_worker. None: an id for this
+                client and thread, or no id if sums are deterministic.
+            request_id: The `request_id` of a failed attempt's error, to send the same gradient again; it still counts
+                once. None: a new gradient.
 
         Returns:
             What became of the gradient.
@@ -345,8 +342,8 @@ class GradientAccumulatorCalls(AccumulatorCalls):
         Raises:
             InvalidArgumentError: A component is missing, unknown, or of another shape, a value does not fit into its
                 dtype, or the weight is not positive and finite. Nothing has changed.
-            NotFoundError: The accumulator was deleted, or a handle's tensor does not exist (any more).
-            UnavailableError: The server cannot be reached. Whether the gradient is in is not known: try again with
+            NotFoundError: The accumulator was deleted, or a handle's tensor does not exist.
+            UnavailableError: The server cannot be reached. It may have counted the gradient: try again with
                 `request_id`.
         """
         return self._wire.apply(grads, Contribution(local_step, weight, worker_id), request_id)
@@ -354,38 +351,37 @@ class GradientAccumulatorCalls(AccumulatorCalls):
     def take_grad(
         self, num_required: int, timeout: float | None = None, *, request_id: int | None = None
     ) -> Operation[Average]:
-        """Waits until `num_required` gradients are in, ends the round, and returns the average of all in it.
+        """Waits for `num_required` gradients, ends the round and returns the average of all gradients in it.
 
-        The accumulator's step grows by one, and the next round begins empty. Takers are served strictly first in, first
-        out.
+        The accumulator's step grows by one, and an empty round begins. Waiting calls are served strictly first in,
+        first out.
 
         Args:
-            num_required: How many gradients to wait for; at least 1.
-            timeout: Seconds to wait. None: the client's timeout. math.inf: as long as it takes.
-            request_id: The `request_id` of an error of an earlier attempt: returns the average that was meant for it,
-                or waits on. None: a new take.
+            num_required: The number of gradients to wait for; at least 1.
+            timeout: Seconds to wait. None: the client's timeout. math.inf: no limit.
+            request_id: The `request_id` of a failed attempt's error, to get the average of that attempt, or to wait on
+                for it. None: a new take.
 
         Returns:
-            The average by component, as a tree too (`gradients`), with its step and who is in it.
+            The average by component and as a tree (`gradients`), with its step and its workers.
 
         Raises:
-            GradserveError: As `ConditionalAccumulator.take_grad`.
+            GradserveError: See `ConditionalAccumulator.take_grad`.
         """
         return self._wire.take(num_required, self._wait(timeout), request_id)
 
     def read_average(self, step: int | None = None, timeout: float | None = None) -> Operation[Average]:
-        """Returns the average of a past round, or waits for that of a coming one. It has no effect on the rounds.
+        """Returns the average of a past round, or waits for a future one. Changes nothing.
 
         Args:
             step: The step that the round led to. None: the newest round that has ended.
-            timeout: Seconds to wait for a step that lies ahead. None: the client's timeout. math.inf: as long as it
-                takes.
+            timeout: Seconds to wait for a future step. None: the client's timeout. math.inf: no limit.
 
         Returns:
-            The average by component, as a tree too (`gradients`), with its step and who is in it.
+            The average by component and as a tree (`gradients`), with its step and its workers.
 
         Raises:
-            GradserveError: As `ConditionalAccumulator.read_average`.
+            GradserveError: See `ConditionalAccumulator.read_average`.
         """
         return self._wire.read_average(step, self._wait(timeout))
 
@@ -402,40 +398,40 @@ class GradientAccumulatorCalls(AccumulatorCalls):
         timeout: float | None = None,
         request_id: int | None = None,
     ) -> Operation[PushPullResult]:
-        """Adds a gradient to the round, waits until `num_required` are in, and returns their average: an all-reduce.
+        """Adds a gradient to the round, waits for `num_required` gradients and returns their average: an all-reduce.
 
-        A call that gives up waiting leaves its gradient in the round. Called again, also with another gradient, it adds
+        A call that gives up waiting leaves its gradient in the round. Called again, even with another gradient, it adds
         nothing, says so (`outcome` is ALREADY_COUNTED), and waits for the same round.
 
         Args:
             grads: The gradient, as in `apply_grad`.
-            num_required: How many gradients end the round: the number of workers, or fewer where some are backups.
+            num_required: The number of gradients that end the round: the number of workers, or fewer if some are
+                backups.
             local_step: The accumulator's step when the gradient was computed. Begin with `info().global_step`, go on
                 with the `step` of the last result.
-            weight: How much the gradient counts in a mean; positive and finite.
-            worker_id: Who sends the gradient. None: this client and thread, so that each thread with a share of the
-                work is a worker; coroutines that share a client need worker ids of their own. Nobody where sums are
-                deterministic.
-            one_per_worker: Count only the first gradient of each worker in a round. Those with an empty worker_id all
-                count.
-            on_stale: What to do when the accumulator is past `local_step` and the gradient was dropped. "raise":
-                StaleGradientError. "return": the newest average, with STALE as its `outcome`.
-            timeout: Seconds to wait. None: the client's timeout. math.inf: as long as it takes.
-            request_id: The `request_id` of an error of an earlier attempt: waits on for the average of that attempt's
+            weight: The weight of the gradient in a mean; positive and finite.
+            worker_id: The sender's id. None: an id for this client and thread, or no id if sums are deterministic. So
+                each thread with a share of the work is a worker; coroutines that share a client need worker ids of
+                their own.
+            one_per_worker: Whether to count only the first gradient of each worker in a round. Gradients with an empty
+                worker_id all count.
+            on_stale: What to do if the gradient was dropped because the accumulator is past `local_step`. "raise":
+                raise StaleGradientError. "return": return the newest average, with STALE as its `outcome`.
+            timeout: Seconds to wait. None: the client's timeout. math.inf: no limit.
+            request_id: The `request_id` of a failed attempt's error, to wait on for the average of that attempt's
                 round. None: a new gradient.
 
         Returns:
-            The average of the round that the gradient is in, by component and as a tree (`gradients`).
+            The average of the gradient's round, by component and as a tree (`gradients`).
 
         Raises:
-            StaleGradientError: `local_step` is smaller than the accumulator's step. The error carries the newest
-                average.
-            InvalidArgumentError: As `apply_grad`; or `num_required` is not positive, or on_stale is something else.
-            DeadlineExceededError: There were not enough gradients in time. Says how many are in, which workers are
+            StaleGradientError: `local_step` is below the accumulator's step. The error carries the newest average.
+            InvalidArgumentError: See `apply_grad`; or `num_required` is not positive, or `on_stale` is something else.
+            DeadlineExceededError: There were too few gradients in time. The message says how many, which workers are
                 missing, and how to wait on.
             AbortedError: The accumulator was deleted while the call waited.
-            NotFoundError: The accumulator was deleted before, or a handle's tensor does not exist (any more).
-            UnavailableError: The server cannot be reached. Whether the gradient is in is not known: try again with
+            NotFoundError: The accumulator was deleted before the call, or a handle's tensor does not exist.
+            UnavailableError: The server cannot be reached. It may have counted the gradient: try again with
                 `request_id`.
         """
         stale = as_choice(on_stale, ("raise", "return"), Argument("on_stale"))

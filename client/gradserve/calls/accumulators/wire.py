@@ -1,4 +1,4 @@
-"""Operations on accumulators: what goes over the wire, the same for every kind."""
+"""Operations on accumulators of every kind: the messages they send and receive."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -50,12 +50,12 @@ _REDUCTIONS = {"MEAN": accumulator_pb2.REDUCTION_MEAN, "SUM": accumulator_pb2.RE
 
 @dataclass(frozen=True)
 class Contribution:
-    """How a gradient counts; see ApplyGradientRequest in the protos.
+    """The step, weight and sender of a gradient; see ApplyGradientRequest in the protos.
 
     Attributes:
         local_step: The step at which it was computed.
-        weight: What it counts in a mean.
-        worker_id: Who sends it; None for the client's default, empty for nobody in particular.
+        weight: Its weight in a mean.
+        worker_id: The sender's id; None for the client's default, empty for no id.
     """
 
     local_step: int
@@ -82,7 +82,7 @@ def _ignore(_name: str) -> None:
 
 
 class AccumulatorWire:
-    """The exchanges on one accumulator."""
+    """The operations on one accumulator."""
 
     def __init__(
         self,
@@ -93,15 +93,15 @@ class AccumulatorWire:
         has_default_workers: bool = True,
         deleted: Callable[[str], object] = _ignore,
     ) -> None:
-        """Takes what describes the accumulator, and the identity of the client.
+        """Takes the accumulator's name and components, and the client's identity.
 
         Args:
-            ref: Its name.
-            components: What it consists of.
-            ids: Numbers the calls of the client.
-            has_default_workers: Gradients that come without a worker_id get the client's. Not where the order of
-                workers matters, which would be another one in every run.
-            deleted: Is told the name when the accumulator was deleted.
+            ref: The accumulator's name.
+            components: Its components.
+            ids: The client's request ids.
+            has_default_workers: Whether gradients without a worker_id get the client's. They must not if sums are in
+                the order of workers, because default ids differ from run to run.
+            deleted: Called with the name after the accumulator was deleted.
         """
         self.ref = ref
         self.components = components
@@ -110,7 +110,7 @@ class AccumulatorWire:
         self._deleted = deleted
 
     def apply(self, gradient: Tree, how: Contribution, request_id: int | None) -> Operation[ApplyResult]:
-        """Applies a gradient: a tree of the components, or a dict by their names."""
+        """Applies a gradient: a tree of the components, or a dict by component name."""
         number = self._number(request_id)
         values = self.components.gradient(gradient)
         fields = self._gradient_fields(messages_pb2.ApplyGradientRequest, values, number, how)
@@ -195,7 +195,7 @@ class AccumulatorWire:
         return reply.num_accumulated
 
     def set_global_step(self, global_step: int) -> Operation[None]:
-        """Sets the step."""
+        """Sets the accumulator's step."""
         step = as_integer(global_step, Argument("new_global_step"))
         request = messages_pb2.SetGlobalStepRequest(accumulator=self.ref, global_step=step)
         yield Unary(_SERVICE, "SetGlobalStep", request)
@@ -238,13 +238,13 @@ class AccumulatorWire:
     def _gradient_fields(
         self, request: type[Message], values: Mapping[str, Value | TensorHandle], number: int, how: Contribution
     ) -> dict[str, Any]:
-        """Returns what applying and push_pull have in common, but for the gradient."""
+        """Returns the fields that apply and push_pull share, except the gradient."""
         plain = {"local_step": how.local_step, "weight": how.weight, "worker_id": self._worker_id(how)}
         return {
             **plain_fields(request, plain),
             "accumulator": self.ref,
             "request_id": self._ids.message(number, self.ref),
-            # What the caller keeps on the server stays there; what was uploaded for this call need not.
+            # Tensors of the caller's stay on the server; what was uploaded for this call need not.
             "release_handles": not any(isinstance(value, TensorHandle) for value in values.values()),
         }
 
@@ -283,7 +283,10 @@ def create(
     ids: RequestIds,
     deleted: Callable[[str], object],
 ) -> Operation[AccumulatorWire]:
-    """Creates an accumulator, or finds the one of this name, spec and lifetime; `deleted` as for `AccumulatorWire`."""
+    """Creates an accumulator, or finds the one with this name, spec and lifetime.
+
+    For `deleted` see `AccumulatorWire`.
+    """
     container = as_text(options.container, Argument("container"))
     spec = accumulator_pb2.AccumulatorSpec(
         components=map(_component_message, components),
@@ -309,7 +312,7 @@ def create(
 
 
 def delete(ref: accumulator_pb2.AccumulatorRef) -> Operation[bool]:
-    """Deletes an accumulator; tells whether there was one."""
+    """Deletes an accumulator; returns whether it existed."""
     request = messages_pb2.DeleteAccumulatorRequest(accumulator=ref)
     reply: messages_pb2.DeleteAccumulatorResponse = yield Unary(_SERVICE, "DeleteAccumulator", request)
     return reply.deleted
@@ -330,7 +333,7 @@ def list_accumulators(container: str) -> Operation[list[AccumulatorInfo]]:
 
 @contextmanager
 def _identified(number: int, *, waits: bool = False) -> Iterator[None]:
-    """Puts the request id on errors, for whoever wants to send the call again, or to wait on."""
+    """Puts the request id on errors, so that callers can send the call again or wait on."""
     try:
         yield
     except GradserveError as error:

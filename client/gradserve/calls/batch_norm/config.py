@@ -1,4 +1,4 @@
-"""The arguments of a batch normalization layer as a message, and back."""
+"""Converts the arguments of a batch normalization layer to a message, and back."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ _PLAIN_ARGUMENTS = (
 
 @dataclass(frozen=True, eq=False)
 class BatchNormArguments:
-    """The arguments of `Client.batch_norm` that make up a layer's configuration; see there."""
+    """The arguments of `Client.batch_norm` that make up a layer's configuration."""
 
     decay: float
     center: bool
@@ -57,7 +57,7 @@ class BatchNormArguments:
     renorm_zero_debias: bool
 
     def initial_tensors(self) -> dict[str, Array | TensorHandle]:
-        """Returns the first values that are given as such, by variable."""
+        """Returns the initial values that are arrays or handles, by variable."""
         return {
             name: as_op_input(value, _INITIAL_DTYPE, f"the initial {name}", field="param_initializers")
             for name, value in _by_name(self.param_initializers, "param_initializers").items()
@@ -65,10 +65,10 @@ class BatchNormArguments:
         }
 
     def message(self, initial_tensors: Mapping[str, tensor_pb2.Tensor]) -> batch_norm_pb2.BatchNormConfig:
-        """Returns them as a message, given that of each of the `initial_tensors`.
+        """Returns the arguments as a message, which takes the `initial_tensors` as given here.
 
         Raises:
-            InvalidArgumentError: No message can hold one of them; `field` is its name.
+            InvalidArgumentError: An argument does not fit into the message; `field` is its name.
         """
         config = batch_norm_pb2.BatchNormConfig()
         for name in _PLAIN_ARGUMENTS:
@@ -113,7 +113,7 @@ class BatchNormArguments:
 
 
 def read_arguments(config: batch_norm_pb2.BatchNormConfig) -> dict[str, Any]:
-    """Returns the arguments by the names that `Client.batch_norm` gives them."""
+    """Returns the arguments in a message, by their names in `Client.batch_norm`."""
     arguments: dict[str, Any] = {name: getattr(config, name) for name in _PLAIN_ARGUMENTS}
     tags = {name: _joined(tagged.names) for name, tagged in config.variables_collections.items()}
     return arguments | {
@@ -142,7 +142,7 @@ def _is_no_activation(name: str) -> bool:
 
 
 def _by_name(values: Mapping[str, ValueT] | None, argument: str) -> Mapping[str, ValueT]:
-    """Returns values by name that can be sent so."""
+    """Returns values by name, after a check that the names can be sent."""
     return {} if values is None else as_mapping(values, Argument(argument))
 
 

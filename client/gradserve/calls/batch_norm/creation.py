@@ -1,4 +1,4 @@
-"""Creates or finds batch normalization layers."""
+"""Creates batch normalization layers, or finds existing ones."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ _PRIVATE_SCOPE = "BatchNorm"
 
 @dataclass(frozen=True)
 class LayerPlace:
-    """Where a layer is or comes to be, and for which inputs; see `Client.batch_norm`."""
+    """The name, lifetime and inputs of a layer to create or find; see `Client.batch_norm`."""
 
     container: str
     scope: str | None
@@ -43,14 +43,14 @@ def make_layer(
     made: MadeLayers,
     private: PrivateResources,
 ) -> Operation[BatchNormLayerCalls]:
-    """Creates a layer, or finds the one of this scope and equal arguments.
+    """Creates a layer, or finds the one with this scope and equal arguments.
 
     Args:
-        arguments: What it is.
-        place: Where it is.
-        ids: Give it a name, when it has no scope.
-        made: Takes the object.
-        private: Sees to a layer without a scope.
+        arguments: Its configuration.
+        place: Its name, lifetime and inputs.
+        ids: The client's request ids, which name a layer without a scope.
+        made: The client's layer objects, to which the new one is added.
+        private: The client's private resources, to which a layer without a scope is added.
     """
     for argument, value in {"container": place.container, "scope": "" if place.scope is None else place.scope}.items():
         if not is_text(value):

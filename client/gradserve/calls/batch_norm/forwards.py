@@ -1,4 +1,4 @@
-"""What a layer object remembers of its forwards, between calls."""
+"""The forwards that a layer object remembers between calls."""
 
 import threading
 from collections import OrderedDict
@@ -9,24 +9,24 @@ from typing import TypeVar
 from gradserve.wire.dtypes import DType
 
 MAX_NAMED = 1 << 14
-"""Forwards that one request names at most. The server takes four times as many; together with inline tensors so many
-names fit into a message of gRPC's default size."""
+"""The most forwards that one request names. The server takes four times as many; this many names and inline tensors fit
+into a message of gRPC's default size."""
 
 MAX_REMEMBERED = 1 << 16
-"""Forwards of each kind that a layer object remembers: a program that never says what is to become of them does not
-fill its memory with names."""
+"""The most forwards of each kind that a layer object remembers, so that a program that never uses or releases them does
+not fill its memory with names."""
 
 ValueT = TypeVar("ValueT")
 
 
 @dataclass(frozen=True)
 class UnusedForward:
-    """A forward whose gradients can be computed and were not yet.
+    """A forward whose gradients can be computed but have not been.
 
     Attributes:
         forward_id: Its name on the server.
-        dtype: Of its outputs.
-        replaceable: Only the layer object knows its name: the next call of this kind makes it useless.
+        dtype: The dtype of its outputs.
+        replaceable: Whether the next forward of this kind takes its place, since only the layer object knows its name.
     """
 
     forward_id: str
@@ -45,19 +45,19 @@ class Forwards:
         self._lost: OrderedDict[str, None] = OrderedDict()
 
     def useless(self, *, replacing: bool) -> list[str]:
-        """Returns forwards that the server may let go of when the next one is computed: as many as one request names.
+        """Returns forwards that the server may release with the next one, at most as many as one request names.
 
-        They are remembered until `let_go` says that it did.
+        They are remembered until `let_go` confirms the release.
 
         Args:
-            replacing: Whether the next one takes the place of those that are replaceable.
+            replacing: Whether the next forward takes the place of replaceable ones.
         """
         with self._lock:
             replaced = self._replaceable if replacing else ()
             return list(dict.fromkeys((*replaced, *self._lost)))[:MAX_NAMED]
 
     def let_go(self, forward_ids: Iterable[str]) -> None:
-        """Forgets forwards whose gradients cannot be computed any more. Their updates can."""
+        """Forgets forwards whose gradients can no longer be computed, but not those forwards' updates."""
         with self._lock:
             for forward_id in forward_ids:
                 self._unused.pop(forward_id, None)
@@ -65,19 +65,19 @@ class Forwards:
                 self._lost.pop(forward_id, None)
 
     def add_unused(self, forward: UnusedForward) -> None:
-        """Remembers a forward whose gradients can be computed: the newest one."""
+        """Remembers a forward whose gradients can be computed, as the newest one."""
         with self._lock:
             _append(self._unused, forward.forward_id, forward)
             if forward.replaceable:
                 _append(self._replaceable, forward.forward_id, None)
 
     def add_pending(self, forward_id: str) -> None:
-        """Remembers a forward whose updates wait."""
+        """Remembers a forward with pending updates."""
         with self._lock:
             _append(self._pending, forward_id, None)
 
     def add_lost(self, forward_id: str) -> None:
-        """Remembers a forward whose call failed: the server may have it, nobody has its name."""
+        """Remembers a forward whose call failed: the server may have it, but the caller never learned its name."""
         with self._lock:
             _append(self._lost, forward_id, None)
 
@@ -87,17 +87,17 @@ class Forwards:
             return next(reversed(self._unused.values()), None)
 
     def pending(self) -> list[str]:
-        """Returns the forwards whose updates wait, in their order."""
+        """Returns the forwards with pending updates, oldest first."""
         with self._lock:
             return list(self._pending)
 
     def outstanding(self) -> list[str]:
-        """Returns the forwards for whose gradients the server keeps something, and those lost."""
+        """Returns the forwards for whose gradients the server keeps data, and the lost ones."""
         with self._lock:
             return list(dict.fromkeys((*self._unused, *self._lost)))
 
     def updated(self, forward_ids: Iterable[str]) -> None:
-        """Forgets that updates wait."""
+        """Forgets the pending updates of forwards."""
         with self._lock:
             for forward_id in forward_ids:
                 self._pending.pop(forward_id, None)
@@ -116,13 +116,13 @@ class Forwards:
 
 
 def in_requests(forward_ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Divides forwards into as many as one request names, in their order."""
+    """Splits forwards into batches of as many as one request names, in their order."""
     for start in range(0, len(forward_ids), MAX_NAMED):
         yield forward_ids[start : start + MAX_NAMED]
 
 
 def _append(kind: OrderedDict[str, ValueT], forward_id: str, value: ValueT) -> None:
-    """Puts a forward last, unless it is there already, and drops the oldest when there are too many."""
+    """Puts a forward last, unless it is there already, and drops the oldest if there are too many."""
     kind[forward_id] = value
     if len(kind) > MAX_REMEMBERED:
         kind.popitem(last=False)

@@ -1,4 +1,4 @@
-"""The batch normalization layers that a client made."""
+"""The batch normalization layers made by a client."""
 
 import threading
 import weakref
@@ -11,7 +11,7 @@ _DEFAULT_CONTAINER = "default"
 
 
 class MadeLayers:
-    """Knows layer objects while the program uses them.
+    """The layer objects that the program still uses.
 
     Safe to use from several threads.
     """
@@ -26,10 +26,10 @@ class MadeLayers:
             self._objects.add(layer)
 
     def run_updates(self, container: str, collection: str) -> Operation[int]:
-        """Runs the updates of the layers of a collection; returns of how many forwards they were run now."""
+        """Runs the updates of the layers of a collection; returns the number of forwards whose updates were run now."""
         with self._lock:
             objects = list(self._objects)
-        # Those of before the request: a forward in another thread may end after it.
+        # Listed before the request, because a forward in another thread may end after it.
         pending = [(each, each.pending(container or _DEFAULT_CONTAINER, collection)) for each in objects]
         num_run = yield from run_collection_updates(container, collection)
         for each, forward_ids in pending:

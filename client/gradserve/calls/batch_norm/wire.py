@@ -1,4 +1,4 @@
-"""Operations on batch normalization layers: what goes over the wire."""
+"""Operations on batch normalization layers: the messages they send and receive."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ _REGULARIZATION_GRADIENTS = {"beta_regularization_gradient": "beta", "gamma_regu
 
 @dataclass(frozen=True)
 class Creation:
-    """How a layer is created; see CreateBatchNormLayerRequest in the protos."""
+    """The options of creating a layer; see CreateBatchNormLayerRequest in the protos."""
 
     reuse: layer_pb2.LayerReuse
     creation_id: str
@@ -57,7 +57,7 @@ class Creation:
 
 @dataclass(frozen=True)
 class ForwardOptions:
-    """How a forward is computed; see BatchNormForwardRequest in the protos."""
+    """The options of a forward; see BatchNormForwardRequest in the protos."""
 
     forward_id: str
     is_training: bool
@@ -67,7 +67,7 @@ class ForwardOptions:
 
 
 class BatchNormLayerWire:
-    """The exchanges on one layer."""
+    """The operations on one layer."""
 
     def __init__(self, info: batch_norm_pb2.BatchNormLayerInfo) -> None:
         """Takes the layer as it was found or created."""
@@ -76,7 +76,7 @@ class BatchNormLayerWire:
         self._dtypes = _dtypes(info)
 
     def describe(self, collection: str) -> Operation[BatchNormLayerInfo]:
-        """Describes the layer, with those of its variables that have a tag; empty for all."""
+        """Describes the layer, with its variables in a collection, or all for an empty name."""
         return _info((yield from self._describe(collection)))
 
     def delete(self) -> Operation[bool]:
@@ -86,7 +86,7 @@ class BatchNormLayerWire:
     def forward(
         self, inputs: Inputs, options: ForwardOptions, *, keep: bool
     ) -> Operation[messages_pb2.BatchNormForwardResponse]:
-        """Computes a forward; its tensors are still to be received."""
+        """Computes a forward; the caller receives its tensors."""
         lease = None if options.lease is None else encode_lease(options.lease)
         fields: dict[str, Any] = {
             "layer": self.ref,
@@ -108,7 +108,7 @@ class BatchNormLayerWire:
     def backward(
         self, forward_id: str, dy: Array | TensorHandle, *, retain: bool, keep: bool, lease: float | None
     ) -> Operation[messages_pb2.BatchNormBackwardResponse]:
-        """Computes gradients; they are still to be received."""
+        """Computes gradients; the caller receives them."""
         fields: dict[str, Any] = {
             "layer": self.ref,
             "forward_id": forward_id,
@@ -125,7 +125,7 @@ class BatchNormLayerWire:
         return reply
 
     def release(self, forward_ids: Sequence[str], *, keep_updates: bool) -> Operation[int]:
-        """Lets go of forwards, or only of what their gradients need; returns how many there were."""
+        """Releases forwards, or only what their gradients need; returns the number that existed."""
         request = messages_pb2.ReleaseBatchNormForwardsRequest(
             layer=self.ref, forward_ids=forward_ids, keep_updates=keep_updates
         )
@@ -135,7 +135,7 @@ class BatchNormLayerWire:
         return reply.num_released
 
     def run_updates(self, forward_ids: Sequence[str]) -> Operation[int]:
-        """Runs the updates of forwards, at least one; returns of how many they were run now."""
+        """Runs the updates of at least one forward; returns the number of forwards whose updates were run now."""
         request = messages_pb2.RunBatchNormUpdatesRequest(layer=self.ref, forward_ids=forward_ids)
         reply: messages_pb2.RunBatchNormUpdatesResponse = yield Unary(_SERVICE, "RunBatchNormUpdates", request)
         return reply.num_run
@@ -159,9 +159,9 @@ class BatchNormLayerWire:
         yield from call_with_inputs(_SERVICE, "SetBatchNormVariables", values, request)
 
     def dtypes(self, names: Sequence[str]) -> Operation[Mapping[str, DType]]:
-        """Returns the dtypes of variables, as far as there are any of these names."""
+        """Returns the dtypes of variables, including those of these names that exist."""
         if not set(names) <= self._dtypes.keys():
-            # A layer that was created without them has them since a forward of any client.
+            # A layer created without variables gets them with the first forward of any client.
             self._dtypes = _dtypes((yield from self._describe()))
         return self._dtypes
 
@@ -174,7 +174,7 @@ class BatchNormLayerWire:
 def create_layer(
     container: str, name: str, arguments: BatchNormArguments, creation: Creation
 ) -> Operation[batch_norm_pb2.BatchNormLayerInfo]:
-    """Creates a layer, or finds the one of this name and an equal configuration."""
+    """Creates a layer, or finds the one with this name and an equal configuration."""
     ref = batch_norm_pb2.BatchNormLayerRef(container=container, name=name)
 
     def request(tensors: dict[str, tensor_pb2.Tensor]) -> messages_pb2.CreateBatchNormLayerRequest:
@@ -187,7 +187,7 @@ def create_layer(
 
 
 def delete_layer(ref: batch_norm_pb2.BatchNormLayerRef) -> Operation[bool]:
-    """Deletes a layer; tells whether there was one."""
+    """Deletes a layer; returns whether it existed."""
     request = messages_pb2.DeleteBatchNormLayerRequest(layer=ref)
     reply: messages_pb2.DeleteBatchNormLayerResponse = yield Unary(_SERVICE, "DeleteBatchNormLayer", request)
     return reply.deleted
@@ -209,7 +209,7 @@ def list_layers(container: str, scope: str, collection: str) -> Operation[list[B
 
 
 def run_collection_updates(container: str, collection: str) -> Operation[int]:
-    """Runs the updates of the layers that have a collection among their updates_collections."""
+    """Runs the updates of the layers with this name among their updates_collections."""
     target = layer_pb2.LayerCollectionRef(container=container, name=collection)
     request = messages_pb2.RunBatchNormUpdatesRequest(collection=target)
     reply: messages_pb2.RunBatchNormUpdatesResponse = yield Unary(_SERVICE, "RunBatchNormUpdates", request)
@@ -217,11 +217,11 @@ def run_collection_updates(container: str, collection: str) -> Operation[int]:
 
 
 def receive_forward(reply: messages_pb2.BatchNormForwardResponse, *, keep: bool) -> Operation[BatchNormForward[Any]]:
-    """Returns a forward with its tensors."""
+    """Receives the tensors of a forward."""
     (outputs,) = yield from receive_outputs([reply.outputs], keep=keep)
     drawn = None
     if reply.HasField("drawn_adjustment_scale"):
-        # Inline, wherever the outputs are.
+        # Inline even if the outputs stay on the server.
         scale, bias = yield from receive_results([reply.drawn_adjustment_scale, reply.drawn_adjustment_bias])
         drawn = (scale, bias)
     return BatchNormForward(
@@ -238,7 +238,7 @@ def receive_forward(reply: messages_pb2.BatchNormForwardResponse, *, keep: bool)
 def receive_gradients(
     reply: messages_pb2.BatchNormBackwardResponse, *, keep: bool
 ) -> Operation[BatchNormGradients[Any]]:
-    """Returns gradients with their tensors."""
+    """Receives the tensors of gradients."""
     present = [part.name for part, _ in reply.ListFields()]
     received = yield from receive_outputs([getattr(reply, name) for name in present], keep=keep)
     tensors = dict(zip(present, received, strict=True))
@@ -251,7 +251,7 @@ def receive_gradients(
 
 
 def ignored_arguments(warnings: Sequence[layer_pb2.IgnoredArgument]) -> tuple[IgnoredArgument, ...]:
-    """Returns what the server says of arguments without effect."""
+    """Returns the server's warnings of arguments without effect."""
     return tuple(IgnoredArgument(each.argument, each.reason) for each in warnings)
 
 

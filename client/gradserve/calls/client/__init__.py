@@ -1,6 +1,6 @@
-"""The calls of clients, as their users see them.
+"""The calls of clients, as users see them.
 
-The signatures and docstrings here are those of the blocking and of the asyncio class.
+The blocking and the asyncio class take their signatures and docstrings from here.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class ClientCalls(AccumulatorsOfClient, LayersOfClient, TensorsOfClient):
         """Describes the server: its version, devices, limits and load.
 
         Returns:
-            The description, of this moment.
+            A snapshot.
         """
         return server_info()
 
     def delete_private(self) -> Operation[None]:
-        """Deletes what was made without a shared name or scope, as far as the server can be reached."""
+        """Deletes everything made without a shared name or scope, as far as the server can be reached."""
         with contextlib.suppress(GradserveError):
             yield from self._private.delete_all()

@@ -1,4 +1,4 @@
-"""The calls of clients that concern accumulators."""
+"""The client's calls about accumulators."""
 
 from __future__ import annotations
 
@@ -41,36 +41,36 @@ class AccumulatorsOfClient(ClientState):
         refuse_non_finite: bool = False,
         idle_lease: float | None = None,
     ) -> Operation[ConditionalAccumulatorCalls]:
-        """Creates an accumulator of dense gradients of one tensor, or finds the one of this shared name.
+        """Creates an accumulator of dense gradients of one tensor, or finds the one with this shared name.
 
         Args:
-            dtype: float16, bfloat16, float32 or float64, by any name or object that a library has for it.
-            shape: The shape of every gradient. () is a scalar; None, as a dimension or instead of all, is unknown.
-            shared_name: The name by which other clients find the accumulator, until somebody deletes it. None: it is
-                this client's own, and the server deletes it when the client is closed. If the client's process dies or
-                its network fails, that takes a while longer: `client_lease` of `server_info().limits`, 60 seconds.
-            name: What lists call an accumulator without a shared name.
-            reduction_type: "MEAN" or "SUM" of the gradients of a round.
+            dtype: float16, bfloat16, float32 or float64: a name, or any library's dtype object.
+            shape: The shape of every gradient. () is a scalar; None is an unknown dimension, or an unknown shape.
+            shared_name: The name by which other clients find the accumulator, which then lives until it is deleted.
+                None: it is private and deleted with this client: on `close`, or if the client dies or its network
+                fails, after `client_lease` of `server_info().limits`, 60 seconds by default.
+            name: The prefix of a private accumulator's name in lists.
+            reduction_type: "MEAN" or "SUM" of a round's gradients.
             container: The namespace of the shared name. Empty: the default one.
             accumulate_dtype: The dtype of the running sum. None: float32 for 16-bit gradients, else `dtype`. A 16-bit
                 dtype rounds at each addition, as TensorFlow does.
-            deterministic: Add up in the order of worker ids: the same gradients give the same bits, in whatever order
-                they come.
-            keep_averages: For how many past rounds the average can be read.
-            one_per_worker: Count only the first gradient of each worker in a round. Otherwise every gradient counts, as
-                in TensorFlow.
-            refuse_non_finite: Refuse gradients with infinite values or NaN, with an InvalidArgumentError that says
-                where the first one is. Otherwise they are averaged as all others.
-            idle_lease: Seconds without use after which the server deletes the accumulator. None: never. Every call that
-                concerns it is a use, of any client, also while it waits; lists are not.
+            deterministic: Whether to sum in the order of worker ids, so that the same gradients give the same bits in
+                whatever order they arrive.
+            keep_averages: The number of past rounds whose averages can be read.
+            one_per_worker: Whether to count only the first gradient of each worker in a round. Otherwise every gradient
+                counts, as in TensorFlow.
+            refuse_non_finite: Whether to refuse gradients with infinities or NaN, with an InvalidArgumentError that
+                locates the first one. Otherwise they are averaged like all others.
+            idle_lease: Seconds without use after which the server deletes the accumulator. None: never. Calls on it by
+                any client are uses, also while they wait; lists are not.
 
         Returns:
             The accumulator.
 
         Raises:
-            InvalidArgumentError: An argument has a value that it cannot have, or arguments do not go together.
-            AlreadyExistsError: The name is taken by an accumulator with other properties; says which.
-            ResourceExhaustedError: The server has as many accumulators as it may have.
+            InvalidArgumentError: An argument is not valid, or arguments do not go together.
+            AlreadyExistsError: The name is taken by an accumulator with other properties; the message says which.
+            ResourceExhaustedError: The server has reached its limit of accumulators.
         """
         options = AccumulatorOptions(
             reduction_type,
@@ -103,37 +103,37 @@ class AccumulatorsOfClient(ClientState):
         refuse_non_finite: bool = False,
         idle_lease: float | None = None,
     ) -> Operation[SparseConditionalAccumulatorCalls]:
-        """Creates an accumulator of sparse gradients of one tensor, or finds the one of this shared name.
+        """Creates an accumulator of sparse gradients of one tensor, or finds the one with this shared name.
 
         Args:
-            dtype: float16, bfloat16, float32 or float64, by any name or object that a library has for it.
-            shape: The shape of the whole tensor, whose rows the gradients have. None, as a dimension or instead of all,
-                is unknown.
-            shared_name: The name by which other clients find the accumulator, until somebody deletes it. None: it is
-                this client's own, and the server deletes it when the client is closed. If the client's process dies or
-                its network fails, that takes a while longer: `client_lease` of `server_info().limits`, 60 seconds.
-            name: What lists call an accumulator without a shared name.
-            reduction_type: "MEAN" or "SUM" of the gradients of a round.
+            dtype: float16, bfloat16, float32 or float64: a name, or any library's dtype object.
+            shape: The shape of the whole tensor, whose rows the gradients have. None is an unknown dimension, or an
+                unknown shape.
+            shared_name: The name by which other clients find the accumulator, which then lives until it is deleted.
+                None: it is private and deleted with this client: on `close`, or if the client dies or its network
+                fails, after `client_lease` of `server_info().limits`, 60 seconds by default.
+            name: The prefix of a private accumulator's name in lists.
+            reduction_type: "MEAN" or "SUM" of a round's gradients.
             container: The namespace of the shared name. Empty: the default one.
             accumulate_dtype: The dtype of the running sum. None: float32 for 16-bit gradients, else `dtype`. A 16-bit
                 dtype rounds at each addition, as TensorFlow does.
-            deterministic: Add up in the order of worker ids: the same gradients give the same bits, in whatever order
-                they come.
-            keep_averages: For how many past rounds the average can be read.
-            one_per_worker: Count only the first gradient of each worker in a round. Otherwise every gradient counts, as
-                in TensorFlow.
-            refuse_non_finite: Refuse gradients with infinite values or NaN, with an InvalidArgumentError that says
-                where the first one is. Otherwise they are averaged as all others.
-            idle_lease: Seconds without use after which the server deletes the accumulator. None: never. Every call that
-                concerns it is a use, of any client, also while it waits; lists are not.
+            deterministic: Whether to sum in the order of worker ids, so that the same gradients give the same bits in
+                whatever order they arrive.
+            keep_averages: The number of past rounds whose averages can be read.
+            one_per_worker: Whether to count only the first gradient of each worker in a round. Otherwise every gradient
+                counts, as in TensorFlow.
+            refuse_non_finite: Whether to refuse gradients with infinities or NaN, with an InvalidArgumentError that
+                locates the first one. Otherwise they are averaged like all others.
+            idle_lease: Seconds without use after which the server deletes the accumulator. None: never. Calls on it by
+                any client are uses, also while they wait; lists are not.
 
         Returns:
             The accumulator.
 
         Raises:
-            InvalidArgumentError: An argument has a value that it cannot have, or arguments do not go together.
-            AlreadyExistsError: The name is taken by an accumulator with other properties; says which.
-            ResourceExhaustedError: The server has as many accumulators as it may have.
+            InvalidArgumentError: An argument is not valid, or arguments do not go together.
+            AlreadyExistsError: The name is taken by an accumulator with other properties; the message says which.
+            ResourceExhaustedError: The server has reached its limit of accumulators.
         """
         options = AccumulatorOptions(
             reduction_type,
@@ -166,40 +166,40 @@ class AccumulatorsOfClient(ClientState):
         idle_lease: float | None = None,
         missing: Literal["error", "zeros"] = "error",
     ) -> Operation[GradientAccumulatorCalls]:
-        """Creates an accumulator of the gradients of a whole model, or finds the one of this shared name.
+        """Creates an accumulator of the gradients of a whole model, or finds the one with this shared name.
 
         Args:
-            components: The parameters of the model, or what has their dtypes and shapes: a dict by name, or a tree of
-                dicts, lists, tuples and named tuples, as JAX's pytrees. A leaf is an array of any library, a handle,
-                numbers in lists, a DenseSpec or a SparseSpec; the way to it is the name of its component, such as
-                "layers/0/w". None is no component.
-            shared_name: The name by which other clients find the accumulator, until somebody deletes it. None: it is
-                this client's own, and the server deletes it when the client is closed. If the client's process dies or
-                its network fails, that takes a while longer: `client_lease` of `server_info().limits`, 60 seconds.
-            name: What lists call an accumulator without a shared name.
-            reduction_type: "MEAN" or "SUM" of the gradients of a round.
+            components: The model's parameters, or anything with their dtypes and shapes: a dict by name, or a tree of
+                dicts, lists, tuples and named tuples, like JAX's pytrees. A leaf is an array of any library, a handle,
+                numbers in lists, a DenseSpec or a SparseSpec; its component is named by the path to it, such as
+                "layers/0/w". None is not a component.
+            shared_name: The name by which other clients find the accumulator, which then lives until it is deleted.
+                None: it is private and deleted with this client: on `close`, or if the client dies or its network
+                fails, after `client_lease` of `server_info().limits`, 60 seconds by default.
+            name: The prefix of a private accumulator's name in lists.
+            reduction_type: "MEAN" or "SUM" of a round's gradients.
             container: The namespace of the shared name. Empty: the default one.
-            accumulate_dtype: The dtype of the running sum. None: float32 for 16-bit gradients, else that of the
-                component. A 16-bit dtype rounds at each addition, as TensorFlow does.
-            deterministic: Add up in the order of worker ids: the same gradients give the same bits, in whatever order
-                they come.
-            keep_averages: For how many past rounds the average can be read.
-            one_per_worker: Count only the first gradient of each worker in a round. Otherwise every gradient counts, as
-                in TensorFlow; `push_pull` decides for itself.
-            refuse_non_finite: Refuse gradients with infinite values or NaN, with an InvalidArgumentError that says
-                where the first one is. Otherwise they are averaged as all others.
-            idle_lease: Seconds without use after which the server deletes the accumulator. None: never. Every call that
-                concerns it is a use, of any client, also while it waits; lists are not.
-            missing: What a gradient that comes without a component, or with None for it, means to this object. "error":
-                an InvalidArgumentError. "zeros": zeros are sent in its place, and count in the mean as others do.
+            accumulate_dtype: The dtype of the running sum. None: float32 for 16-bit gradients, else the component's
+                dtype. A 16-bit dtype rounds at each addition, as TensorFlow does.
+            deterministic: Whether to sum in the order of worker ids, so that the same gradients give the same bits in
+                whatever order they arrive.
+            keep_averages: The number of past rounds whose averages can be read.
+            one_per_worker: Whether to count only the first gradient of each worker in a round. Otherwise every gradient
+                counts, as in TensorFlow. `push_pull` has its own argument for it.
+            refuse_non_finite: Whether to refuse gradients with infinities or NaN, with an InvalidArgumentError that
+                locates the first one. Otherwise they are averaged like all others.
+            idle_lease: Seconds without use after which the server deletes the accumulator. None: never. Calls on it by
+                any client are uses, also while they wait; lists are not.
+            missing: What this object does with a gradient in which a component is missing or None. "error": raise an
+                InvalidArgumentError. "zeros": send zeros in its place, which count in the mean.
 
         Returns:
             The accumulator.
 
         Raises:
-            InvalidArgumentError: An argument has a value that it cannot have, or arguments do not go together.
-            AlreadyExistsError: The name is taken by an accumulator with other properties; says which.
-            ResourceExhaustedError: The server has as many accumulators as it may have.
+            InvalidArgumentError: An argument is not valid, or arguments do not go together.
+            AlreadyExistsError: The name is taken by an accumulator with other properties; the message says which.
+            ResourceExhaustedError: The server has reached its limit of accumulators.
         """
         options = AccumulatorOptions(
             reduction_type,
@@ -215,13 +215,13 @@ class AccumulatorsOfClient(ClientState):
         return GradientAccumulatorCalls(wire, self._timeout)
 
     def list_accumulators(self, container: str = "") -> Operation[list[AccumulatorInfo]]:
-        """Describes all accumulators of a container, by name.
+        """Describes all accumulators of a container, sorted by name.
 
         Args:
             container: The namespace. Empty: the default one.
 
         Returns:
-            The descriptions, each of its moment.
+            The descriptions. Each is a snapshot.
         """
         return list_accumulators(container)
 
@@ -229,11 +229,11 @@ class AccumulatorsOfClient(ClientState):
         """Deletes an accumulator by its name, for all clients. Calls that wait on it end with AbortedError.
 
         Args:
-            name: The shared name, or the name that `list_accumulators` has.
+            name: The shared name, or the name in `list_accumulators`.
             container: The namespace of the name. Empty: the default one.
 
         Returns:
-            Whether there was one.
+            Whether it existed.
         """
         ref = accumulator_pb2.AccumulatorRef(
             container=as_text(container, Argument("container")), name=as_text(name, Argument("name"))

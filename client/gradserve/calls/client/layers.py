@@ -1,4 +1,4 @@
-"""The calls of clients that concern layers."""
+"""The client's calls about layers."""
 
 from __future__ import annotations
 
@@ -51,59 +51,60 @@ class LayersOfClient(ClientState):
         dtype: DTypeLike | None = None,
         idle_lease: float | None = None,
     ) -> Operation[BatchNormLayerCalls]:
-        """Creates a batch normalization layer, tf.contrib.layers.batch_norm, or finds the one of this scope.
+        """Creates a batch normalization layer, tf.contrib.layers.batch_norm, or finds the one with this scope.
 
-        `inputs`, `is_training` and `batch_weights` of TensorFlow's function are arguments of the layer's calls. The
-        first forward creates the variables, for the dtype and the channels of its inputs; C is the number of channels.
-        An IgnoredArgumentWarning says which arguments have no effect.
+        TensorFlow's arguments `inputs`, `is_training` and `batch_weights` are passed to the layer's calls instead. The
+        first forward creates the variables, for the dtype and the number of channels C of its inputs. An
+        IgnoredArgumentWarning names arguments that have no effect.
 
         Args:
-            decay: How slow the moving averages are: each update moves them by 1 - decay of the way to the batch.
-            center: Add beta.
-            scale: Multiply by gamma.
-            epsilon: What is added to the variance before the root is taken.
-            activation_fn: The name of the function that is applied to the result, as in tf.nn: "relu", "relu6", "tanh",
+            decay: The decay of the moving averages: each update moves them by 1 - decay of the way to the batch.
+            center: Whether to add beta.
+            scale: Whether to multiply by gamma.
+            epsilon: The number added to the variance before the root is taken.
+            activation_fn: The name of the function applied to the result, as in tf.nn: "relu", "relu6", "tanh",
                 "sigmoid", "elu", "selu", "softplus", "softsign", "leaky_relu", "gelu" or "swish". None, or "none": no
                 function.
-            param_initializers: First values of "beta", "gamma", "moving_mean" and "moving_variance": an array of shape
-                [C], an Initializer, or the name of one. Not named: zeros (beta, moving_mean) or ones.
-            param_regularizers: Regularizers of "beta" and "gamma". Their losses are results of `forward`, and the
-                gradients of those of `backward`.
+            param_initializers: The initial values of "beta", "gamma", "moving_mean" and "moving_variance": an array of
+                shape [C], an Initializer, or the name of one. Otherwise zeros (beta, moving_mean) or ones.
+            param_regularizers: Regularizers of "beta" and "gamma". `forward` returns their losses, `backward` the
+                losses' gradients.
             updates_collections: The names by which the client's `run_updates` finds the layer. None: a forward in
-                training updates the moving averages itself. With another name than "update_ops", TensorFlow, and so
+                training updates the moving averages itself. With a name other than "update_ops", TensorFlow, and so
                 gradserve, chooses another implementation.
-            reuse: None: create or find the layer. True: it must exist. False: it must not.
-            variables_collections: Tags of the variables: for all, or by variable. `list_batch_norm_layers` can ask for
-                a tag.
-            outputs_collections: Tags of the outputs, likewise.
+            reuse: None: create or find the layer. True: it must exist. False: it must not exist.
+            variables_collections: Names of collections for the variables: for all, or by variable.
+                `list_batch_norm_layers` can filter by them.
+            outputs_collections: Names of collections for the outputs, likewise.
             trainable: Whether beta and gamma are listed as trainable.
-            fused: Whether to use the fused implementation where it is possible. None: yes.
-            data_format: "NHWC": the channels are the last axis. "NCHW": axis 1. For inputs of rank 2 to 5.
-            zero_debias_moving_mean: Correct the moving mean for its start at zero.
-            scope: The name by which other clients find the layer, until somebody deletes it. None: it is this client's
-                own, and the server deletes it when the client is closed. If the client's process dies or its network
-                fails, that takes a while longer: `client_lease` of `server_info().limits`, 60 seconds.
-            renorm: Use Batch Renormalization (https://arxiv.org/abs/1702.03275).
-            renorm_clipping: Bounds of its corrections: "rmax", "rmin", "dmax". One that is not named does not bound.
+            fused: Whether to use the fused implementation where possible. None: yes.
+            data_format: "NHWC": the channels are the last axis. "NCHW": they are axis 1. For inputs of rank 2 to 5.
+            zero_debias_moving_mean: Whether to correct the moving mean for its start at zero.
+            scope: The name by which other clients find the layer, which then lives until it is deleted. None: it is
+                private and deleted with this client: on `close`, or if the client dies or its network fails, after
+                `client_lease` of `server_info().limits`, 60 seconds by default.
+            renorm: Whether to use Batch Renormalization (https://arxiv.org/abs/1702.03275).
+            renorm_clipping: The bounds of its corrections: "rmax", "rmin", "dmax". A missing one means no bound.
             renorm_decay: The decay of its averages.
-            adjustment: Draws an adjustment for each forward in training. Tensors go to the call instead.
+            adjustment: A random adjustment, drawn for each forward in training. Pass tensors to the layer's calls
+                instead.
             container: The namespace of the scope. Empty: the default one.
-            renorm_zero_debias: Renormalize as up to TensorFlow 1.12, whose averages start at zero.
-            input_shape: The shape of inputs; None or -1 for dimensions that are unknown, but not for the channels. With
+            renorm_zero_debias: Whether to renormalize as TensorFlow up to 1.12 does, whose averages start at zero.
+            input_shape: The shape of inputs, with None or -1 for unknown dimensions; the channels must be known. With
                 `dtype`, the variables are created at once.
             dtype: The dtype of such inputs: float16, bfloat16, float32 or float64.
-            idle_lease: Seconds without use after which the server deletes the layer. None: never. Every call that
-                concerns it is a use, of any client; lists, and updates of a whole collection, are not.
+            idle_lease: Seconds without use after which the server deletes the layer. None: never. Calls on it by any
+                client are uses; lists, and updates of a whole collection, are not.
 
         Returns:
             The layer.
 
         Raises:
-            InvalidArgumentError: An argument has a value that it cannot have, or arguments do not go together.
-            AlreadyExistsError: The scope is taken by a layer with other arguments, says which; or at all, with
-                reuse=False.
-            NotFoundError: There is no such layer, with reuse=True.
-            ResourceExhaustedError: The server has as many layers as it may have, or no memory for the variables.
+            InvalidArgumentError: An argument is not valid, or arguments do not go together.
+            AlreadyExistsError: The scope is taken by a layer with other arguments, and the message says which; or, with
+                reuse=False, by any layer.
+            NotFoundError: With reuse=True, the layer does not exist.
+            ResourceExhaustedError: The server has reached its limit of layers, or has no memory for the variables.
         """
         arguments = BatchNormArguments(
             decay=decay,
@@ -132,16 +133,16 @@ class LayersOfClient(ClientState):
     def list_batch_norm_layers(
         self, container: str = "", scope: str = "", collection: str = ""
     ) -> Operation[list[BatchNormLayerInfo]]:
-        """Describes the batch normalization layers of a container, by name.
+        """Describes the batch normalization layers of a container, sorted by name.
 
         Args:
             container: The namespace. Empty: the default one.
-            scope: Only layers whose name begins so, as tf.get_collection has it. Empty: all.
-            collection: Only layers that have it among updates_collections, outputs_collections or
+            scope: A prefix: only layers whose name begins with it, as in tf.get_collection. Empty: all.
+            collection: A name: only layers that have it among updates_collections, outputs_collections or
                 variables_collections. Empty: all.
 
         Returns:
-            The descriptions, each of its moment.
+            The descriptions. Each is a snapshot.
         """
         names = {"container": container, "scope": scope, "collection": collection}
         return list_layers(**{name: as_text(value, Argument(name)) for name, value in names.items()})
@@ -150,11 +151,11 @@ class LayersOfClient(ClientState):
         """Deletes a batch normalization layer by its scope, with its variables and forwards, for all clients.
 
         Args:
-            scope: The scope, or the name that `list_batch_norm_layers` has.
+            scope: The scope, or the name in `list_batch_norm_layers`.
             container: The namespace of the scope. Empty: the default one.
 
         Returns:
-            Whether there was one.
+            Whether it existed.
         """
         ref = batch_norm_pb2.BatchNormLayerRef(
             container=as_text(container, Argument("container")), name=as_text(scope, Argument("scope"))
@@ -164,17 +165,17 @@ class LayersOfClient(ClientState):
         return deleted
 
     def run_updates(self, collection: str = "update_ops", container: str = "") -> Operation[int]:
-        """Runs the waiting updates of all layers that have a collection among their updates_collections.
+        """Runs the pending updates of all layers with this name among their updates_collections.
 
-        Runs those of forwards of all clients, each once, so it is safe to repeat. `BatchNormLayer.run_updates` does it
-        for one layer.
+        Runs the updates of all clients' forwards, each once, so it is safe to repeat. `BatchNormLayer.run_updates`
+        updates one layer.
 
         Args:
-            collection: The name of the collection: "update_ops" unless a layer was told otherwise.
+            collection: The name of the collection: "update_ops" unless a layer was made with another.
             container: The namespace of the layers. Empty: the default one.
 
         Returns:
-            Of how many forwards the updates were run now.
+            The number of forwards whose updates were run now.
         """
         return self._layers.run_updates(
             as_text(container, Argument("container")), as_text(collection, Argument("collection"))

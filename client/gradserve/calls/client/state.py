@@ -1,4 +1,4 @@
-"""What all calls of a client have in common."""
+"""The state that all calls of a client share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradserve.calls.time_limits import TimeLimits
 
 
 class ClientState:
-    """The identity of a client, and what it has made."""
+    """The identity of a client, and the objects it has made."""
 
     def __init__(self, ids: RequestIds, times: TimeLimits) -> None:
         self._ids = ids

@@ -1,4 +1,4 @@
-"""The calls of clients that concern tensors on the server."""
+"""The client's calls about tensors on the server."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ class TensorsOfClient(ClientState):
     """Stores, reads, lists and deletes tensors."""
 
     def put(self, value: ArrayLike, *, lease: float | None = None) -> Operation[TensorHandle]:
-        """Stores an array on the server, under a handle that whoever has it can use.
+        """Stores an array on the server. Any client that has the handle can use it.
 
         Args:
             value: An array of any library, or numbers.
-            lease: How many seconds the array lives without being used. None: the server's default.
+            lease: Seconds that the array lives without use. None: the server's default.
 
         Returns:
-            The handle: an input for ops, a gradient for accumulators, and for `get`.
+            The handle: an input of ops, a gradient for accumulators, and the argument of `get`.
 
         Raises:
-            InvalidArgumentError: `value` is no array and no numbers, or has a dtype that no tensor can have.
+            InvalidArgumentError: `value` is neither an array nor numbers, or has a dtype that tensors cannot have.
             ResourceExhaustedError: The array does not fit into the server's memory.
         """
         (handle,) = yield from tensors.put([as_array(value, Argument("value"))], lease)
         return handle
 
     def put_all(self, values: Sequence[ArrayLike], *, lease: float | None = None) -> Operation[list[TensorHandle]]:
-        """Stores several arrays in one stream, all or none.
+        """Stores several arrays in one stream, either all or none.
 
         Args:
             values: Arrays of any library, or numbers.
-            lease: How many seconds each array lives without being used. None: the server's default.
+            lease: Seconds that each array lives without use. None: the server's default.
 
         Returns:
             The handles, in the order of the arrays.
 
         Raises:
-            GradserveError: As `put`.
+            GradserveError: See `put`.
         """
         given = as_list(values, "a list of arrays", Argument("values"))
         arrays = [as_array(value, Argument(f"values[{index}]")) for index, value in enumerate(given)]
@@ -60,13 +60,13 @@ class TensorsOfClient(ClientState):
 
         Args:
             handle: The handle of the array.
-            release: Delete the array from the server once it is read.
+            release: Whether to delete the array from the server once it is read.
 
         Returns:
             A new array.
 
         Raises:
-            NotFoundError: The array does not exist (any more).
+            NotFoundError: The array does not exist.
         """
         (array,) = yield from tensors.get([as_handle(handle, Argument("handle"))], release=release)
         return array
@@ -76,13 +76,13 @@ class TensorsOfClient(ClientState):
 
         Args:
             handles: The handles of the arrays.
-            release: Delete the arrays from the server once they are read.
+            release: Whether to delete the arrays from the server once they are read.
 
         Returns:
             New arrays, in the order of the handles.
 
         Raises:
-            NotFoundError: One of the arrays does not exist (any more).
+            NotFoundError: One of the arrays does not exist.
         """
         given = as_list(handles, "a list of TensorHandles", Argument("handles"))
         return tensors.get(as_handles(given, "handles"), release=release)
@@ -91,15 +91,15 @@ class TensorsOfClient(ClientState):
         """Deletes stored arrays.
 
         Args:
-            *handles: The handles of the arrays. Those that are gone already do not matter.
+            *handles: The handles of the arrays. Arrays that no longer exist are ignored.
 
         Returns:
-            How many of the arrays there were.
+            The number of arrays that existed.
         """
         return tensors.delete(as_handles(handles, "handles"))
 
     def list_tensors(self) -> Operation[list[TensorHandle]]:
-        """Lists the arrays that are stored on the server, by any client, oldest first.
+        """Lists the arrays that any client has stored on the server, oldest first.
 
         Returns:
             The handles, with dtypes and shapes.

@@ -1,4 +1,4 @@
-"""The calls of `Client.raw_ops`: ops of accumulators are written here, gradient ops are declared in `gradserve.ops`."""
+"""The calls of `Client.raw_ops`: accumulator ops are written here, gradient ops are declared in `gradserve.ops`."""
 
 from gradserve.calls.raw_ops import docstrings
 from gradserve.calls.raw_ops.accumulators import AccumulatorOps
@@ -8,7 +8,7 @@ from gradserve.ops.table import OPS
 
 
 class RawOpsCalls(AccumulatorOps, SparseAccumulatorOps):
-    """Calls of `RawOps`. Gradient ops become methods below."""
+    """Calls of `RawOps`. The gradient ops are added as methods below."""
 
 
 for _op in OPS:

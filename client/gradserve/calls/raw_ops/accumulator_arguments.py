@@ -1,4 +1,4 @@
-"""Checks of the arguments of accumulator ops, with TensorFlow's texts where it has any."""
+"""Checks of the arguments of accumulator ops, with TensorFlow's messages where it has them."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -30,8 +30,8 @@ def as_handle(
 
     Args:
         value: The handle, or the accumulator.
-        kind: What it must be; None for either.
-        field: That of the error.
+        kind: The required kind; None for either.
+        field: The field of the error.
 
     Raises:
         InvalidArgumentError: It is something else.
@@ -45,7 +45,7 @@ def as_handle(
         )
     names = (handle.container, handle.name, handle.incarnation)
     if not (all(map(is_text, names)) and isinstance(handle.kind, AccumulatorKind)):
-        raise InvalidArgumentError("expected an AccumulatorHandle that a client gave, got another one", field=field)
+        raise InvalidArgumentError("expected an AccumulatorHandle returned by a client, got another one", field=field)
     if kind not in (None, handle.kind):
         raise InvalidArgumentError(
             f"expected a {kind.value.lower()} accumulator, got the {handle.kind.value.lower()} "
@@ -59,7 +59,7 @@ def accumulator_dtype(dtype: DTypeLike) -> DType:
     """Returns the dtype of a new accumulator.
 
     Raises:
-        InvalidArgumentError: None can have it.
+        InvalidArgumentError: Accumulators cannot have this dtype.
     """
     known = _known_dtype(dtype)
     check_attribute(dtype_text(known), "dtype", [dtype_text(each) for each in _FLOATING])
@@ -67,10 +67,10 @@ def accumulator_dtype(dtype: DTypeLike) -> DType:
 
 
 def check_reduction(reduction_type: str) -> None:
-    """Checks how a round becomes one gradient.
+    """Checks the reduction type.
 
     Raises:
-        InvalidArgumentError: Neither "MEAN" nor "SUM".
+        InvalidArgumentError: It is neither "MEAN" nor "SUM".
     """
     check_text_attribute(reduction_type, "reduction_type", ("MEAN", "SUM"))
 
@@ -79,13 +79,13 @@ def check_apply_signature(inputs: Sequence[str], dtype: DType, handle: Accumulat
     """Checks the dtype of a gradient.
 
     Args:
-        inputs: The types of the op's inputs, as TensorFlow writes them, "{}" for that of the gradient.
-        dtype: Of the gradient.
-        handle: Of the accumulator.
-        field: That of the error.
+        inputs: The types of the op's inputs, as TensorFlow writes them, with "{}" for the gradient's.
+        dtype: The dtype of the gradient.
+        handle: The handle of the accumulator.
+        field: The field of the error.
 
     Raises:
-        InvalidArgumentError: It is not the accumulator's.
+        InvalidArgumentError: The dtype is not the accumulator's.
     """
     _check_signature(f"{', '.join(inputs)}->", dtype, handle, field)
 
@@ -93,19 +93,19 @@ def check_apply_signature(inputs: Sequence[str], dtype: DType, handle: Accumulat
 def check_take_signature(
     inputs: Sequence[str], outputs: Sequence[str], dtype: DTypeLike, handle: AccumulatorHandle
 ) -> None:
-    """Checks the `dtype` of an op that takes; see `check_apply_signature`.
+    """Checks the `dtype` of a take op; see `check_apply_signature`.
 
     Raises:
-        InvalidArgumentError: It is not the accumulator's.
+        InvalidArgumentError: The dtype is not the accumulator's.
     """
     _check_signature(f"{', '.join(inputs)}->{', '.join(outputs)}", _known_dtype(dtype), handle, "dtype")
 
 
 def op_name(name: str | None, default: str) -> str:
-    """Returns the name of an op: for None or an empty one the default.
+    """Returns the name of an op: the default if it is None or empty.
 
     Raises:
-        InvalidArgumentError: It is no text.
+        InvalidArgumentError: It is not text.
     """
     return default if name is None else as_text(name, Argument("name")) or default
 
@@ -114,7 +114,7 @@ def scalar(value: ArrayLike, dtype: DTypeLike, name: str) -> int:
     """Returns the value of a scalar input of an integer dtype.
 
     Raises:
-        InvalidArgumentError: It is not a scalar, no integer, or too large.
+        InvalidArgumentError: It is not a scalar, not an integer, or too large.
     """
     array = _integers(value, dtype, name)
     if array.ndim:
@@ -128,7 +128,7 @@ def int64_array(value: ArrayLike, name: str) -> Array:
     """Returns an input of integers as int64.
 
     Raises:
-        InvalidArgumentError: There are others in it, or some are too large.
+        InvalidArgumentError: Some values are not integers, or too large.
     """
     return _integers(value, np.int64, name)
 

@@ -1,6 +1,6 @@
 """The ops of conditional accumulators.
 
-TensorFlow has dense accumulators twice, as references and as resources; here both are the same.
+TensorFlow has each dense op twice, for references and for resources; here both do the same.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _REFERENCE, _RESOURCE = "string_ref", "resource"
 
 
 class AccumulatorOpsBase:
-    """What the ops of accumulators are carried out with."""
+    """The base class of the accumulator ops."""
 
     def __init__(self, ids: RequestIds, timeout: float, made: MadeAccumulators) -> None:
-        """Takes what the client has.
+        """Takes the state of the client.
 
         Args:
-            ids: Numbers its calls.
-            timeout: For how many seconds calls wait unless they are told otherwise.
+            ids: Its request ids.
+            timeout: Its default timeout in seconds, for calls that wait.
             made: Its accumulators.
         """
         self._ids = ids
@@ -70,7 +70,7 @@ class AccumulatorOpsBase:
 
 
 class AccumulatorOps(AccumulatorOpsBase):
-    """The ops of dense accumulators, and those that sparse ones have, too."""
+    """The ops of dense accumulators, and the ops that apply to sparse ones too."""
 
     def ConditionalAccumulator(
         self,
@@ -82,24 +82,25 @@ class AccumulatorOps(AccumulatorOpsBase):
         reduction_type: str = "MEAN",
         name: str | None = None,
     ) -> Operation[AccumulatorHandle]:
-        """Creates an accumulator of dense gradients, or finds the one of this shared name.
+        """Creates an accumulator of dense gradients, or finds the one with this shared name.
 
-        `Client.conditional_accumulator` makes the same accumulators, with more to choose.
+        `Client.conditional_accumulator` makes the same accumulators, with more options.
 
         Args:
             dtype: float16, bfloat16, float32 or float64.
-            shape: Of every gradient; None as a dimension, or instead of all, where unknown. () is a scalar.
-            container: Namespace of the shared name; empty for the default one.
-            shared_name: Under which other clients find it. Empty: it is this client's own and ends with it.
+            shape: The shape of every gradient; None is an unknown dimension, or an unknown shape. () is a scalar.
+            container: The namespace of the shared name; empty for the default one.
+            shared_name: The name by which other clients find it. Empty: it is private, and deleted with this client.
             reduction_type: "MEAN" or "SUM".
-            name: How one without a shared name is called in lists; None for the name of the op.
+            name: The prefix of a private accumulator's name in lists; None for the name of the op.
 
         Returns:
             The handle of the accumulator, which other clients can use, too.
 
         Raises:
-            InvalidArgumentError: One of them cannot be.
-            AlreadyExistsError: The name is taken by one with other properties; says which. TensorFlow shares that one.
+            InvalidArgumentError: An argument is not valid.
+            AlreadyExistsError: The name is taken by an accumulator with other properties; the message says which.
+                TensorFlow would share that one.
         """
         return (
             yield from self._create(
@@ -117,7 +118,7 @@ class AccumulatorOps(AccumulatorOpsBase):
         reduction_type: str = "MEAN",
         name: str | None = None,
     ) -> Operation[AccumulatorHandle]:
-        """Creates an accumulator of dense gradients, or finds the one of this shared name: ConditionalAccumulator."""
+        """Creates an accumulator of dense gradients, or finds the one with this shared name: ConditionalAccumulator."""
         return (
             yield from self._create(
                 _dense(dtype, shape),
@@ -137,23 +138,25 @@ class AccumulatorOps(AccumulatorOpsBase):
         worker_id: str = "",
         request_id: int | None = None,
     ) -> Operation[None]:
-        """Adds a gradient to the round; drops it when `local_step` is smaller than the accumulator's step.
+        """Adds a gradient to the round, or drops it if `local_step` is smaller than the accumulator's step.
 
-        Never waits for other workers. Every call counts once, also when the network makes the client send it again.
-        Whether the gradient was dropped, `ConditionalAccumulator.apply_grad` says.
+        Never waits for other workers. Every call counts once, even if the client has to send it again.
+        Use `ConditionalAccumulator.apply_grad` to know whether the gradient was dropped.
 
         Args:
-            handle: Of a dense accumulator, or the accumulator itself.
-            local_step: int64, a scalar: the step at which the gradient was computed.
-            gradient: Of the accumulator's dtype and shape. Or the handle of such a tensor on the server, which stays.
-            worker_id: Who sends it: for diagnosis, and where the accumulator asks for it because it is deterministic or
-                counts a worker once. Empty: nobody in particular, so that every call counts, as in TensorFlow.
-            request_id: That of an error of an earlier attempt, to send the same gradient again.
+            handle: The handle of a dense accumulator, or the accumulator itself.
+            local_step: The step at which the gradient was computed: int64, a scalar.
+            gradient: The gradient, of the accumulator's dtype and shape, or the handle of such a tensor on the server,
+                which stays there.
+            worker_id: The sender's id, for diagnoses; needed by accumulators that are deterministic or count a worker
+                once. Empty: no id, so that every call counts, as in TensorFlow.
+            request_id: The `request_id` of a failed attempt's error, to send the same gradient again.
 
         Raises:
             InvalidArgumentError: An argument does not fit; nothing has changed.
             NotFoundError: The accumulator was deleted.
-            UnavailableError: No server; whether the gradient is in is not known. Try again with `request_id`.
+            UnavailableError: The server cannot be reached. It may have counted the gradient: try again with
+                `request_id`.
         """
         return self._apply(_REFERENCE, handle, local_step, gradient, worker_id, request_id)
 
@@ -178,24 +181,26 @@ class AccumulatorOps(AccumulatorOpsBase):
         timeout: float | None = None,
         request_id: int | None = None,
     ) -> Operation[NDArray[Any]]:
-        """Waits until `num_required` gradients are in, and returns the average of all that are.
+        """Waits for `num_required` gradients, ends the round and returns the average of all gradients in it.
 
-        Bumps the accumulator's step and begins the next round. Takers are served first in, first out, strictly.
+        The accumulator's step grows by one, and an empty round begins. Waiting calls are served strictly first in,
+        first out.
 
         Args:
-            handle: Of a dense accumulator, or the accumulator itself.
-            num_required: int32, a scalar: at least 1.
-            dtype: The accumulator's.
-            timeout: Seconds to wait; None for the client's timeout, math.inf for ever.
-            request_id: That of an error of an earlier attempt, to get the same average.
+            handle: The handle of a dense accumulator, or the accumulator itself.
+            num_required: The number of gradients to wait for: int32, a scalar, at least 1.
+            dtype: The accumulator's dtype.
+            timeout: Seconds to wait; None for the client's timeout, math.inf for no limit.
+            request_id: The `request_id` of a failed attempt's error, to get the same average.
 
         Returns:
-            `dtype`, the shape of the gradients: their mean, or their sum.
+            The mean or sum of the gradients, of their shape and of `dtype`.
 
         Raises:
-            InvalidArgumentError: `num_required` is not positive, `dtype` is another, or `handle` does not fit.
-            DeadlineExceededError: Not enough gradients in time; says how many are in, and from whom.
-            AbortedError: The accumulator was deleted meanwhile.
+            InvalidArgumentError: `num_required` is not positive, `dtype` is not the accumulator's, or `handle` is not
+                valid.
+            DeadlineExceededError: There were too few gradients in time. The message says how many, and from whom.
+            AbortedError: The accumulator was deleted while the call waited.
         """
         return self._take_dense(_REFERENCE, handle, num_required, dtype, timeout, request_id)
 
@@ -215,10 +220,10 @@ class AccumulatorOps(AccumulatorOpsBase):
         """Returns the number of gradients accepted since the last take.
 
         Args:
-            handle: Of a dense or sparse accumulator, or the accumulator itself.
+            handle: The handle of a dense or sparse accumulator, or the accumulator itself.
 
         Returns:
-            int32, a scalar.
+            The number: int32, a scalar.
 
         Raises:
             NotFoundError: The accumulator was deleted.
@@ -230,14 +235,14 @@ class AccumulatorOps(AccumulatorOpsBase):
         return np.int32((yield from self._wire(as_handle(handle)).num_accumulated()))
 
     def AccumulatorSetGlobalStep(self, *, handle: AccumulatorLike, new_global_step: ArrayLike) -> Operation[None]:
-        """Sets the step, also to a smaller one; gradients in the round stay.
+        """Sets the accumulator's step, also to a smaller one. Gradients in the round stay in it.
 
         Args:
-            handle: Of a dense or sparse accumulator, or the accumulator itself.
-            new_global_step: int64, a scalar.
+            handle: The handle of a dense or sparse accumulator, or the accumulator itself.
+            new_global_step: The new step: int64, a scalar.
 
         Raises:
-            InvalidArgumentError: The step is not one.
+            InvalidArgumentError: The step is not valid.
             NotFoundError: The accumulator was deleted.
         """
         return self._set_global_step(handle, new_global_step)
@@ -253,10 +258,10 @@ class AccumulatorOps(AccumulatorOpsBase):
 
         Args:
             resource: The handle of a dense or sparse accumulator, or the accumulator itself.
-            ignore_lookup_error: That it was gone already is no error.
+            ignore_lookup_error: Whether to ignore that the accumulator does not exist.
 
         Raises:
-            NotFoundError: It was gone already.
+            NotFoundError: The accumulator does not exist.
         """
         handle = as_handle(resource, field="resource")
         is_ignored = as_flag(ignore_lookup_error, Argument("ignore_lookup_error"))

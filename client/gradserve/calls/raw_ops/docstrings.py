@@ -1,4 +1,4 @@
-"""Docstrings of ops that come in versions: what one of them says in full, the others do not repeat in the source."""
+"""Completes the docstrings of ops that come in versions, from the one version that is described in full."""
 
 import inspect
 import re
@@ -10,13 +10,13 @@ _ENTRY = re.compile(r"^    (\w+): .*(?:\n {8,}.*)*", re.MULTILINE)
 
 
 def complete(ops: type, described_by: Mapping[str, str]) -> None:
-    """Completes docstrings with those of other ops: arguments, results, errors, and text where there is none.
+    """Completes docstrings with other ops' arguments, results and errors, and with their text if there is none.
 
-    What a docstring describes itself keeps that description, and nothing appears that the op does not have.
+    A description that a docstring already has is kept, and nothing is added that the op does not have.
 
     Args:
-        ops: Has the ops as methods.
-        described_by: The name of each op to complete, and that of the op that is described in full.
+        ops: The class that has the ops as methods.
+        described_by: For each op to complete, the name of the op that is described in full.
     """
     for name, full in described_by.items():
         op = getattr(ops, name)

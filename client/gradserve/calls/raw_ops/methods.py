@@ -1,4 +1,4 @@
-"""Methods made of declared ops, with signatures and docstrings like those of written ones."""
+"""Makes methods from declared ops, with signatures and docstrings like those of written methods."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def method_of(op: Op) -> Callable[..., Operation[Any]]:
 def _refuse(
     method: Callable[..., Any], signature: inspect.Signature, positional: Sequence[object], given: Mapping[str, Any]
 ) -> None:
-    """Raises the TypeError of a call that does not fit the signature."""
+    """Raises the TypeError for a call that does not fit the signature."""
     try:
         signature.bind(None, *positional, **given)
     except TypeError as error:

@@ -24,15 +24,14 @@ from gradserve.wire.dtypes import DType
 def run(op: Op, arguments: Mapping[str, Any]) -> Operation[Any]:
     """Computes an op.
 
-    Arrays travel inside the request when they are not large together, else they are uploaded first and deleted
-    afterwards.
+    Small arrays travel inside the request; larger ones are uploaded first and deleted afterwards.
 
     Args:
-        op: Its declaration.
+        op: The op's declaration.
         arguments: All arguments of its signature, by name.
 
     Returns:
-        The op's named tuple, or its single output: handles if they stay on the server, else new arrays.
+        The op's named tuple, or its single output: handles if outputs stay on the server, otherwise new arrays.
     """
     inputs = _inputs(op, arguments)
     fields = {field: value for each in op.attributes for field, value in _fields(op, each, arguments[each.name])}
@@ -78,7 +77,7 @@ def _converted(tensor: Input, value: Any, dtype: DType) -> OpInputs:
 
 
 def _fields(op: Op, attribute: Attribute, value: Any) -> Iterable[tuple[str, object]]:
-    """Yields the fields that an attribute becomes, and their values."""
+    """Yields the names and values of the fields for an attribute."""
     argument = Argument(attribute.name)
     if attribute.no_effect:
         _warn_if_given(op, attribute, value, argument)
@@ -104,7 +103,7 @@ def _returned(op: Op, arguments: Mapping[str, Any], outputs: dict[str, Any]) -> 
     if op.more_outputs is not None and as_flag(arguments[op.more_outputs[0]], Argument(op.more_outputs[0])):
         made = op.more_outputs[1]
     fields = fields_of(made)
-    # The server computes the newest version; what an older one does not return is not left there.
+    # The server computes the newest version; outputs that an older version does not return are not left there.
     unknown = [outputs[name] for name in outputs.keys() - set(fields.values())]
     yield from delete_quietly([each.handle for each in unknown if isinstance(each, TensorHandle)])
     return made(**{name: outputs[field] for name, field in fields.items()})

@@ -46,7 +46,7 @@ _FIELDS = {
 
 
 class SparseAccumulatorOps(AccumulatorOpsBase):
-    """The ops that only sparse accumulators have."""
+    """The ops of sparse accumulators alone."""
 
     def SparseConditionalAccumulator(
         self,
@@ -58,12 +58,12 @@ class SparseAccumulatorOps(AccumulatorOpsBase):
         reduction_type: str = "MEAN",
         name: str | None = None,
     ) -> Operation[AccumulatorHandle]:
-        """Creates an accumulator of sparse gradients, or finds the one of this shared name.
+        """Creates an accumulator of sparse gradients, or finds the one with this shared name.
 
-        `Client.sparse_conditional_accumulator` makes the same accumulators, with more to choose.
+        `Client.sparse_conditional_accumulator` makes the same accumulators, with more options.
 
         Args:
-            shape: The shape of the whole tensor; None as a dimension, or instead of all, where unknown.
+            shape: The shape of the whole tensor; None is an unknown dimension, or an unknown shape.
         """
         spec = SparseSpec(accumulator_dtype(dtype), shape)
         return (
@@ -87,20 +87,21 @@ class SparseAccumulatorOps(AccumulatorOpsBase):
         """Adds rows to the round, as AccumulatorApplyGradient adds a dense gradient.
 
         Args:
-            handle: Of a sparse accumulator, or the accumulator itself.
-            local_step: int64, a scalar: the step at which the gradient was computed.
-            gradient_indices: int64, shape [n]: the numbers of the rows. Ascending lists merge fastest; equal indices
-                in unsorted lists may stay separate rows.
-            gradient_values: Of the accumulator's dtype, shape [n, ...]: the rows.
-            gradient_shape: int64, a vector: the shape of the whole tensor, checked against the accumulator's.
-            has_known_shape: Whether gradient_shape counts. If not, it is not read.
-            worker_id: Who sends it; see `AccumulatorApplyGradient`.
-            request_id: That of an error of an earlier attempt, to send the same gradient again.
+            handle: The handle of a sparse accumulator, or the accumulator itself.
+            local_step: The step at which the gradient was computed: int64, a scalar.
+            gradient_indices: The numbers of the rows: int64, shape [n]. Ascending lists merge fastest; equal indices in
+                unsorted lists may stay separate rows.
+            gradient_values: The rows: the accumulator's dtype, shape [n, ...].
+            gradient_shape: The shape of the whole tensor, checked against the accumulator's: int64, a vector.
+            has_known_shape: Whether gradient_shape counts; otherwise it is not read.
+            worker_id: The sender's id; see `AccumulatorApplyGradient`.
+            request_id: The `request_id` of a failed attempt's error, to send the same gradient again.
 
         Raises:
             InvalidArgumentError: An argument does not fit; nothing has changed.
             NotFoundError: The accumulator was deleted.
-            UnavailableError: No server; whether the gradient is in is not known. Try again with `request_id`.
+            UnavailableError: The server cannot be reached. It may have counted the gradient: try again with
+                `request_id`.
         """
         accumulator = as_handle(handle, AccumulatorKind.SPARSE)
         for name, given in (("gradient_indices", gradient_indices), ("gradient_values", gradient_values)):
@@ -128,13 +129,13 @@ class SparseAccumulatorOps(AccumulatorOpsBase):
         timeout: float | None = None,
         request_id: int | None = None,
     ) -> Operation[SparseAccumulatorTakeGradientOutputs]:
-        """Waits until `num_required` gradients are in, and returns the average of all that are.
+        """Waits for `num_required` gradients, ends the round and returns the average of all gradients in it.
 
-        Bumps the accumulator's step and begins the next round. Takers are served first in, first out, strictly. A mean
-        divides each row by the number of gradients that have this row.
+        The accumulator's step grows by one, and an empty round begins. Waiting calls are served strictly first in,
+        first out. A mean divides each row by the number of gradients that have this row.
 
         Args:
-            handle: Of a sparse accumulator, or the accumulator itself.
+            handle: The handle of a sparse accumulator, or the accumulator itself.
 
         Returns:
             indices: int64, shape [n]: the numbers of the rows.
@@ -152,7 +153,7 @@ class SparseAccumulatorOps(AccumulatorOpsBase):
 
 @contextmanager
 def _errors_of_arguments() -> Iterator[None]:
-    """Names the argument in errors of parts of a request."""
+    """Names the argument in errors about parts of a request."""
     try:
         yield
     except InvalidArgumentError as error:

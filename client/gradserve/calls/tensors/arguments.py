@@ -18,7 +18,7 @@ from gradserve.wire.durations import encode_duration
 from gradserve.wire.payload import Array, buffer_of
 
 INLINE_LIMIT_BYTES = 3 << 20
-"""Arrays of up to this size together travel inside the request; a stream of their own would take longer."""
+"""Arrays of up to this size in total travel inside the request; a stream of their own would take longer."""
 
 
 def put(arrays: Sequence[Array], lease: float | None) -> Operation[list[TensorHandle]]:
@@ -28,7 +28,7 @@ def put(arrays: Sequence[Array], lease: float | None) -> Operation[list[TensorHa
 
 
 def get(handles: Sequence[TensorHandle], *, release: bool) -> Operation[list[Array]]:
-    """Reads stored arrays, and deletes them then if `release`."""
+    """Reads stored arrays, and then deletes them if `release`."""
     is_released = as_flag(release, Argument("release"))
     request = messages_pb2.GetTensorsRequest(handles=[each.handle for each in handles], release=is_released)
     num_bytes = sum(int(np.prod(each.shape)) * each.dtype.itemsize for each in handles)
@@ -37,7 +37,7 @@ def get(handles: Sequence[TensorHandle], *, release: bool) -> Operation[list[Arr
 
 
 def delete(handles: Sequence[TensorHandle]) -> Operation[int]:
-    """Deletes stored arrays; returns how many there were."""
+    """Deletes stored arrays; returns the number that existed."""
     request = messages_pb2.DeleteTensorsRequest(handles=[each.handle for each in handles])
     reply: messages_pb2.DeleteTensorsResponse = yield Unary("TensorService", "DeleteTensors", request)
     return reply.num_deleted
@@ -58,14 +58,14 @@ def list_stored() -> Operation[list[TensorHandle]]:
 
 
 def send_inputs(arrays: tuple[Array, ...], contents: Contents) -> Operation[list[tensor_pb2.Tensor]]:
-    """Returns the messages of a request's arrays: inline when they are not large, else uploaded first."""
+    """Returns the messages of a request's arrays: inline if they are small, otherwise uploaded first."""
     if sum(array.nbytes for array in arrays) <= INLINE_LIMIT_BYTES:
         return [contents.tensor(array) for array in arrays]
     return (yield from upload(_header(arrays, None), arrays))
 
 
 def receive_results(tensors: Sequence[tensor_pb2.Tensor]) -> Operation[list[Array]]:
-    """Returns the arrays of a reply as new ones; those kept on the server are fetched and deleted there."""
+    """Returns the arrays of a reply as new ones; fetches those kept on the server and deletes them there."""
     kept = [tensor for tensor in tensors if tensor.WhichOneof("data") == "handle"]
     arrays: list[Array] = []
     if kept:
@@ -75,11 +75,11 @@ def receive_results(tensors: Sequence[tensor_pb2.Tensor]) -> Operation[list[Arra
 
 
 def delete_quietly(handles: Sequence[str], because: GradserveError | None = None) -> Operation[None]:
-    """Deletes what nobody needs any more, as far as the server can be reached; else it goes when its lease ends.
+    """Deletes tensors that are no longer needed. If the server cannot be reached, they end with their lease.
 
     Args:
-        handles: Of the tensors; nothing is sent for none.
-        because: The error that made them useless, where it was one; it notes a failure.
+        handles: The handles of the tensors; nothing is sent if there are none.
+        because: The error that made them useless, if there was one; a failure is noted on it.
     """
     if not handles:
         return
@@ -87,7 +87,7 @@ def delete_quietly(handles: Sequence[str], because: GradserveError | None = None
         yield Unary("TensorService", "DeleteTensors", messages_pb2.DeleteTensorsRequest(handles=handles))
     except GradserveError as error:
         if because is not None:
-            because.add_note(f"and what was uploaded stays until its lease ends: {error}")
+            because.add_note(f"and what was uploaded stays on the server until its lease ends: {error}")
 
 
 def encode_lease(lease: float) -> Duration:

@@ -1,4 +1,4 @@
-"""Arguments of ops as tensors."""
+"""Converts arguments of ops to tensors."""
 
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.casting import as_array_or_numbers
@@ -14,16 +14,16 @@ def as_op_input(
     """Returns a value as an input of an op.
 
     Handles and arrays of any library keep their dtype. Numbers and sequences of numbers, which have none, get the
-    default one.
+    default.
 
     Args:
         value: The input.
         default_dtype: The dtype of plain numbers.
         name: The name of the input.
-        field: The field of an error, where that is not the name.
+        field: The field of an error; the name by default.
 
     Raises:
-        InvalidArgumentError: It is no array and no numbers, or no tensor can have its dtype.
+        InvalidArgumentError: It is neither an array nor numbers, or has a dtype that tensors cannot have.
     """
     if isinstance(value, TensorHandle):
         return as_handle(value, Argument(name, field))

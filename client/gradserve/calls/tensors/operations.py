@@ -1,4 +1,4 @@
-"""Calls that take and return tensors: how these travel is the same for every service."""
+"""Calls that take and return tensors, which travel the same way for every service."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -16,7 +16,7 @@ from gradserve.wire.contents import Contents, WithContents, is_stored
 from gradserve.wire.payload import Array
 
 OpInputs: TypeAlias = Array | TensorHandle | list[Array | TensorHandle]
-"""An input as it is sent."""
+"""An input, ready to be sent."""
 
 
 def call_with_inputs(
@@ -27,14 +27,13 @@ def call_with_inputs(
 ) -> Operation[Any]:
     """Makes a call with tensors in its request.
 
-    Arrays travel inside the request when they are not large together, else they are uploaded first and deleted
-    afterwards.
+    Small arrays travel inside the request; larger ones are uploaded first and deleted afterwards.
 
     Args:
-        service: Name of the service, without its package.
-        method: Name of the method.
-        inputs: By name, some of them lists.
-        request: Makes the request of the messages of the inputs, by the same names.
+        service: The name of the service, without its package.
+        method: The name of the method.
+        inputs: The inputs by name, some of them lists.
+        request: Returns the request for the messages of the inputs, which have the same names.
 
     Returns:
         The response.
@@ -56,12 +55,12 @@ def call_with_inputs(
 
 
 def call_with_uploads(call: Unary, sent: Sequence[tensor_pb2.Tensor], *, released: bool = False) -> Operation[Any]:
-    """Makes a call, and deletes what was uploaded for it.
+    """Makes a call, and deletes the arrays that were uploaded for it.
 
     Args:
         call: The call.
         sent: The arrays in its request, inline or uploaded.
-        released: Whether the server itself deletes them when the call succeeds.
+        released: Whether the server deletes them itself if the call succeeds.
 
     Returns:
         The response.
@@ -70,7 +69,7 @@ def call_with_uploads(call: Unary, sent: Sequence[tensor_pb2.Tensor], *, release
     try:
         reply = yield call
     except (UnavailableError, DeadlineExceededError, InternalError):
-        # Nobody knows what became of it: what was uploaded goes when its lease ends.
+        # The outcome is unknown: uploads end with their lease.
         raise
     except GradserveError as error:
         yield from delete_quietly(uploaded, error)
@@ -81,17 +80,17 @@ def call_with_uploads(call: Unary, sent: Sequence[tensor_pb2.Tensor], *, release
 
 
 def receive_outputs(tensors: Sequence[tensor_pb2.Tensor], *, keep: bool) -> Operation[list[Any]]:
-    """Returns the tensors of a reply: as handles if they were to stay on the server, else as new arrays."""
+    """Returns the tensors of a reply: as handles if they stay on the server, otherwise as new arrays."""
     if keep:
         return [handle_of(tensor) for tensor in tensors]
     return (yield from receive_results(tensors))
 
 
 def placement_of(*, keep: bool, lease: float | None = None) -> tensor_pb2.Placement:
-    """Returns where the tensors of a reply go, and for how many seconds they live there without use.
+    """Returns where to put the tensors of a reply, and for how many seconds without use they live on the server.
 
     Raises:
-        InvalidArgumentError: `keep` is no flag, or the lease no number that can be sent.
+        InvalidArgumentError: `keep` is not a flag, or the lease is not a number that can be sent.
     """
     is_kept = as_flag(keep, Argument("keep"))
     mode = tensor_pb2.Placement.MODE_KEEP if is_kept else tensor_pb2.Placement.MODE_AUTO
@@ -99,5 +98,5 @@ def placement_of(*, keep: bool, lease: float | None = None) -> tensor_pb2.Placem
 
 
 def listed(value: Any) -> list[Any]:
-    """Returns a value that is not a list as a list of it."""
+    """Returns a list unchanged, and any other value as a list of one."""
     return value if isinstance(value, list) else [value]

@@ -1,1 +1,1 @@
-"""The transport for asyncio: operations run in the task that awaits them."""
+"""The asyncio transport: operations run in the task that awaits them."""

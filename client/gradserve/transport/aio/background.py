@@ -1,6 +1,6 @@
-"""Operations that are carried out in the background, in a task.
+"""Operations that run in the background, in a task.
 
-They refer to channels only: nothing keeps a client alive that the program has forgotten, so they can be stopped then.
+They refer only to channels, not to the client: so a forgotten client is collected, which stops them.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _JOIN_SECONDS = 5.0
 
 
 class BackgroundTask:
-    """Carries an operation out in a task of the running event loop."""
+    """Carries out an operation in a task of the running event loop."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class BackgroundTask:
         settings: ConnectionSettings,
         call: Callable[[Unary, float | None], Awaitable[Any]],
     ) -> None:
-        """Takes the settings of the connection, and what makes a call."""
+        """Takes the settings of the connection, and the function that makes a call."""
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(_carry_out(operation, settings, call), name="gradserve-background")
 
@@ -39,7 +39,7 @@ class BackgroundTask:
         return self._task.done()
 
     def stop(self) -> None:
-        """Lets the operation be given up. For finalizers too: they can run in any thread."""
+        """Stops the operation soon. Safe in finalizers, which can run in any thread."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._task.cancel)
 

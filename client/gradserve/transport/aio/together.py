@@ -10,14 +10,14 @@ from gradserve.transport.schedule import Member, Schedule
 
 
 class ConcurrentSteps:
-    """Carries steps of several operations out at the same time, each in a task; the operations run in the caller's."""
+    """Carries out steps of several operations at the same time, each in a task; the operations run in the caller's."""
 
     def __init__(
         self,
         perform: Callable[[Attempt | Pause | Background], Awaitable[Any]],
         attempts: Callable[[Operation[Any]], Attempts[Any]],
     ) -> None:
-        """Takes what carries a step out, and what returns an operation with its retries."""
+        """Takes the function that carries out a step, and the one that adds retries to an operation."""
         self._perform = perform
         self._attempts = attempts
         self._under_way: dict[Member, asyncio.Task[Any]] = {}
@@ -43,7 +43,7 @@ class ConcurrentSteps:
         self._under_way[member] = asyncio.ensure_future(self._perform(step))
 
     def cancel(self, member: Member, /) -> None:
-        """Breaks a step off."""
+        """Cancels a step."""
         task = self._under_way.pop(member)
         task.cancel()
         self._cancelled.append(task)

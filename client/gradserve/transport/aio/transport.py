@@ -23,10 +23,10 @@ T = TypeVar("T")
 
 
 class AsyncGrpcTransport:
-    """Runs operations on the event loop it was made on."""
+    """Runs operations on the event loop in which it is made."""
 
     def __init__(self, addresses: Sequence[Address], settings: ConnectionSettings) -> None:
-        """Takes where the servers are, in the order in which exchanges name them as targets, and the settings."""
+        """Takes the servers' addresses, in the order of exchanges' targets, and the settings."""
         self._settings = settings
         self._process = OwnProcess()
         self._closed = False
@@ -77,7 +77,7 @@ class AsyncGrpcTransport:
         except grpc.aio.UsageError:
             raise closed() from None
         except asyncio.CancelledError:
-            # The channel cancels its calls when it is closed; the task that made this one goes on.
+            # Closing the channel cancels its calls; the task that made this one must go on.
             task = asyncio.current_task()
             if self._closed and (task is None or not task.cancelling()):
                 raise closed() from None

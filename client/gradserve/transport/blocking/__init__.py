@@ -1,1 +1,1 @@
-"""The blocking transport: operations run in the thread that calls."""
+"""The blocking transport: operations run in the calling thread."""

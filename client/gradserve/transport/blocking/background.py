@@ -1,6 +1,6 @@
-"""Operations that are carried out in the background, in a thread.
+"""Operations that run in the background, in a thread.
 
-They refer to channels only: nothing keeps a client alive that the program has forgotten, so they can be stopped then.
+They refer only to channels, not to the client: so a forgotten client is collected, which stops them.
 """
 
 import os
@@ -22,15 +22,15 @@ from gradserve.transport.status import error_from_status
 
 _JOIN_SECONDS = 5.0
 _FORK_SECONDS = 1.0
-"""How long a fork waits for calls in the background to be broken off."""
+"""How long a fork waits until background calls are cancelled."""
 
 
 class _StoppedError(Exception):
-    """The operation is to be given up."""
+    """The operation is to stop."""
 
 
 class _Fork:
-    """A fork that a call in the background is broken off for: gRPC's state is copied whole only where no call is."""
+    """A fork for which a background call is cancelled: gRPC's state can be copied only when there is no call."""
 
     def __init__(self) -> None:
         self.is_clear = threading.Event()
@@ -38,19 +38,19 @@ class _Fork:
 
 
 class BackgroundThread:
-    """Carries an operation of unary exchanges and pauses out in a daemon thread.
+    """Carries out an operation of unary exchanges and pauses in a daemon thread.
 
-    Around a fork of the process its call is broken off, as if the server were unavailable for a moment.
+    A fork of the process cancels its call, as if the server were unavailable for a moment.
     """
 
     def __init__(
         self, operation: Operation[None], settings: ConnectionSettings, start_call: Callable[[Unary, float | None], Any]
     ) -> None:
-        """Takes the settings of the connection, and what starts a call."""
+        """Takes the settings of the connection, and the function that starts a call."""
         self._operation = operation
         self._settings = settings
         self._start_call = start_call
-        # Calls that have ended, forks that begin, and None to stop: safe to put to in a finalizer, whatever that
+        # Ended calls, beginning forks, and None to stop. A SimpleQueue, because a finalizer may put to it whatever it
         # interrupts.
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="gradserve-background", daemon=True)
@@ -63,11 +63,11 @@ class BackgroundThread:
         return not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Lets the operation be given up."""
+        """Stops the operation soon."""
         self._events.put(None)
 
     def break_off(self, fork: _Fork) -> None:
-        """Breaks a call off until a fork is over."""
+        """Cancels the call, and starts no other until a fork is over."""
         self._events.put(fork)
 
     def join(self) -> None:

@@ -13,33 +13,33 @@ from gradserve.calls.retries import Attempt, Attempts
 from gradserve.transport.schedule import Member, Schedule
 
 Outcome = Callable[[], Any]
-"""Returns the answer to a step, or raises its error."""
+"""A function that returns the answer to a step, or raises its error."""
 
 
 class Calls(Protocol):
-    """What makes calls that the thread does not wait for."""
+    """Makes calls that the thread does not wait for."""
 
     def start(self, attempt: Attempt, /) -> Any:
-        """Begins a call, and returns gRPC's object for it: of a unary call or an upload a future."""
+        """Starts a call; returns gRPC's object for it, which is a future for a unary call or an upload."""
         ...
 
     def read(self, call: Any, /) -> Any:
-        """Returns what a download brings."""
+        """Returns the arrays of a download."""
         ...
 
     def answer(self, attempt: Attempt, outcome: Outcome, /) -> Any:
-        """Returns the answer to an attempt; raises its error as one of gradserve."""
+        """Returns the answer to an attempt; raises gRPC's errors as gradserve's."""
         ...
 
     def begin(self, operation: Operation[None], /) -> None:
-        """Carries an operation out in the background."""
+        """Runs an operation in the background."""
         ...
 
 
 class ConcurrentSteps:
-    """Carries steps of several operations out at the same time; no other thread than the caller's runs the operations.
+    """Carries out steps of several operations at the same time; the operations run in the caller's thread only.
 
-    What identifies a worker is of its thread.
+    So their default worker id is the caller's.
     """
 
     def __init__(self, calls: Calls, attempts: Callable[[Operation[Any]], Attempts[Any]]) -> None:
@@ -83,7 +83,7 @@ class ConcurrentSteps:
                 self._start(member, step)
 
     def cancel(self, member: Member, /) -> None:
-        """Breaks a step off."""
+        """Cancels a step."""
         call = self._under_way.pop(member)
         if not isinstance(call, Pause | Background | Attempt):
             call.cancel()

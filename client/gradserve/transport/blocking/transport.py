@@ -27,7 +27,7 @@ class GrpcTransport:
     """Runs operations in the calling thread. Safe to use from several threads."""
 
     def __init__(self, addresses: Sequence[Address], settings: ConnectionSettings) -> None:
-        """Takes where the servers are, in the order in which exchanges name them as targets, and the settings."""
+        """Takes the servers' addresses, in the order of exchanges' targets, and the settings."""
         self._settings = settings
         self._process = OwnProcess()
         self._closed = False
@@ -51,7 +51,7 @@ class GrpcTransport:
             channel.close()
 
     def start(self, attempt: Attempt, /) -> Any:
-        """Begins a call, and returns gRPC's object for it: of a unary call or an upload a future."""
+        """Starts a call; returns gRPC's object for it, which is a future for a unary call or an upload."""
         channel = self._channels[attempt.exchange.target]
         match attempt:
             case Attempt(Unary(service, method, request), timeout):
@@ -62,7 +62,7 @@ class GrpcTransport:
                 return channel.get(request, timeout=timeout)
 
     def read(self, call: Any, /) -> list[Array]:
-        """Returns what a download brings."""
+        """Returns the arrays of a download."""
         parts = DownloadParts()
         try:
             for part in call:
@@ -72,19 +72,19 @@ class GrpcTransport:
         return parts.finish()
 
     def answer(self, attempt: Attempt, outcome: Callable[[], Any], /) -> Any:
-        """Returns the answer to an attempt; raises its error as one of gradserve."""
+        """Returns the answer to an attempt; raises gRPC's errors as gradserve's."""
         try:
             return outcome()
         except grpc.RpcError as error:
             raise self._channels[attempt.exchange.target].failure(error, is_closed=self._closed) from None
         except ValueError:
-            # What gRPC raises for a call on a closed channel; its words depend on the kind of call.
+            # gRPC raises this for a call on a closed channel, in words that depend on the kind of call.
             if self._closed:
                 raise closed() from None
             raise
 
     def begin(self, operation: Operation[None], /) -> None:
-        """Carries an operation out in the background."""
+        """Runs an operation in the background."""
         channels = self._channels
 
         def start_call(exchange: Unary, timeout: float | None) -> Any:
@@ -109,7 +109,7 @@ class GrpcTransport:
                 return ConcurrentSteps(self, self._attempts).run(operations)
 
     def _call(self, attempt: Attempt) -> Any:
-        """Makes a call, and waits for it in this thread: quicker than for a future."""
+        """Makes a call and waits for it in this thread, which is faster than waiting for a future."""
         channel = self._channels[attempt.exchange.target]
         match attempt:
             case Attempt(Unary(service, method, request), timeout):
