@@ -5,10 +5,10 @@ import sys
 
 
 def main() -> None:
-    """Runs the command line; where the server's extra is not installed, says how to install it."""
+    """Runs the command line; if the server's extra is not installed, says how to install it."""
     signals = None
     if sys.argv[1:2] == ["serve"]:
-        # Before anything else, as imports may take seconds: until somebody listens, signals wait.
+        # First, because imports may take seconds: signals wait until a handler is installed.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
         from gradserve_server.signals import StopSignals
 

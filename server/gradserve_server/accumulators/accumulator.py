@@ -1,4 +1,4 @@
-"""One accumulator: who calls, in what order, and what each is told."""
+"""One accumulator: orders the calls on it, and answers them."""
 
 import asyncio
 import contextlib
@@ -25,18 +25,18 @@ from gradserve_server.tensors.quotas import Quota
 T = TypeVar("T")
 
 OpenGradient = Callable[[], AbstractAsyncContextManager[Gradient]]
-"""Fetches the gradient of a call, in host memory. The context is left without an exception when it was accepted or
+"""Opens the gradient of a call, in host memory. Leaving the context without an exception means that it was accepted or
 dropped."""
 
 
 class Accumulator:
     """Averages gradients in rounds. For the semantics see `AccumulatorService` in the protos.
 
-    Lives on one event loop. Whatever changes the round holds a lock, in order of arrival, also while threads do
-    the arithmetic; a change that has begun is finished even if its caller goes away. Waiting takes no thread.
+    Lives on one event loop. Whatever changes the round holds a lock, in order of arrival, even while threads do the
+    arithmetic; a change that has begun is finished even if its caller goes away. Waiting takes no thread.
 
-    Every change is an event. The arithmetic is staged, which can fail; the journal takes the event; then the
-    arithmetic is committed and the ledger applies the event, which cannot.
+    Every change is an event. First the arithmetic is staged, which can fail. Then the journal takes the event. Last,
+    the arithmetic is committed and the ledger applies the event, which cannot fail.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class Accumulator:
         """Takes its parts.
 
         Args:
-            name: For messages.
-            spec: What it is.
-            incarnation: Tells it from others of the same name.
-            ledger: Decides and remembers.
-            round_sum: Adds up.
-            averages: Keeps the results of past rounds.
-            journal: Takes every change before it has an effect.
-            waiters: Calls that wait, of all accumulators.
+            name: Its name, for messages.
+            spec: Its fixed properties.
+            incarnation: An id that no other accumulator of the same name has.
+            ledger: Decides which gradients count, and remembers the decisions.
+            round_sum: Adds up the round.
+            averages: Keeps the averages of past rounds.
+            journal: Takes every change before it takes effect.
+            waiters: The quota of waiting calls, shared by all accumulators.
         """
         self.name = name
         self.spec = spec
@@ -79,12 +79,12 @@ class Accumulator:
 
     @property
     def num_accumulated(self) -> int:
-        """Gradients accepted since the last take."""
+        """The number of gradients accepted since the last take."""
         return self._ledger.rounds.num_accumulated
 
     @property
     def state(self) -> AccumulatorState:
-        """The accumulator as it is now."""
+        """The accumulator's current state."""
         rounds = self._ledger.rounds
         return AccumulatorState(
             global_step=rounds.global_step,
@@ -98,20 +98,20 @@ class Accumulator:
     async def apply(
         self, call: RequestId | None, contribution: Contribution, open_gradient: OpenGradient
     ) -> tuple[Applied, bool]:
-        """Adds a gradient to the round or drops it as stale; tells whether the call was a duplicate.
+        """Adds a gradient to the round or drops it as stale; also returns whether the call was a duplicate.
 
         Raises:
-            InvalidArgumentError: The gradient does not fit; nothing has changed.
+            InvalidArgumentError: The gradient is not valid here; nothing has changed.
             ServiceError: `open_gradient` failed, or a limit was reached; nothing has changed.
         """
         return await self._apply_once(call, contribution, open_gradient, pull=None, one_per_worker=False)
 
     async def take(self, call: RequestId | None, num_required: int, timeout: float | None) -> tuple[Average, bool]:
-        """Waits until enough gradients are in, ends the round; tells whether the call was a duplicate.
+        """Waits for enough gradients and ends the round; also returns whether the call was a duplicate.
 
         Raises:
             InvalidArgumentError: `num_required` is not positive.
-            DeadlineExceededError: Not enough of them within `timeout` seconds; nothing has changed.
+            DeadlineExceededError: There were too few of them within `timeout` seconds; nothing has changed.
             AbortedError: The average of an earlier call is gone, or the accumulator was deleted.
         """
         _check_num_required(num_required)
@@ -146,20 +146,20 @@ class Accumulator:
         """Applies a gradient and waits for the average of its round.
 
         Args:
-            call: Its id, if it has one.
-            contribution: Who sends it, and what it counts.
-            open_gradient: Fetches it.
-            num_required: How many gradients end the round.
-            timeout: Seconds to wait; None for ever.
-            one_per_worker: Count only the first gradient of each worker in a round. Those that come later are dropped,
-                and wait for the average of the round that the first is in.
+            call: The call's id, if it has one.
+            contribution: The sender, step and weight of the gradient.
+            open_gradient: Opens the gradient.
+            num_required: The number of gradients that end the round.
+            timeout: Seconds to wait; None for no limit.
+            one_per_worker: Whether to count only the first gradient of each worker in a round. Later ones are dropped,
+                and wait for the average of the first one's round.
 
         Returns:
-            What became of the gradient; the average of its round, or if it was stale the newest one, if any; and
+            The outcome of the gradient; the average of its round, or if it was stale the newest average, if any; and
             whether the call was a duplicate.
 
         Raises:
-            ServiceError: As `apply` and `take` do. The gradient stays in the round when the wait fails.
+            ServiceError: See `apply` and `take`. If the wait fails, the gradient stays in the round.
         """
         _check_num_required(num_required)
         with self._waiter_quota.hold():
@@ -182,10 +182,10 @@ class Accumulator:
                 self._leave(waiter)
 
     async def read_average(self, step: int | None, timeout: float | None) -> Average:
-        """Waits for the average of the round that leads to `step`; None for the newest.
+        """Waits for the average of the round that leads to `step`; returns the newest one for None.
 
         Raises:
-            OutOfRangeError: It is not kept, or no round led to that step.
+            OutOfRangeError: The average is not kept, or no round led to that step.
             DeadlineExceededError: No round led there within `timeout` seconds.
         """
         self._check_open()
@@ -200,17 +200,17 @@ class Accumulator:
             ) from None
 
     async def set_global_step(self, step: int) -> None:
-        """Sets the step; gradients in the round stay."""
+        """Sets the step; gradients in the round stay in it."""
         await asyncio.shield(self._own(self._set_global_step(step)))
 
     def close(self, error: ServiceError) -> None:
-        """Ends every wait with `error`, refuses what comes later, and gives back the memory."""
+        """Ends every wait with `error`, refuses later calls with it, and frees the memory."""
         self._closed = error
         self._queue.fail_all(error)
         self._averages.close(error)
         self._sum.close()
 
-    # What changes the accumulator
+    # Changes
 
     async def _set_global_step(self, step: int) -> None:
         async with self._exclusive():
@@ -267,7 +267,7 @@ class Accumulator:
 
     @asynccontextmanager
     async def _exclusive(self) -> AsyncIterator[None]:
-        """Holds the lock; whoever held it looks after the takers before letting go."""
+        """Holds the lock; serves waiting takes before releasing it."""
         async with self._lock:
             self._check_open()
             try:
@@ -284,12 +284,12 @@ class Accumulator:
             try:
                 await self._end_round(head)
             except Exception as error:
-                # The taker's trouble, not of whoever let go of the lock: that one's change is done.
+                # An error of the taker, not of the lock's holder, whose change is done.
                 self._queue.remove(head)
                 if not head.answer.done():
                     head.answer.set_exception(error)
 
-    # Calls, and those that wait
+    # Calls, and waits
 
     async def _apply_once(
         self,
@@ -305,7 +305,7 @@ class Accumulator:
         if known is not None:
             assert not isinstance(known, Taken | Waiter), "another kind of call has another fingerprint"
             applied = known if isinstance(known, Applied) else await asyncio.shield(known)
-            # What a repeated call brought along goes the way of what the first one did, unless it is the same.
+            # Frees what a repeated call brought along as the first call did, unless it is the same.
             with contextlib.suppress(ServiceError):
                 async with open_gradient():
                     pass
@@ -317,10 +317,10 @@ class Accumulator:
         return await asyncio.shield(task), False
 
     async def _forget_overdue(self, call: RequestId | None) -> None:
-        """Forgets what is not needed any more now that a call has arrived, by events of their own."""
+        """Forgets what is no longer needed once a call has arrived, by events of their own."""
         if self._closed is not None or not self._ledger.overdue(call):
             return
-        self._ledger.recall(call)  # A call that is refused tells nothing.
+        self._ledger.recall(call)  # Raises for a call that is refused, which shows nothing.
         try:
             async with self._lock:
                 for event in self._ledger.overdue(call):
@@ -330,21 +330,21 @@ class Accumulator:
             self._wake()
 
     def _recall(self, call: RequestId | None) -> Applied | Taken | None:
-        """Returns what became of a call; averages that the client received before it are let go of."""
+        """Returns the outcome of a call, and releases the averages that its client has received."""
         known = self._ledger.recall(call)
         if call is not None:
             self._averages.acknowledge(call)
         return known
 
     async def _wait(self, waiter: Waiter, timeout: float | None) -> Average:
-        """Waits for the answer, at most `timeout` seconds."""
+        """Waits for the answer, for at most `timeout` seconds."""
         waiter.listeners += 1
         try:
             async with asyncio.timeout(timeout):
                 return await asyncio.shield(waiter.answer)
         except TimeoutError:
             if waiter.serving or waiter.answer.done():
-                # The round ends for this one, or just has: giving up now would lose it.
+                # Its round is ending, or has just ended; giving up now would lose the average.
                 return await asyncio.shield(waiter.answer)
             raise DeadlineExceededError(
                 f"accumulator {self.name!r} did not get the {waiter.num_required} gradients required within "
@@ -355,16 +355,16 @@ class Accumulator:
             self._leave(waiter)
 
     def _leave(self, waiter: Waiter) -> None:
-        """Takes a waiter that nobody waits for any more out of the queue, unless it is just being served."""
+        """Removes a waiter whose callers have all left from the queue, unless it is being served."""
         if waiter.listeners == 0 and not waiter.serving and not waiter.answer.done():
             waiter.answer.cancel()
-            # Now, not when the callbacks run: the same call may come again in this turn of the loop.
+            # At once, not in a callback: the same call may arrive again in this turn of the loop.
             self._under_way.end(waiter.call, waiter)
             self._queue.remove(waiter)
             self._wake()
 
     def _wake(self) -> None:
-        """Serves takers soon. Whoever holds the lock does so anyway before letting go."""
+        """Serves takers soon, unless the lock is held: its holder serves them before releasing it."""
         if not self._lock.locked() and self._queue.head(self.num_accumulated) is not None:
             self._own(self._serve())
 
@@ -391,7 +391,7 @@ class Accumulator:
             raise self._closed.with_traceback(None)
 
     def _own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Runs work that goes on when its caller is cancelled."""
+        """Runs work that continues when its caller is cancelled."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -400,7 +400,7 @@ class Accumulator:
 
 
 def _retrieve(done: asyncio.Future[Any]) -> None:
-    """Looks at an exception that nobody may be left to look at."""
+    """Retrieves an exception for which nobody may be waiting."""
     if not done.cancelled():
         done.exception()
 

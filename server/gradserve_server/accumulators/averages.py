@@ -25,7 +25,7 @@ def average_of(ended: Round, values: Mapping[str, Value], total_weight: float) -
 
 
 class KeptAverages:
-    """Keeps averages, and counts their memory.
+    """The averages that an accumulator keeps, and their share of the memory.
 
     Not thread-safe: used on the event loop only.
     """
@@ -37,13 +37,13 @@ class KeptAverages:
         memory: Quota,
         expire_at: Callable[[float, "KeptAverages"], None],
     ) -> None:
-        """Takes what keeps them, and the quota of their memory.
+        """Takes the parts that keep averages, and the quota of memory.
 
         Args:
-            history: For readers.
-            undelivered: For calls that may be sent again.
-            memory: Bytes.
-            expire_at: Asks for a call of `expire` at a time of the clock of `undelivered`.
+            history: Keeps averages for readers.
+            undelivered: Keeps averages for calls that may be sent again.
+            memory: The quota of bytes.
+            expire_at: Schedules a call of `expire` at a time of the clock of `undelivered`.
         """
         self.history = history
         self._undelivered = undelivered
@@ -53,7 +53,7 @@ class KeptAverages:
 
     @property
     def nbytes(self) -> int:
-        """Memory of all averages, each once."""
+        """The memory of all averages, each counted once."""
         return self._account.used
 
     def add(self, average: Average, answered: Sequence[RequestId]) -> None:
@@ -78,25 +78,25 @@ class KeptAverages:
         return average
 
     def acknowledge(self, call: RequestId) -> None:
-        """Lets go of what earlier calls of a client have received, as a later one tells."""
+        """Releases the averages that the client has received, as a later call shows."""
         if self._undelivered.acknowledge(call):
             self._settle()
 
     def make_room(self) -> bool:
-        """Gives up the oldest average that is kept only for calls that may be sent again; False if there is none."""
+        """Drops the oldest average kept only for calls that may be sent again; returns False if there is none."""
         dropped = self._undelivered.drop_oldest(self.history.rounds)
         self._settle()
         return dropped
 
     def expire(self) -> None:
-        """Lets go of averages kept for calls whose lease has ended."""
+        """Releases averages kept for calls whose lease has ended."""
         self._expiry_asked_for = False
         self._undelivered.expire()
         self._settle()
         self._ask_for_expiry()
 
     def close(self, error: Exception) -> None:
-        """Ends the waits of readers with an error, and gives back the memory."""
+        """Ends the waits of readers with an error, and frees the memory."""
         self.history.fail_all(error)
         self._undelivered.clear()
         self._settle()

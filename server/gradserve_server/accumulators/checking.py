@@ -1,4 +1,4 @@
-"""What a gradient must be, and becomes, before it is added."""
+"""Checks a gradient before it is added, and converts it to the dtypes of the accumulator."""
 
 from dataclasses import replace
 
@@ -13,24 +13,24 @@ from gradserve_server.errors import InvalidArgumentError
 
 
 def checking_work(spec: AccumulatorSpec, gradient: Gradient) -> int:
-    """Returns how many bytes of a gradient `checked_gradient` looks at."""
+    """Returns the number of bytes that `checked_gradient` reads."""
     return gradient.nbytes if spec.refuse_non_finite or _other_dtypes(spec, gradient) else gradient.sparse_nbytes
 
 
 def checked_gradient(spec: AccumulatorSpec, gradient: Gradient, round_shapes: Shapes | None) -> Gradient:
-    """Checks the shapes of all components, and where the spec says so their values.
+    """Checks the shapes of all components, and if the spec says so, that their values are finite.
 
     Args:
-        spec: Of the accumulator; the gradient has its components, with its layouts, of real numbers.
-        gradient: What to check.
-        round_shapes: Of the gradients already in the round, None when there are none.
+        spec: The accumulator's spec. The gradient has its components, in its layouts, with real numbers.
+        gradient: The gradient to check.
+        round_shapes: The shapes of the gradients already in the round, None if there are none.
 
     Returns:
         The gradient, in the dtypes of the spec.
 
     Raises:
-        InvalidArgumentError: The gradient does not fit the spec or the round, or a value the dtype.
-        MemoryError: Not enough of it.
+        InvalidArgumentError: The gradient does not fit the spec or the round, or a value does not fit the dtype.
+        MemoryError: There is not enough memory.
     """
     for component in spec.components:
         value = gradient.values[component.name]
@@ -40,7 +40,7 @@ def checked_gradient(spec: AccumulatorSpec, gradient: Gradient, round_shapes: Sh
         else:
             check_dense(component, value, round_shape)
     if _other_dtypes(spec, gradient):
-        # Not as owned: some of the arrays may be the caller's.
+        # Not owned: some of the arrays may be the caller's.
         gradient = Gradient({each.name: _converted(each, gradient.values[each.name]) for each in spec.components})
     if spec.refuse_non_finite:
         for component in spec.components:
@@ -49,7 +49,7 @@ def checked_gradient(spec: AccumulatorSpec, gradient: Gradient, round_shapes: Sh
 
 
 def _other_dtypes(spec: AccumulatorSpec, gradient: Gradient) -> bool:
-    """Tells whether a gradient has to be converted: stored tensors may have other dtypes than the components."""
+    """Returns True if a gradient has to be converted: stored tensors may have other dtypes than the components."""
     return any(_values(gradient.values[each.name]).dtype != each.dtype for each in spec.components)
 
 

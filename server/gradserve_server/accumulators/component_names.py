@@ -1,4 +1,4 @@
-"""Names components in errors: their place in a request says little to whoever has a model of a hundred."""
+"""Adds component names to errors, because indices in a request say little about a model of a hundred components."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -9,21 +9,21 @@ from gradserve_server.errors import ServiceError
 
 
 class Named(Protocol):
-    """A component of a request; its name may be empty."""
+    """A component of a request. Its name may be empty."""
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name of the component."""
         ...
 
 
 @contextmanager
 def components_named(field: str, components: Sequence[Named]) -> Iterator[None]:
-    """Begins the message of an error about a component with its name, where it has one.
+    """Puts the component's name, if it has one, at the beginning of the message of an error about it.
 
     Args:
         field: The path of the components in the request.
-        components: The elements of that field.
+        components: The components in that field.
     """
     try:
         yield

@@ -10,7 +10,7 @@ from gradserve_server.accumulators.spec import ComponentSpec, DType, Reduction, 
 from gradserve_server.errors import InvalidArgumentError
 
 _BLOCK = 1 << 15
-"""Elements scaled at a time: the scratch memory stays in the cache."""
+"""Elements scaled at a time, so that the scratch memory stays in the cache."""
 
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
@@ -19,12 +19,12 @@ def check_dense(component: ComponentSpec, gradient: Array, round_shape: tuple[in
     """Checks the shape of a gradient.
 
     Args:
-        component: What it is for.
-        gradient: Of the component's dtype.
-        round_shape: Shape of the gradients already in the round, None for the first.
+        component: The component.
+        gradient: The gradient, of the component's dtype.
+        round_shape: The shape of the gradients already in the round, None for the first.
 
     Raises:
-        InvalidArgumentError: With TensorFlow's text.
+        InvalidArgumentError: The shape does not fit; the message is TensorFlow's.
     """
     if round_shape is not None and gradient.shape != round_shape:
         expected = shape_text(round_shape)
@@ -41,7 +41,7 @@ def check_dense(component: ComponentSpec, gradient: Array, round_shape: tuple[in
 class DenseSum:
     """The running sum of one dense component, rounded to `dtype` at each addition.
 
-    What can fail happens in `stage` and `stage_average`, which change nothing; what they return cannot fail.
+    `stage` and `stage_average` do what can fail, and change nothing; the functions that they return cannot fail.
     """
 
     def __init__(self, dtype: DType, allocate: Allocate) -> None:
@@ -51,20 +51,20 @@ class DenseSum:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the sum."""
+        """The memory of the sum."""
         return 0 if self._sum is None else self._sum.nbytes
 
     def growth(self, gradient: Array, *, owned: bool) -> int:
-        """Returns how much memory adding `gradient` takes from the quota."""
+        """Returns the bytes of the memory quota that adding `gradient` takes."""
         if self._sum is not None or self._adoptable(gradient, owned=owned):
             return 0
         return gradient.size * self._dtype.itemsize
 
     def stage(self, gradient: Array, weight: float, *, owned: bool) -> Callable[[], None]:
-        """Prepares an addition; returns what carries it out.
+        """Prepares an addition; returns the function that carries it out.
 
         Raises:
-            MemoryError: Not enough of it.
+            MemoryError: There is not enough memory.
         """
         total = self._sum
         if total is not None:
@@ -81,10 +81,10 @@ class DenseSum:
         return begin
 
     def stage_average(self, dtype: DType, reduction: Reduction, total_weight: float) -> Callable[[], Array]:
-        """Prepares the end of a round; returns what yields its result in `dtype` and begins the next round.
+        """Prepares the end of a round; returns the function that begins the next and returns the result in `dtype`.
 
         Raises:
-            MemoryError: Not enough of it.
+            MemoryError: There is not enough memory.
         """
         total = self._sum
         assert total is not None, "a round that ends has at least one gradient"

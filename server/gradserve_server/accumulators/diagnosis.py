@@ -1,10 +1,10 @@
-"""What a call is told that waited in vain."""
+"""Explains to a call why its wait failed."""
 
 from gradserve_server.accumulators.rounds import Rounds
 
 
 def diagnose(rounds: Rounds, num_waiting: int) -> str:
-    """Says in words how far the current round is, and who is missing."""
+    """Returns a sentence on the current round: the gradients in it, and the missing workers."""
     present = ", ".join(rounds.current.worker_ids) or "none named"
     missing = ", ".join(rounds.missing_workers())
     if not rounds.all_workers_known:

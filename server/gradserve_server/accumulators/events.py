@@ -1,4 +1,4 @@
-"""The events that change the rounds of an accumulator and what it remembers of calls; nothing else does."""
+"""The events that change an accumulator's rounds and its memory of calls; nothing else changes them."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
@@ -10,13 +10,13 @@ from gradserve_server.accumulators.results import Outcome
 
 @dataclass(frozen=True, slots=True)
 class GradientAnswered:
-    """It was decided what becomes of a gradient.
+    """The decision on a gradient.
 
     Attributes:
         call: The id of the call that brought it, if it has one.
-        contribution: Who sent it, and what it counts.
+        contribution: The sender, step and weight of the gradient.
         outcome: Whether it counts.
-        awaits_average: The call is a push_pull: the end of the round answers it.
+        awaits_average: Whether the call is a push_pull, which is answered at the end of the round.
     """
 
     call: RequestId | None
@@ -27,10 +27,10 @@ class GradientAnswered:
 
 @dataclass(frozen=True, slots=True)
 class RoundEnded:
-    """The current round has ended.
+    """The end of the current round.
 
     Attributes:
-        taken_by: The id of the take that ended it; None for one without an id, or if a push_pull did.
+        taken_by: The id of the take that ended it; None for a take without an id, and for a push_pull.
     """
 
     taken_by: RequestId | None = None
@@ -38,17 +38,17 @@ class RoundEnded:
 
 @dataclass(frozen=True, slots=True)
 class StepSet:
-    """The step was set; what is in the round stays."""
+    """A change of the step, which leaves the round as it is."""
 
     global_step: int
 
 
 @dataclass(frozen=True, slots=True)
 class AnswersReceived:
-    """Calls of a client await the average of the current round no more, as a later call of it told.
+    """Calls of a client no longer await the average of the current round, as its later call shows.
 
     Attributes:
-        client_id: The client.
+        client_id: The id of the client.
         sequences: The numbers of the calls.
     """
 
@@ -58,7 +58,7 @@ class AnswersReceived:
 
 @dataclass(frozen=True, slots=True)
 class ClientsForgotten:
-    """Clients were silent for so long that nothing is remembered of their calls any more."""
+    """Clients were silent for so long that their calls are forgotten."""
 
     client_ids: tuple[str, ...]
 
@@ -66,11 +66,11 @@ class ClientsForgotten:
 Event: TypeAlias = GradientAnswered | RoundEnded | StepSet | AnswersReceived | ClientsForgotten
 
 Record: TypeAlias = dict[str, Any]
-"""An event in types that every serialization format has."""
+"""An event in types that every serialization format supports."""
 
 
 def to_record(event: Event) -> Record:
-    """Returns an event as a record; `from_record` is the reverse."""
+    """Converts an event to a record; the reverse of `from_record`."""
     match event:
         case GradientAnswered():
             return {
@@ -95,10 +95,10 @@ def to_record(event: Event) -> Record:
 
 
 def from_record(record: Record) -> Event:
-    """Returns the event of a record.
+    """Converts a record to an event.
 
     Raises:
-        ValueError: There is no such event.
+        ValueError: The record is not of a known event.
     """
     match record["event"]:
         case "gradient_answered":

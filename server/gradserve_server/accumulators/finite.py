@@ -6,18 +6,18 @@ import numpy as np
 from gradserve_server.accumulators.gradient import Array
 
 BLOCK = 1 << 15
-"""Elements looked at together: the scratch memory stays in the cache."""
+"""Elements checked at a time, so that the scratch memory stays in the cache."""
 
 _EXPONENTS = {
     np.dtype(np.float16): np.uint16(0x7C00),
     np.dtype(ml_dtypes.bfloat16): np.uint16(0x7F80),
 }
-"""The bits of the exponent, all of which are set in infinities and NaN alone. For the 16-bit types, whose isfinite
-takes ten times as long."""
+"""The exponent's bits, which are all set only in infinities and NaN. For the 16-bit types, because their isfinite takes
+ten times as long."""
 
 
 def first_non_finite(values: Array) -> tuple[int, ...] | None:
-    """Returns the index of the first value that is infinite or NaN, None where there is none.
+    """Returns the index of the first value that is infinite or NaN, None if all are finite.
 
     Takes about as long as adding the values to others.
     """

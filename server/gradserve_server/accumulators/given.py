@@ -1,4 +1,4 @@
-"""The gradient of a request, from what the request refers to."""
+"""Builds the gradient of a request from the tensors that the request names."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -17,14 +17,14 @@ from gradserve_server.tensors.references import Reference
 
 @dataclass(frozen=True)
 class GivenDense:
-    """A dense value."""
+    """A dense value, not yet opened."""
 
     tensor: Reference
 
 
 @dataclass(frozen=True)
 class GivenSparse:
-    """Rows of a larger tensor; see `SparseSlices`."""
+    """Rows of a larger tensor, not yet opened; see `SparseSlices`."""
 
     indices: Reference
     values: Reference
@@ -36,7 +36,7 @@ GivenValue: TypeAlias = GivenDense | GivenSparse
 
 @dataclass(frozen=True)
 class GivenComponent:
-    """A component as a request has it: without a name where it means the only one, without a value by mistake."""
+    """A component as a request has it: without a name if it is the only one, and without a value by mistake."""
 
     name: str
     value: GivenValue | None
@@ -47,8 +47,8 @@ class GivenGradient:
     """A gradient as a request has it.
 
     Attributes:
-        components: In the order of the request.
-        release: Whether its stored tensors go once it was accepted or dropped.
+        components: The components, in the order of the request.
+        release: Whether to delete its stored tensors once it was accepted or dropped.
     """
 
     components: Sequence[GivenComponent]
@@ -57,17 +57,17 @@ class GivenGradient:
 
 @asynccontextmanager
 async def open_gradient(opener: TensorOpener, spec: AccumulatorSpec, given: GivenGradient) -> AsyncIterator[Gradient]:
-    """Holds the tensors of a gradient, in host memory, while the accumulator uses them.
+    """Holds the tensors of a gradient in host memory while the accumulator uses them.
 
     Args:
-        opener: What opens them.
-        spec: Of the accumulator.
-        given: The gradient.
+        opener: Opens the tensors.
+        spec: The accumulator's spec.
+        given: The gradient as the request has it.
 
     Raises:
         InvalidArgumentError: The components are not those of the spec, or a tensor is malformed.
         NotFoundError: A handle does not exist.
-        MemoryError: There is no memory for what has to be brought to the host.
+        MemoryError: There is no memory for tensors that must be copied to the host.
     """
     components = given.components
     with (
@@ -94,7 +94,7 @@ def _references(components: Sequence[GivenComponent]) -> dict[str, Reference]:
 
 
 def _component_paths(spec: AccumulatorSpec, components: Sequence[GivenComponent]) -> Mapping[str, str]:
-    """Returns where in a request, whose components are those of `spec`, each of them stands."""
+    """Returns the path in the request for each component of `spec`."""
     if len(spec.components) == 1:
         return {spec.components[0].field: "gradient[0]"}
     fields = {component.name: component.field for component in spec.components}
@@ -140,7 +140,7 @@ def _value(component: ComponentSpec, given: GivenValue | None, tensors: OpenedTe
 
 
 def _check_values_dtype(component: ComponentSpec, tensors: OpenedTensors, array: Array, path: str) -> None:
-    """Checks a dtype. What came inline was made for this component; a stored tensor may be converted to it."""
+    """Checks a dtype. Inline values were sent for this component; a stored tensor may be converted."""
     if not tensors.is_stored(path):
         _check_dtype(array, (component.dtype,), path)
     elif array.dtype.kind == "c":

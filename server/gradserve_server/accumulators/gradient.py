@@ -1,4 +1,4 @@
-"""What goes into an accumulator and what comes out."""
+"""Gradients and averages: what goes into an accumulator, and what comes out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ Array: TypeAlias = NDArray[Any]
 
 @dataclass(frozen=True)
 class SparseSlices:
-    """Rows of a larger tensor, as TensorFlow's IndexedSlices.
+    """Rows of a larger tensor, like TensorFlow's IndexedSlices.
 
     Attributes:
-        indices: Row numbers, int64.
+        indices: The row numbers, int64.
         values: The rows.
-        dense_shape: Of the whole tensor; -1 where unknown; None when not given.
+        dense_shape: The shape of the whole tensor, with -1 for unknown sizes; None if not given.
     """
 
     indices: NDArray[np.int64]
@@ -26,7 +26,7 @@ class SparseSlices:
 
     @property
     def nbytes(self) -> int:
-        """Memory of both arrays."""
+        """The memory of both arrays."""
         return self.indices.nbytes + self.values.nbytes
 
 
@@ -41,8 +41,8 @@ class Gradient:
     """A value for every component, by name.
 
     Attributes:
-        values: Arrays that nobody changes, except the accumulator where `owned`.
-        owned: The accumulator may take over the memory of the arrays.
+        values: Arrays that nobody changes, except the accumulator if `owned`.
+        owned: Whether the accumulator may take over the memory of the arrays.
     """
 
     values: Mapping[str, Value]
@@ -50,34 +50,34 @@ class Gradient:
 
     @property
     def nbytes(self) -> int:
-        """Memory of all values."""
+        """The memory of all values."""
         return sum(value.nbytes for value in self.values.values())
 
     @property
     def sparse_work(self) -> int:
-        """The bytes of dense values that take as long to add as the sparse ones: merging takes many times as long."""
+        """The bytes of dense values that take as long to add as the sparse values: merging takes much longer."""
         return _MERGE_WORK * self.sparse_nbytes
 
     @property
     def dense_nbytes(self) -> int:
-        """Memory of the dense values."""
+        """The memory of the dense values."""
         return self.nbytes - self.sparse_nbytes
 
     @property
     def sparse_nbytes(self) -> int:
-        """Memory of the sparse values, whose indices have to be looked at one by one."""
+        """The memory of the sparse values, whose indices are read one by one."""
         return sum(value.nbytes for value in self.values.values() if isinstance(value, SparseSlices))
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """Who sent a gradient, and what it counts.
+    """The sender, step and weight of a gradient.
 
     Attributes:
         local_step: The step at which the worker computed it.
-        weight: What it counts.
-        worker_id: Who sent it; may be empty.
-        sequence: Orders the gradients of one worker.
+        weight: Its weight in a mean.
+        worker_id: The sender's id; may be empty.
+        sequence: A number that orders the gradients of one worker.
     """
 
     local_step: int = 0
@@ -91,12 +91,12 @@ class Average:
     """The result of a round.
 
     Attributes:
-        values: By component, in the order of the spec. Read-only arrays.
-        step: The global_step the round led to.
-        round_number: Of the round.
-        num_gradients: How many are in it.
+        values: Read-only arrays by component, in the order of the spec.
+        step: The global_step that the round led to.
+        round_number: The number of the round.
+        num_gradients: The number of gradients in it.
         total_weight: The sum of their weights.
-        worker_ids: Who sent them, each once, in order of arrival.
+        worker_ids: The ids of their senders, each once, in order of arrival.
     """
 
     values: Mapping[str, Value]
@@ -108,12 +108,12 @@ class Average:
 
     @property
     def nbytes(self) -> int:
-        """Memory of all values."""
+        """The memory of all values."""
         return sum(value.nbytes for value in self.values.values())
 
     @property
     def arrays(self) -> list[Array]:
-        """All arrays, in the order of the components; of a sparse one indices and values."""
+        """All arrays, in the order of the components; indices and values of a sparse one."""
         arrays: list[Array] = []
         for value in self.values.values():
             arrays += [value.indices, value.values] if isinstance(value, SparseSlices) else [value]

@@ -1,4 +1,4 @@
-"""The averages of past rounds, and those who wait for the next ones."""
+"""The averages of past rounds, and the readers that wait for the next ones."""
 
 import asyncio
 from collections import OrderedDict
@@ -15,7 +15,7 @@ class _Reading:
 
 
 class AverageHistory:
-    """Keeps the latest averages by step and hands them to any number of readers."""
+    """The latest averages, by step, for any number of readers."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -24,17 +24,17 @@ class AverageHistory:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the averages."""
+        """The memory of the averages."""
         return sum(average.nbytes for average in self._averages.values())
 
     @property
     def rounds(self) -> frozenset[int]:
-        """Numbers of the rounds whose average is kept."""
+        """The numbers of the rounds whose averages are kept."""
         return frozenset(average.round_number for average in self._averages.values())
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Steps whose average is kept, oldest first."""
+        """The steps whose averages are kept, oldest first."""
         return tuple(self._averages)
 
     def newest(self) -> Average | None:
@@ -42,15 +42,15 @@ class AverageHistory:
         return next(reversed(self._averages.values()), None)
 
     def get(self, step: int) -> Average | None:
-        """Returns the average of the round that led to `step`, None when it is not kept."""
+        """Returns the average of the round that led to `step`, None if it is not kept."""
         return self._averages.get(step)
 
     def of_round(self, number: int) -> Average | None:
-        """Returns the average of a round, None when it is not kept."""
+        """Returns the average of a round, None if it is not kept."""
         return next((each for each in self._averages.values() if each.round_number == number), None)
 
     def add(self, average: Average) -> None:
-        """Keeps an average, at the cost of the oldest, and hands it to those who wait for it."""
+        """Keeps an average in the place of the oldest, and hands it to the readers that wait for it."""
         self._averages.pop(average.step, None)
         self._averages[average.step] = average
         while len(self._averages) > self._capacity:
@@ -61,14 +61,14 @@ class AverageHistory:
                 reading.answer.set_result(average)
 
     async def read(self, step: int | None, global_step: int) -> Average:
-        """Waits for the average of the round that leads to `step`, or of any round when None.
+        """Waits for the average of the round that leads to `step`.
 
         Args:
-            step: None for the newest.
-            global_step: The accumulator's step now.
+            step: The step; None for the newest average.
+            global_step: The accumulator's current step.
 
         Raises:
-            OutOfRangeError: It is not kept, or will never be.
+            OutOfRangeError: The average is not kept, or the step will never be reached.
         """
         average = self.newest() if step is None else self.get(step)
         if average is not None:
@@ -85,7 +85,7 @@ class AverageHistory:
                 del self._readings[step]
 
     def step_set(self, global_step: int) -> None:
-        """Ends the wait for steps that no round will lead to any more."""
+        """Ends the waits for steps that no round can lead to any more."""
         for step in [step for step in self._readings if step is not None and step <= global_step]:
             self._readings.pop(step).answer.set_exception(self._gone(step))
 

@@ -1,4 +1,4 @@
-"""Makes a call count once, however often it is sent."""
+"""Request ids, and the memory of calls that makes each count once, however often it is sent."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -14,14 +14,14 @@ RecordT = TypeVar("RecordT")
 
 @dataclass(frozen=True, slots=True)
 class RequestId:
-    """Names one call of one client.
+    """The id of one call of one client.
 
     Attributes:
-        client_id: Unique to the client.
-        sequence: Unique among its calls, and growing.
-        fingerprint: Digest of what the call says, to notice an id used for something else.
-        unanswered: Smaller sequence numbers whose answers the client still waits for, or may ask for again. The
-            answers to all other smaller ones have arrived.
+        client_id: The id of the client.
+        sequence: A number that grows with the calls of the client.
+        fingerprint: A digest of the call's content, to notice an id that is used for something else.
+        unanswered: Smaller numbers whose answers the client still waits for, or may ask for again. The answers to all
+            other smaller numbers have arrived.
     """
 
     client_id: str
@@ -34,14 +34,14 @@ class RequestId:
             raise InvalidArgumentError("expected a client_id, got an empty one", field="request_id.client_id")
 
     def acknowledges(self, sequence: int) -> bool:
-        """Tells whether this call shows that the client has the answer to its call `sequence`."""
+        """Returns True if this call shows that the client has the answer to its call `sequence`."""
         return sequence < self.sequence and sequence not in self.unanswered
 
     def check_content(self, fingerprint: bytes) -> None:
-        """Checks that an earlier call with this id said the same.
+        """Checks that an earlier call with this id had the same content.
 
         Raises:
-            InvalidArgumentError: It had another fingerprint.
+            InvalidArgumentError: The earlier call had another fingerprint.
         """
         if fingerprint != self.fingerprint:
             raise InvalidArgumentError(
@@ -53,7 +53,7 @@ class RequestId:
 
 @dataclass(frozen=True)
 class CallRecord(Generic[RecordT]):
-    """What became of one call, and the fingerprint that it had."""
+    """The outcome and the fingerprint of one call."""
 
     fingerprint: bytes
     record: RecordT
@@ -61,13 +61,13 @@ class CallRecord(Generic[RecordT]):
 
 @dataclass(eq=False)
 class ClientWindow(Generic[RecordT]):
-    """What is remembered of the calls of one client.
+    """The calls of one client that are remembered.
 
     Attributes:
-        calls: The latest, by number.
-        floor: The greatest number that was forgotten: an unknown one at or below it may have been seen.
-        last_used: When the client was last heard of.
-        num_running: Its calls that have not ended.
+        calls: The latest calls, by number.
+        floor: The greatest number that was forgotten. An unknown number up to it may have been seen.
+        last_used: The time at which the client was last heard of.
+        num_running: The number of its calls that have not ended.
     """
 
     calls: IdWindow[int, CallRecord[RecordT]]
@@ -77,18 +77,18 @@ class ClientWindow(Generic[RecordT]):
 
 
 class CallMemory(Generic[RecordT]):
-    """Remembers what became of the latest calls of every client.
+    """Remembers the outcomes of each client's latest calls.
 
-    A sliding window, as Kafka keeps for idempotent producers: of each client the latest `window` calls. A call
-    that is older than what is remembered is refused rather than carried out a second time. Clients can be
-    forgotten after a time of silence; while more than `max_clients` are remembered, new ones are refused.
+    A sliding window of `window` calls per client, as Kafka keeps for idempotent producers. A call that is older than
+    the window is refused rather than carried out a second time. Clients can be forgotten after a time of silence; while
+    more than `max_clients` are remembered, new ones are refused.
 
-    What is remembered follows from the order of `remember` and `forget` alone; only when clients were last heard of
-    is a matter of time.
+    Its contents depend on the order of `remember` and `forget` alone; only the time at which clients were last heard of
+    depends on the clock.
     """
 
     def __init__(self, *, window: int, max_clients: int, silence: float, clock: Callable[[], float]) -> None:
-        """Takes the `silence` in seconds after which a client may be forgotten, by a monotonic `clock`."""
+        """Takes the seconds of `silence` after which a client may be forgotten, and a monotonic `clock`."""
         self._window = window
         self._max_clients = max_clients
         self._silence = silence
@@ -119,11 +119,11 @@ class CallMemory(Generic[RecordT]):
         return found.record
 
     def windows(self) -> dict[str, ClientWindow[RecordT]]:
-        """Returns what is remembered of each client."""
+        """Returns the windows of all clients, by their ids."""
         return {client_id: window for client_id, window in self._clients.items() if len(window.calls)}
 
     def silent(self, call: RequestId) -> tuple[str, ...]:
-        """Returns the clients to forget when a call arrives: if it is of a new client, those that are silent."""
+        """Returns the clients to forget when a call arrives: the silent ones if its client is new, otherwise none."""
         if call.client_id in self._clients:
             return ()
         oldest_allowed = self._clock() - self._silence
@@ -142,10 +142,10 @@ class CallMemory(Generic[RecordT]):
 
     @contextmanager
     def room_for(self, call: RequestId | None) -> Iterator[None]:
-        """Makes sure that what becomes of a call can be remembered at the end of the block.
+        """Makes sure that the outcome of a call can be remembered at the end of the block.
 
         Raises:
-            ResourceExhaustedError: Too many clients are remembered to remember a new one.
+            ResourceExhaustedError: Too many clients are remembered already.
         """
         if call is None:
             yield
@@ -163,11 +163,11 @@ class CallMemory(Generic[RecordT]):
             if self._clients.get(call.client_id) is window:
                 self._heard_of(call.client_id)
                 if not len(window.calls) and window.floor < 0 and not window.num_running:
-                    # As if the client had never called: those that come, give up and go take no place.
+                    # Clients that come, fail and go take up no place.
                     del self._clients[call.client_id]
 
     def remember(self, call: RequestId | None, record: RecordT) -> None:
-        """Keeps what became of a call, at the cost of the client's oldest."""
+        """Remembers the outcome of a call in the place of the client's oldest."""
         if call is None:
             return
         window = self._heard_of(call.client_id)
@@ -175,7 +175,7 @@ class CallMemory(Generic[RecordT]):
         window.floor = max([window.floor, *forgotten])
 
     def _heard_of(self, client_id: str) -> ClientWindow[RecordT]:
-        """Returns what is remembered of a client, now the one that was last heard of."""
+        """Returns the window of a client, after making it the one last heard of."""
         window = self._clients.setdefault(client_id, ClientWindow(IdWindow(self._window)))
         window.last_used = self._clock()
         self._clients.move_to_end(client_id)

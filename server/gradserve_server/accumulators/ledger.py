@@ -1,4 +1,4 @@
-"""The rounds of an accumulator, and what became of the calls that changed them."""
+"""The rounds of an accumulator, and the outcomes of the calls that changed them."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from gradserve_server.accumulators.rounds import Round, Rounds
 
 @dataclass(frozen=True)
 class Taken:
-    """What became of a take.
+    """The outcome of a take.
 
     Attributes:
         round: The round that it ended.
@@ -32,20 +32,20 @@ Answer = Applied | Taken
 
 
 class Ledger:
-    """Decides, and remembers what was decided.
+    """Decides which gradients count, and remembers the decisions.
 
-    Its state is made of events alone: the same events in the same order, applied to another ledger, give the same one.
-    No arithmetic, no waiting.
+    Its state depends on the events alone: the same events in the same order, applied to another ledger, give the same
+    state. It neither computes averages nor waits.
     """
 
     def __init__(self, calls: CallMemory[Answer]) -> None:
-        """Takes what remembers the answers to calls."""
+        """Takes the memory of calls."""
         self.rounds = Rounds()
         self.calls = calls
         self._awaiting: dict[str, set[RequestId]] = {}
 
     def recall(self, call: RequestId | None) -> Answer | None:
-        """Returns what became of a call; None for one that is new, or that had no effect.
+        """Returns the answer to a call; None for one that is new, or that had no effect.
 
         Raises:
             ServiceError: See `CallMemory.recall`.
@@ -53,7 +53,7 @@ class Ledger:
         return self.calls.recall(call)
 
     def room_for(self, call: RequestId | None) -> AbstractContextManager[None]:
-        """Makes sure that what becomes of a call can be remembered; see `CallMemory.room_for`."""
+        """Makes sure that the outcome of a call can be remembered; see `CallMemory.room_for`."""
         return self.calls.room_for(call)
 
     @property
@@ -62,10 +62,10 @@ class Ledger:
         return frozenset(call for calls in self._awaiting.values() for call in calls)
 
     def overdue(self, call: RequestId | None) -> list[Event]:
-        """Returns what is to be forgotten when a call arrives; mostly nothing.
+        """Returns events that forget what is no longer needed once a call has arrived; mostly none.
 
-        That is the earlier calls of its client that await an average no more, as it tells; and, if it is of a new
-        client, silent ones.
+        These forget earlier calls of its client that no longer await an average, as the call shows, and silent clients
+        if its client is new.
         """
         if call is None:
             return []
@@ -80,11 +80,11 @@ class Ledger:
         return events
 
     def judge(self, contribution: Contribution, *, one_per_worker: bool) -> Outcome:
-        """Returns what is to become of a gradient now.
+        """Returns the outcome that a gradient has now.
 
         Args:
-            contribution: Who sends it, and at which step it was computed.
-            one_per_worker: Whether only the first of a worker counts.
+            contribution: The sender, step and weight of the gradient.
+            one_per_worker: Whether only the first gradient of each worker counts.
         """
         if self.rounds.is_stale(contribution):
             return Outcome.STALE
@@ -93,7 +93,7 @@ class Ledger:
         return Outcome.ACCEPTED
 
     def answer(self, event: GradientAnswered) -> Applied:
-        """Applies what was decided of a gradient; returns the answer to its call."""
+        """Applies the decision on a gradient; returns the answer to its call."""
         joined = None if event.outcome is Outcome.STALE else self.rounds.current
         if event.outcome is Outcome.ACCEPTED:
             joined = self.rounds.admit(event.contribution)
@@ -113,7 +113,7 @@ class Ledger:
         return ended, answered
 
     def replay(self, event: Event) -> None:
-        """Applies an event of which nobody waits for the answer."""
+        """Applies an event whose answer nobody waits for."""
         match event:
             case GradientAnswered():
                 self.answer(event)

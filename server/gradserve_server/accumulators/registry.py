@@ -26,7 +26,7 @@ from gradserve_server.tensors.quotas import Quota
 
 
 class AccumulatorRegistry:
-    """Creates, finds and deletes accumulators.
+    """The accumulators of a server: creates, finds and deletes them.
 
     Not thread-safe: used on the event loop only.
     """
@@ -43,7 +43,7 @@ class AccumulatorRegistry:
         new_incarnation: Callable[[], str],
         journal_of: Callable[[ResourceKey], Journal[Event]] = lambda _: NoJournal(),
     ) -> None:
-        """Takes a monotonic `clock` in seconds, a source of unique incarnations, and what makes each a journal."""
+        """Takes, among others, a monotonic `clock` in seconds, and sources of unique incarnations and of journals."""
         self._compute = compute
         self._allocate = allocate
         self._memory = memory
@@ -61,8 +61,8 @@ class AccumulatorRegistry:
 
         Raises:
             InvalidArgumentError: The name is empty.
-            AlreadyExistsError: There is one with another spec or lifetime.
-            ResourceExhaustedError: There are too many.
+            AlreadyExistsError: An accumulator of this name has another spec or lifetime.
+            ResourceExhaustedError: The server has reached its limit of accumulators.
         """
         found = self._accumulators.find(key)
         if found is not None:
@@ -84,20 +84,20 @@ class AccumulatorRegistry:
 
         Raises:
             InvalidArgumentError: The name is empty.
-            NotFoundError: There is none.
+            NotFoundError: It does not exist.
         """
         return self._accumulators.get(key, incarnation)
 
     def use(self, key: ResourceKey, incarnation: str = "") -> AbstractContextManager[Accumulator]:
-        """Finds an accumulator as `get` does, and keeps it from ending by itself while a call uses it."""
+        """Finds an accumulator as `get` does, and prevents its expiry while a call uses it."""
         return self._accumulators.use(key, incarnation)
 
     def lifetime(self, key: ResourceKey) -> Lifetime:
-        """Returns what ends an accumulator that is there."""
+        """Returns the lifetime of an existing accumulator."""
         return self._accumulators.lifetime(key)
 
     def delete(self, key: ResourceKey, incarnation: str = "") -> bool:
-        """Deletes an accumulator; tells whether there was one.
+        """Deletes an accumulator; returns whether it existed.
 
         Raises:
             InvalidArgumentError: The name is empty.
@@ -114,7 +114,7 @@ class AccumulatorRegistry:
         return True
 
     def page(self, container: str, after: str, size: int) -> list[tuple[ResourceKey, Accumulator]]:
-        """Returns up to `size` accumulators of a container whose names come after `after`, by name."""
+        """Returns up to `size` accumulators of a container with names greater than `after`, sorted by name."""
         return self._accumulators.page(container, after, size)
 
     def _make(self, key: ResourceKey, spec: AccumulatorSpec) -> Accumulator:
@@ -139,11 +139,11 @@ class AccumulatorRegistry:
         )
 
     def expire(self) -> None:
-        """Lets go of averages kept for calls that were not heard of any more."""
+        """Releases averages kept for calls whose lease has ended."""
         for averages in self._expiries.pop_due(self._clock()):
             averages.expire()
 
     def close(self) -> None:
-        """Ends every wait: the server shuts down."""
+        """Ends every wait because the server is shutting down."""
         for key, accumulator in self._accumulators:
             accumulator.close(UnavailableError(f"the server is shutting down; accumulator {str(key)!r} ends"))

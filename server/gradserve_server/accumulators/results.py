@@ -1,4 +1,4 @@
-"""What an accumulator answers."""
+"""The answers of an accumulator."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,25 +7,25 @@ from gradserve_server.accumulators.rounds import Round
 
 
 class Outcome(Enum):
-    """What became of a gradient."""
+    """The outcome of a gradient."""
 
     ACCEPTED = "ACCEPTED"
-    """It is in the round."""
+    """The gradient is in the round."""
     STALE = "STALE"
-    """It was computed at a step before the current one, and dropped."""
+    """The gradient was computed at an earlier step than the current one, and dropped."""
     ALREADY_COUNTED = "ALREADY_COUNTED"
-    """A gradient of the same worker is in the round already; this one was dropped."""
+    """The round already has a gradient of the same worker; this one was dropped."""
 
 
 @dataclass(frozen=True)
 class Applied:
-    """What became of a gradient.
+    """The outcome of a gradient, and the accumulator's state after it.
 
     Attributes:
         outcome: Whether it counts.
-        round: The round its worker is in; None when it was stale.
-        global_step: The step right after.
-        num_accumulated: Gradients in the round right after.
+        round: The round that has a gradient of its worker; None if it was stale.
+        global_step: The step after it.
+        num_accumulated: The number of gradients in the round after it.
     """
 
     outcome: Outcome
@@ -36,7 +36,7 @@ class Applied:
 
 @dataclass(frozen=True)
 class AccumulatorState:
-    """An accumulator at one moment; see AccumulatorInfo in the protos."""
+    """The state of an accumulator at one moment; see AccumulatorInfo in the protos."""
 
     global_step: int
     num_accumulated: int

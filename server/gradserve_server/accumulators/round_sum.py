@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class RoundSum:
-    """Does the arithmetic of an accumulator in two steps: what can fail, and then what cannot.
+    """Does the arithmetic of an accumulator in two steps: `stage` can fail, `commit` cannot.
 
-    Between `stage` and `commit` nothing has changed yet, and a journal can write down what will. Calls come one at a
-    time, on the event loop; big work is done in threads.
+    Nothing has changed between the two, so that a journal can record the change first. Calls come one at a time, on the
+    event loop; large work runs in threads.
     """
 
     def __init__(
@@ -33,11 +33,11 @@ class RoundSum:
         """Takes the arithmetic, and what runs it.
 
         Args:
-            spec: Of the accumulator.
-            summation: Adds up.
-            compute: Runs it.
-            memory: Bytes.
-            make_room: Called when there are not enough of them; frees some, or returns False.
+            spec: The accumulator's spec.
+            summation: Adds up the gradients.
+            compute: Runs the arithmetic.
+            memory: The quota of bytes.
+            make_room: Called when the quota is used up; frees some memory, or returns False.
         """
         self._spec = spec
         self._summation = summation
@@ -49,24 +49,24 @@ class RoundSum:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the sum, or of the gradients held for it."""
+        """The memory of the sum, or of the gradients held for it."""
         return self._account.used
 
     async def check(self, gradient: Gradient, *, joins: bool) -> Gradient:
-        """Checks a gradient; returns it with values of the components' dtypes.
+        """Checks a gradient; returns it with values in the components' dtypes.
 
         Args:
             gradient: The gradient.
-            joins: Whether it is for this round, and must have the shapes of those that are in; else those of the spec.
+            joins: Whether it is for this round, and so must have the shapes of the round; otherwise of the spec.
 
         Raises:
-            InvalidArgumentError: It does not fit.
+            InvalidArgumentError: The shapes or values do not fit.
         """
         shapes = self._shapes if joins else None
         return await self._run(checking_work(self._spec, gradient), checked_gradient, self._spec, gradient, shapes)
 
     async def stage(self, gradient: Gradient, contribution: Contribution) -> Staged[None]:
-        """Prepares the addition of a checked gradient: reserves memory, and does what can fail.
+        """Prepares the addition of a checked gradient: reserves memory, and does the part that can fail.
 
         Raises:
             ResourceExhaustedError: There is not enough memory; nothing has changed.
@@ -80,7 +80,7 @@ class RoundSum:
         return Staged(staged.commit, staged.work, value_shapes(gradient))
 
     async def commit(self, staged: Staged[None]) -> None:
-        """Carries a staged addition out."""
+        """Carries out a staged addition."""
         try:
             await self._compute.run(staged.work, staged.commit)
         finally:
@@ -97,16 +97,16 @@ class RoundSum:
         return await self._run(self._summation.averaging_work, self._summation.stage_average, total_weight)
 
     async def commit_average(self, staged: Staged[dict[str, Value]]) -> dict[str, Value]:
-        """Returns the result of the round, and begins the next. Its memory counts here until `settle`."""
+        """Returns the result of the round, and begins the next one. Its memory counts here until `settle`."""
         self._shapes = None
         return await self._compute.run(staged.work, staged.commit)
 
     def settle(self) -> None:
-        """Makes the memory that is counted what the sum has now."""
+        """Sets the memory counted for the sum to what it uses now."""
         self._account.settle(0 if self._closed else self._summation.nbytes)
 
     def close(self) -> None:
-        """Gives back the memory, also that of additions under way."""
+        """Frees the memory, including that of additions under way."""
         self._closed = True
         self.settle()
 

@@ -1,4 +1,4 @@
-"""Decides which contributions form a round: no arithmetic, no waiting, no clock."""
+"""Decides which contributions form a round: without arithmetic, waiting or a clock."""
 
 from dataclasses import dataclass, field
 
@@ -10,9 +10,9 @@ class Round:
     """The contributions accepted between two takes.
 
     Attributes:
-        number: Counts the rounds of the accumulator. Steps may come twice, when they are set back.
-        members: In order of arrival.
-        step: The global_step the round led to; None while it is open.
+        number: The number of the round. Steps may repeat if they are set back; numbers do not.
+        members: The contributions, in order of arrival.
+        step: The global_step that the round led to; None while it is open.
     """
 
     number: int = 0
@@ -27,11 +27,11 @@ class Round:
 
     @property
     def worker_ids(self) -> tuple[str, ...]:
-        """Who is in, each once, in order of arrival; those without an id left out."""
+        """The ids of the members' workers, each once, in order of arrival, without empty ones."""
         return tuple(self._workers)
 
     def has_worker(self, worker_id: str) -> bool:
-        """Tells whether a gradient of this worker is in; never of those without an id."""
+        """Returns True if the round has a gradient of this worker; False for an empty id."""
         return worker_id in self._workers
 
     def add(self, contribution: Contribution) -> None:
@@ -42,9 +42,9 @@ class Round:
 
 
 class Rounds:
-    """Decides what is stale, who is in a round and which step a round leads to.
+    """Decides which contributions are stale, which are in a round, and which step a round leads to.
 
-    This is the whole state that several servers would have to agree on.
+    Several servers of one accumulator would have to agree on this state, and on nothing else.
     """
 
     def __init__(self) -> None:
@@ -52,24 +52,24 @@ class Rounds:
         self.current = Round()
         self._previous_workers: tuple[str, ...] = ()
         self.all_workers_known = False
-        """Every member of the previous round had a worker_id."""
+        """Whether every member of the previous round had a worker_id."""
 
     @property
     def num_accumulated(self) -> int:
-        """Contributions accepted since the last take."""
+        """The number of contributions accepted since the last take."""
         return len(self.current.members)
 
     def is_stale(self, contribution: Contribution) -> bool:
-        """Tells whether a contribution is too old. Later steps than the current one are welcome."""
+        """Returns True if a contribution is of an earlier step than the current one. Later steps are accepted."""
         return contribution.local_step < self.global_step
 
     def admit(self, contribution: Contribution) -> Round:
-        """Takes a contribution into the current round; returns the round."""
+        """Adds a contribution to the current round; returns the round."""
         self.current.add(contribution)
         return self.current
 
     def close(self) -> Round:
-        """Ends the current round and begins the next; returns the ended one, with its step."""
+        """Ends the current round and begins the next; returns the ended round, with its step."""
         closed = self.current
         # The greatest int64 is followed by the least, as in TensorFlow's own counter.
         self.global_step = (self.global_step + 1 + (1 << 63)) % (1 << 64) - (1 << 63)
@@ -80,10 +80,10 @@ class Rounds:
         return closed
 
     def set_global_step(self, step: int) -> None:
-        """Sets the step; what is in the round stays."""
+        """Sets the step; contributions in the round stay in it."""
         self.global_step = step
 
     def missing_workers(self) -> tuple[str, ...]:
-        """Returns the workers of the previous round that are not in the current one, those that had an id."""
+        """Returns the workers with an id that are in the previous round but not in the current one."""
         present = set(self.current.worker_ids)
         return tuple(worker for worker in self._previous_workers if worker not in present)

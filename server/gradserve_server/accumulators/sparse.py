@@ -17,12 +17,12 @@ def check_sparse(component: ComponentSpec, gradient: SparseSlices, round_shape: 
     """Checks a gradient in TensorFlow's order, and for negative indices, which TensorFlow lets pass.
 
     Args:
-        component: What it is for; its shape is that of the whole tensor.
-        gradient: Values of the component's dtype.
-        round_shape: Shape of the values already in the round, None for the first gradient.
+        component: The component, with the shape of the whole tensor.
+        gradient: The gradient, with values of the component's dtype.
+        round_shape: The shape of the values already in the round, None for the first gradient.
 
     Raises:
-        InvalidArgumentError: With TensorFlow's text.
+        InvalidArgumentError: The gradient does not fit; the message is TensorFlow's.
     """
     indices, values = gradient.indices, gradient.values
     if indices.ndim != 1:
@@ -76,7 +76,7 @@ def _check_range(component: ComponentSpec, known: tuple[int, ...], indices: Indi
 
 
 def _check_values(component: ComponentSpec, expected: tuple[int, ...], given: tuple[int, ...], *, exact: bool) -> None:
-    """Compares all dimensions but the first; `exact` ranks for a round's own shape, a least rank otherwise."""
+    """Compares all dimensions but the first. Ranks must be equal if `exact`, otherwise at least the expected one."""
     if len(given) < len(expected) or (exact and len(given) != len(expected)):
         least = "" if exact else "at least "
         raise _error(
@@ -102,7 +102,7 @@ class _Rows:
     indices: Indices
     values: Array
     weights: NDArray[np.float64]
-    """For each row, the sum of the weights of the gradients that had it."""
+    """The sum of the weights of the gradients that had the row, for each row."""
 
     @property
     def nbytes(self) -> int:
@@ -112,10 +112,10 @@ class _Rows:
 class SparseSum:
     """The running sum of one sparse component, rounded to `dtype` at each addition.
 
-    Gradients are merged as TensorFlow merges them, with two pointers and without sorting: lists in ascending
-    order come out in ascending order, others may keep equal indices as separate rows.
+    Gradients are merged as in TensorFlow, with two pointers and without sorting: ascending lists give ascending lists,
+    others may keep equal indices as separate rows.
 
-    What can fail happens in `stage` and `stage_average`, which change nothing; what they return cannot fail.
+    `stage` and `stage_average` do what can fail, and change nothing; the functions that they return cannot fail.
     """
 
     def __init__(self, dtype: DType, component: ComponentSpec) -> None:
@@ -125,19 +125,19 @@ class SparseSum:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the sum."""
+        """The memory of the sum."""
         return 0 if self._rows is None else self._rows.nbytes
 
     def growth(self, gradient: SparseSlices) -> int:
-        """Returns how much memory adding `gradient` takes from the quota, at most."""
+        """Returns the most bytes of the memory quota that adding `gradient` takes."""
         row_bytes = 16 + gradient.values[:1].size * self._dtype.itemsize
         return gradient.indices.size * row_bytes
 
     def stage(self, gradient: SparseSlices, weight: float) -> Callable[[], None]:
-        """Prepares an addition; returns what carries it out.
+        """Prepares an addition; returns the function that carries it out.
 
         Raises:
-            MemoryError: Not enough of it.
+            MemoryError: There is not enough memory.
         """
         values = gradient.values.astype(self._dtype, copy=False)
         if weight != 1.0:
@@ -152,10 +152,10 @@ class SparseSum:
         return commit
 
     def stage_average(self, dtype: DType, reduction: Reduction, _total_weight: float) -> Callable[[], SparseSlices]:
-        """Prepares the end of a round; returns what yields its result in `dtype` and begins the next round.
+        """Prepares the end of a round; returns the function that begins the next and returns the result in `dtype`.
 
         Raises:
-            MemoryError: Not enough of it.
+            MemoryError: There is not enough memory.
         """
         rows = self._rows
         assert rows is not None, "a round that ends has at least one gradient"
@@ -201,9 +201,9 @@ def _is_ascending(indices: Indices) -> bool:
 
 
 def _merge_ascending(ours: Indices, theirs: Indices) -> tuple[Indices, Indices, int]:
-    """Returns where each row of both lists goes, and how many rows there will be.
+    """Returns the new position of each row of both lists, and the number of rows after merging.
 
-    The k-th of several equal indices of one list meets the k-th of the other, as two pointers would have it.
+    The k-th of several equal indices in one list is merged with the k-th in the other, as with two pointers.
     """
     low = np.searchsorted(ours, theirs, "left")
     high = np.searchsorted(ours, theirs, "right")
@@ -220,7 +220,7 @@ def _merge_ascending(ours: Indices, theirs: Indices) -> tuple[Indices, Indices, 
 
 
 def _merge_any(ours: Indices, theirs: Indices) -> tuple[Indices, Indices, int]:
-    """Merges as `_merge_ascending` does, step by step: what two pointers do to lists in any order."""
+    """Merges lists in any order like `_merge_ascending`, by moving two pointers step by step."""
     left, right = ours.tolist(), theirs.tolist()
     position_ours = np.empty(len(left), np.int64)
     position_theirs = np.empty(len(right), np.int64)

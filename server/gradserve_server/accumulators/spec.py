@@ -17,18 +17,18 @@ FLOAT_DTYPES: tuple[DType, ...] = (
     np.dtype(np.float32),
     np.dtype(np.float64),
 )
-"""The types a component can have."""
+"""The dtypes that a component can have."""
 
 
 class Reduction(Enum):
-    """How the gradients of a round become one."""
+    """The way in which the gradients of a round are combined."""
 
     MEAN = "MEAN"
     SUM = "SUM"
 
 
 class Layout(Enum):
-    """How a gradient is written down."""
+    """The format of a gradient."""
 
     DENSE = "DENSE"
     SPARSE = "SPARSE"
@@ -36,16 +36,16 @@ class Layout(Enum):
 
 @dataclass(frozen=True)
 class PartialShape:
-    """A shape that may be known in part.
+    """A shape that may be only partly known.
 
     Attributes:
-        dims: One size per dimension, -1 where unknown; None when not even their number is known.
+        dims: One size per dimension, -1 if unknown; None if the rank is unknown.
     """
 
     dims: tuple[int, ...] | None = None
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
-        """Tells whether a tensor of `shape` may be of this shape."""
+        """Returns True if a tensor of `shape` fits this shape."""
         if self.dims is None:
             return True
         return len(self.dims) == len(shape) and all(
@@ -53,12 +53,12 @@ class PartialShape:
         )
 
     def __str__(self) -> str:
-        """Writes the shape as TensorFlow does: `[?,3]`, `[]`, `<unknown>`."""
+        """Returns the shape as TensorFlow writes it: `[?,3]`, `[]`, `<unknown>`."""
         return "<unknown>" if self.dims is None else shape_text(self.dims)
 
 
 def shape_text(dims: tuple[int, ...]) -> str:
-    """Writes a shape as TensorFlow does, -1 as `?`."""
+    """Returns a shape as TensorFlow writes it, with `?` for -1."""
     return "[" + ",".join("?" if size == -1 else str(size) for size in dims) + "]"
 
 
@@ -73,7 +73,7 @@ class ComponentSpec:
 
     @property
     def field(self) -> str:
-        """Where in a request its gradient stands, for errors."""
+        """The path of its gradient in a request, for errors."""
         return f"gradient[{self.name}]" if self.name else "gradient"
 
 
@@ -82,17 +82,17 @@ class AccumulatorSpec:
     """The fixed properties of an accumulator.
 
     Attributes:
-        components: One or more, with distinct names.
-        reduction: How a round becomes one gradient.
-        accumulate_dtype: Type of the running sums; None for float32 for 16-bit components and the component's
-            own type for others.
-        deterministic: Add up in the order of workers, not of arrival.
-        keep_averages: For how many past rounds the average is kept.
-        one_per_worker: Count only the first gradient of each worker in a round.
-        refuse_non_finite: Refuse gradients with infinite values or NaN.
+        components: One or more components, with distinct names.
+        reduction: The way in which a round becomes one gradient.
+        accumulate_dtype: The dtype of the running sums; None for float32 for 16-bit components, and the component's
+            dtype for others.
+        deterministic: Whether to sum in the order of workers rather than of arrival.
+        keep_averages: The number of past rounds whose averages are kept.
+        one_per_worker: Whether to count only the first gradient of each worker in a round.
+        refuse_non_finite: Whether to refuse gradients with infinite values or NaN.
 
     Raises:
-        InvalidArgumentError: One of them cannot be.
+        InvalidArgumentError: A property is not valid.
     """
 
     components: tuple[ComponentSpec, ...]
@@ -144,13 +144,13 @@ class AccumulatorSpec:
             )
 
     def sum_dtype(self, component: ComponentSpec) -> DType:
-        """Returns the type in which a component is summed."""
+        """Returns the dtype in which a component is summed."""
         if self.accumulate_dtype is not None:
             return self.accumulate_dtype
         return np.dtype(np.float32) if component.dtype.itemsize == 2 else component.dtype
 
     def differences(self, other: "AccumulatorSpec") -> list[str]:
-        """Returns, in words, the fields in which `other` is different. The order of components is no difference."""
+        """Returns the differences from `other`, in words. The order of the components does not count."""
         found = [
             f"{name} is {_text(getattr(self, name))}, not {_text(getattr(other, name))}"
             for name in (
@@ -178,7 +178,7 @@ class AccumulatorSpec:
 
 
 def _differ(ours: object, theirs: object) -> bool:
-    # NumPy takes None for float64.
+    # For None, because NumPy takes it for float64.
     return (ours is None) != (theirs is None) or ours != theirs
 
 

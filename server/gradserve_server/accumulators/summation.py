@@ -1,4 +1,4 @@
-"""How the gradients of a round are added up: as they arrive, or in the order of their workers."""
+"""Adds up the gradients of a round: as they arrive, or in the order of their workers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,42 +15,42 @@ from gradserve_server.accumulators.spec import AccumulatorSpec, Layout
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 Shapes = dict[str, tuple[int, ...]]
-"""Shape of the values of each component."""
+"""The shape of the values of each component."""
 
 
 class Summation(Protocol):
-    """The arithmetic of an accumulator, apart from which gradients form a round.
+    """The arithmetic of an accumulator, without the decision on which gradients form a round.
 
-    Calls come one at a time, from any thread. What is staged is carried out before the next is, or never.
+    Calls come one at a time, from any thread. A staged change is carried out before the next is staged, or never.
     """
 
     @property
     def nbytes(self) -> int:
-        """Memory held."""
+        """The memory that it uses."""
         ...
 
     def growth(self, gradient: Gradient) -> int:
-        """Returns how much memory adding `gradient` takes from the quota, at most."""
+        """Returns the most bytes of the memory quota that adding `gradient` takes."""
         ...
 
     def stage(self, gradient: Gradient, contribution: Contribution) -> "Staged[None]":
         """Prepares the addition of a checked gradient to the round.
 
         Raises:
-            MemoryError: Not enough of it; nothing has changed.
+            MemoryError: There is not enough memory; nothing has changed.
         """
         ...
 
     @property
     def averaging_work(self) -> int:
-        """How many bytes `stage_average` works on."""
+        """The number of bytes that `stage_average` processes."""
         ...
 
     def stage_average(self, total_weight: float) -> "Staged[dict[str, Value]]":
-        """Prepares the result of the round; its commit begins the next.
+        """Prepares the result of the round; committing it begins the next round.
 
         Raises:
-            MemoryError: Not enough of it; nothing has changed.
+            MemoryError: There is not enough memory; nothing has changed.
         """
         ...
 
@@ -60,9 +60,9 @@ class Staged(Generic[ResultT_co]):
     """A prepared change.
 
     Attributes:
-        commit: Carries it out; cannot fail.
-        work: How many bytes that works on.
-        shapes: For an addition: the shapes that later gradients of the round must have.
+        commit: Carries out the change; cannot fail.
+        work: The number of bytes that `commit` processes.
+        shapes: For an addition, the shapes that later gradients of the round must have.
     """
 
     commit: Callable[[], ResultT_co]
@@ -94,12 +94,12 @@ class ArrivalOrderSum:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the sums."""
+        """The memory of the sums."""
         dense = sum(each.nbytes for each in self._dense.values())
         return dense + sum(each.nbytes for each in self._sparse.values())
 
     def growth(self, gradient: Gradient) -> int:
-        """Returns how much memory adding `gradient` takes from the quota, at most."""
+        """Returns the most bytes of the memory quota that adding `gradient` takes."""
         total = 0
         for name, value in gradient.values.items():
             if isinstance(value, SparseSlices):
@@ -112,7 +112,7 @@ class ArrivalOrderSum:
         """Prepares the addition of a checked gradient.
 
         Raises:
-            MemoryError: Not enough of it.
+            MemoryError: There is not enough memory.
         """
         weight = contribution.weight
         commits: list[Callable[[], None]] = []
@@ -126,14 +126,14 @@ class ArrivalOrderSum:
 
     @property
     def averaging_work(self) -> int:
-        """How many bytes `stage_average` works on: the quotients of sparse sums are new arrays."""
+        """The number of bytes that `stage_average` processes: the quotients of sparse sums are new arrays."""
         return sum(each.nbytes for each in self._sparse.values())
 
     def stage_average(self, total_weight: float) -> Staged[dict[str, Value]]:
         """Prepares the end of the round.
 
         Raises:
-            MemoryError: Not enough of it.
+            MemoryError: There is not enough memory.
         """
         ends: dict[str, Callable[[], Value]] = {}
         with np.errstate(all="ignore"):
@@ -157,9 +157,9 @@ def _results(ends: Mapping[str, Callable[[], Value]]) -> dict[str, Value]:
 
 
 class WorkerOrderSum:
-    """Holds the gradients of a round and adds them in the order of (worker_id, sequence) at its end.
+    """Holds the gradients of a round, and at its end adds them in the order of (worker_id, sequence).
 
-    The same gradients give the same bits, whatever order they came in.
+    The same gradients give the same bits, in whatever order they arrive.
     """
 
     def __init__(self, spec: AccumulatorSpec, allocate: Allocate) -> None:
@@ -169,11 +169,11 @@ class WorkerOrderSum:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the gradients held."""
+        """The memory of the gradients held."""
         return sum(gradient.nbytes for _, gradient in self._held)
 
     def growth(self, gradient: Gradient) -> int:
-        """Returns how much memory holding `gradient` takes from the quota."""
+        """Returns the bytes of the memory quota that holding `gradient` takes."""
         return 0 if gradient.owned else gradient.nbytes
 
     def stage(self, gradient: Gradient, contribution: Contribution) -> Staged[None]:
@@ -182,18 +182,18 @@ class WorkerOrderSum:
 
     @property
     def averaging_work(self) -> int:
-        """How many bytes `stage_average` works on: it adds up."""
+        """The number of bytes that `stage_average` processes, which includes adding up."""
         return self.nbytes
 
     def stage_average(self, total_weight: float) -> Staged[dict[str, Value]]:
-        """Adds up, and prepares the end of the round.
+        """Adds up the gradients, and prepares the end of the round.
 
         Raises:
-            MemoryError: Not enough of it.
+            MemoryError: There is not enough memory.
         """
         sums = ArrivalOrderSum(self._spec, self._allocate)
         for contribution, gradient in sorted(self._held, key=lambda held: _worker_order(held[0])):
-            # Not as owned: after a failure half-way the gradients must still be what they were.
+            # Not owned: if a later step fails, the gradients must be unchanged.
             sums.stage(Gradient(gradient.values), contribution).commit()
         result = sums.stage_average(total_weight).commit()
 
@@ -209,5 +209,5 @@ def _worker_order(contribution: Contribution) -> tuple[str, int]:
 
 
 def make_summation(spec: AccumulatorSpec, allocate: Allocate) -> Summation:
-    """Returns the arithmetic that `spec` asks for."""
+    """Returns the summation that `spec` asks for."""
     return WorkerOrderSum(spec, allocate) if spec.deterministic else ArrivalOrderSum(spec, allocate)

@@ -1,4 +1,4 @@
-"""Averages that may not have reached those they were for."""
+"""Averages that may not have reached the calls they answered."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable
@@ -17,8 +17,8 @@ class _Held:
 class UndeliveredAverages:
     """Keeps the average of a round until the calls it answered have received it.
 
-    A reply can be lost, and its call sent again. So an average stays until a later call of the same client shows that
-    the answer arrived, or until the lease ends.
+    A reply can be lost, and its call sent again. So an average is kept until a later call of the same client shows that
+    the answer arrived, or until its lease ends.
 
     Not thread-safe: used on the event loop only.
     """
@@ -33,16 +33,16 @@ class UndeliveredAverages:
 
     @property
     def next_deadline(self) -> float | None:
-        """When the oldest lease ends; None when nothing is kept."""
+        """The time at which the oldest lease ends; None if nothing is kept."""
         first = next(iter(self._calls.values()), None)
         return None if first is None else first[0]
 
     def nbytes(self, besides: Container[int]) -> int:
-        """Returns the memory of the averages, those of the rounds in `besides` left out."""
+        """Returns the memory of the averages, except those of the rounds in `besides`."""
         return sum(held.average.nbytes for number, held in self._rounds.items() if number not in besides)
 
     def get(self, round_number: int) -> Average | None:
-        """Returns the average of a round, None when it is not kept."""
+        """Returns the average of a round, None if it is not kept."""
         held = self._rounds.get(round_number)
         return None if held is None else held.average
 
@@ -55,20 +55,20 @@ class UndeliveredAverages:
             self._by_client.setdefault(call.client_id, set()).add(call.sequence)
 
     def acknowledge(self, call: RequestId) -> bool:
-        """Lets go of what earlier calls of the client have received; tells whether there was any."""
+        """Releases the averages that the client has received; returns whether there were any."""
         received = [each for each in self._by_client.get(call.client_id, ()) if call.acknowledges(each)]
         for sequence in received:
             self._release(call.client_id, sequence)
         return bool(received)
 
     def expire(self) -> None:
-        """Lets go of what was kept for calls whose lease has ended."""
+        """Releases the averages of calls whose lease has ended."""
         now = self._clock()
         while self._calls and next(iter(self._calls.values()))[0] <= now:
             self._release(*next(iter(self._calls)))
 
     def drop_oldest(self, besides: Container[int]) -> bool:
-        """Gives up the oldest average, those of the rounds in `besides` left out; returns False when there is none."""
+        """Drops the oldest average, except those of the rounds in `besides`; returns False if there is none."""
         oldest = next((number for number in self._rounds if number not in besides), None)
         if oldest is None:
             return False
@@ -77,7 +77,7 @@ class UndeliveredAverages:
         return True
 
     def clear(self) -> None:
-        """Lets go of everything."""
+        """Releases all averages."""
         self._calls.clear()
         self._by_client.clear()
         self._rounds.clear()

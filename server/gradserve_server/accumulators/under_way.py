@@ -1,4 +1,4 @@
-"""Calls that have not ended: those that arrive again join them."""
+"""Calls that have not ended, which repeated calls join."""
 
 from typing import Generic, TypeVar
 
@@ -8,7 +8,7 @@ WorkT = TypeVar("WorkT")
 
 
 class CallsUnderWay(Generic[WorkT]):
-    """What calls with an id wait for, until it is there.
+    """The work that unfinished calls with an id wait for.
 
     Not thread-safe: used on the event loop only.
     """
@@ -17,7 +17,7 @@ class CallsUnderWay(Generic[WorkT]):
         self._work: dict[tuple[str, int], tuple[bytes, WorkT]] = {}
 
     def find(self, call: RequestId | None) -> WorkT | None:
-        """Returns what the first call with this id waits for, None when there is none.
+        """Returns the work that the first call with this id waits for, None if there is none.
 
         Raises:
             InvalidArgumentError: That call has another fingerprint.
@@ -32,12 +32,12 @@ class CallsUnderWay(Generic[WorkT]):
         return work
 
     def begin(self, call: RequestId | None, work: WorkT) -> None:
-        """Notes what a call waits for."""
+        """Records the work that a call waits for."""
         if call is not None:
             self._work[call.client_id, call.sequence] = (call.fingerprint, work)
 
     def end(self, call: RequestId | None, work: WorkT) -> None:
-        """Forgets what a call waited for. What a later call with the same id waits for stays."""
+        """Forgets the work of a call, unless a later call with the same id has begun other work."""
         if call is None:
             return
         key = (call.client_id, call.sequence)

@@ -9,16 +9,16 @@ from gradserve_server.accumulators.rounds import Round
 
 
 class Waiter:
-    """One take that is to be served.
+    """A take or push_pull that waits for an average.
 
     Attributes:
-        num_required: How many gradients it needs.
-        round: For a push_pull the round it is in, any end of which serves it; None for a take.
+        num_required: The number of gradients it needs.
+        round: The round of a push_pull, which is served whenever this round ends; None for a take.
         call: The id of the first call that waits for it, if it has one.
-        answer: Resolved with the average, or with the error that ended the wait; cancelled when the last call
-            that waited for it gave up.
-        listeners: Calls that wait for the answer; a retry joins the first call here.
-        serving: Its average is being computed: from now on it will be served.
+        answer: A future of the average, or of the error that ended the wait; cancelled when the last call that waited
+            for it gave up.
+        listeners: The number of calls that wait for the answer; a retry joins the first call here.
+        serving: Whether its average is being computed, so that it will be served.
     """
 
     def __init__(self, num_required: int, *, call: RequestId | None = None) -> None:
@@ -26,7 +26,7 @@ class Waiter:
         self.call = call
         self.round: Round | None = None
         self.answer: asyncio.Future[Average] = asyncio.get_running_loop().create_future()
-        # An answer that comes after everybody left is not an error.
+        # An answer that arrives after everybody has left is not an error.
         self.answer.add_done_callback(_retrieve)
         self.listeners = 0
         self.serving = False
@@ -38,7 +38,7 @@ def _retrieve(answer: "asyncio.Future[Average]") -> None:
 
 
 class TakeQueue:
-    """A strict queue: whoever is at its head holds up all behind, however little they need."""
+    """A strict queue: its head holds up all behind it, however few gradients they need."""
 
     def __init__(self) -> None:
         self._waiters: OrderedDict[Waiter, None] = OrderedDict()
@@ -48,7 +48,7 @@ class TakeQueue:
         return len(self._waiters)
 
     def append(self, waiter: Waiter) -> None:
-        """Puts a waiter at the end."""
+        """Appends a waiter."""
         self._waiters[waiter] = None
         if waiter.round is not None:
             self._by_round.setdefault(waiter.round, {})[waiter] = None
@@ -59,7 +59,7 @@ class TakeQueue:
         return first if first is not None and num_accumulated >= first.num_required else None
 
     def remove(self, waiter: Waiter) -> None:
-        """Takes a waiter out, wherever it stands; one that is not in is passed over."""
+        """Removes a waiter, wherever it is; ignores one that is not in the queue."""
         self._waiters.pop(waiter, None)
         if waiter.round in self._by_round:
             peers = self._by_round[waiter.round]
@@ -76,7 +76,7 @@ class TakeQueue:
                 waiter.answer.set_result(average)
 
     def fail_all(self, error: Exception) -> None:
-        """Answers everybody with an error."""
+        """Answers all waiters with an error."""
         for waiter in self._waiters:
             if not waiter.answer.done():
                 waiter.answer.set_exception(error)
