@@ -1,4 +1,4 @@
-"""The file in which a server writes where it listens."""
+"""The file in which a server publishes its addresses."""
 
 import errno
 import os
@@ -12,10 +12,10 @@ from gradserve_server.system_errors import reason_of
 
 
 def write_addresses(path: Path, addresses: Iterable[object]) -> OwnFile:
-    """Writes addresses, one a line, in one step: whoever waits for the file never reads half of it.
+    """Writes addresses, one per line, in one step, so that nobody reads half of the file.
 
     Raises:
-        OSError: It cannot be written, or something is there that is no ordinary file.
+        OSError: The file cannot be written, or something other than an ordinary file is there.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:

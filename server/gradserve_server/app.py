@@ -1,4 +1,4 @@
-"""The server put together: the one place that knows all parts."""
+"""The assembled server: the one module that knows all parts."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 _EXPIRY_INTERVAL_SECONDS = 1.0
 _ENDED_AT_ONCE = 256
-"""Before others get their turn."""
+"""Expired resources deleted before other work gets its turn."""
 
 
 class Server:
@@ -53,7 +53,7 @@ class Server:
     """
 
     def __init__(self, config: ServerConfig, parts: Parts | None = None) -> None:
-        """Takes its configuration, and the parts that are not the usual ones."""
+        """Takes the configuration, and parts that replace the default ones."""
         parts = parts or Parts()
         self._config = config
         limits = config.limits
@@ -127,7 +127,7 @@ class Server:
         self._expiry: asyncio.Task[None] | None = None
         self._address_file: OwnFile | None = None
         self.addresses: tuple[str, ...] = ()
-        """Where the server listens, once started."""
+        """The addresses on which the server listens, once it has started."""
 
     async def __aenter__(self) -> "Server":
         try:
@@ -141,10 +141,10 @@ class Server:
         await self.drain()
 
     async def start(self) -> None:
-        """Binds, serves, and writes the address file.
+        """Binds the addresses, serves, and writes the address file.
 
         Raises:
-            OSError: An address cannot be bound, or the file not be written.
+            OSError: An address cannot be bound, or the file cannot be written.
         """
         listen = [Address.to_listen(address) for address in self._config.listen.listen]
         self.addresses = tuple(map(str, self._listener.bind(listen)))
@@ -157,16 +157,16 @@ class Server:
             self.runner.prepare()
 
     async def drain(self) -> None:
-        """Shuts down: refuses new calls, ends waits with UNAVAILABLE, lets streams finish within the drain time.
+        """Shuts down: refuses new calls, ends waits with UNAVAILABLE, and lets streams finish within the drain time.
 
-        A thread that is compiling a kernel goes on until that is done; `join` waits for it.
+        A thread that is compiling a kernel finishes it; `join` waits for that.
         """
         _log.info("draining")
         await self._close(self._config.runtime.drain_seconds)
         _log.info("stopped")
 
     def join(self) -> None:
-        """Waits until no thread of the server is left."""
+        """Waits until all threads of the server have ended."""
         self.runner.join()
 
     async def _close(self, grace: float) -> None:
@@ -200,7 +200,7 @@ class Server:
 
 
 async def _expire_all(expire: Callable[[int], int]) -> int:
-    """Ends all that has run out, a few at a time; returns how much that was."""
+    """Deletes everything that has expired, a few at a time; returns how much it was."""
     ended = 0
     while count := expire(_ENDED_AT_ONCE):
         ended += count

@@ -53,7 +53,7 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
     logging.basicConfig(
         level=config.runtime.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    logging.getLogger("numba").setLevel("INFO")  # for debugging itself it writes a megabyte for each kernel
+    logging.getLogger("numba").setLevel("INFO")  # its debug log has a megabyte for each kernel
     signals = signals or StopSignals()
 
     from gradserve_server.app import Server
@@ -70,7 +70,7 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
         server = Server(config)
         signals.drain_with(lambda: loop.call_soon_threadsafe(stop.set), config.runtime.drain_seconds)
         async with server:
-            # What is there now stays: the garbage collector need not look at it again and again.
+            # The objects made so far stay, so the garbage collector need not look at them again.
             gc.freeze()
             await stop.wait()
 
@@ -91,7 +91,7 @@ _timeout = click.option("--timeout", type=float, default=5.0, show_default=True,
 @_address
 @_timeout
 def health(address: str, timeout: float) -> None:
-    """Exit with 0 if the server at ADDRESS serves, else with 1."""
+    """Exit with 0 if the server at ADDRESS serves, otherwise with 1."""
     silence_grpc()
     import gradserve
     from gradserve_server.rpc.health.check import check_health

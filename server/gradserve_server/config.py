@@ -1,8 +1,8 @@
 """The configuration of a server: one frozen model per concern.
 
 Each field is a command-line flag (`--max-bytes`), an environment variable (`GRADSERVE_MAX_BYTES`) and an entry of
-the TOML file (`max_bytes`); the flag wins over the variable, the variable over the file. Sizes are numbers of bytes
-or strings such as "4GiB". What a field takes is said in words for messages, in `Expected`.
+the TOML file (`max_bytes`). A flag overrides the variable, and the variable overrides the file. Sizes are numbers of
+bytes or strings such as "4GiB". `Expected` has the words for messages about a field.
 """
 
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ _MAX_SECONDS = 1e9
 
 @dataclass(frozen=True)
 class Expected:
-    """What a setting can be, in the words of the message that refuses something else."""
+    """The words in which messages say what a setting can be."""
 
     words: str
 
 
 def _no_boolean(value: object) -> object:
-    """Refuses what Python takes for 0 and 1."""
+    """Refuses booleans, which Python takes for 0 and 1."""
     if isinstance(value, bool):
         raise PydanticCustomError("boolean", "it is a boolean")
     return value
@@ -40,7 +40,7 @@ def _lower_case(value: object) -> object:
 
 
 def _listenable(text: str) -> str:
-    # Not before it is needed: this imports gRPC, which then reads whether to write a log of its own.
+    # Imported late, because this imports gRPC, which then reads the settings of its own log.
     from gradserve.address import Address
 
     return str(Address.to_listen(text))
@@ -73,7 +73,7 @@ class _Concern(BaseModel):
 
 
 class ListenConfig(_Concern):
-    """Where the server listens."""
+    """The addresses on which the server listens."""
 
     listen: Annotated[
         tuple[Annotated[str, AfterValidator(_listenable)], ...],
@@ -92,7 +92,7 @@ class ListenConfig(_Concern):
 
 
 class LimitsConfig(_Concern):
-    """What clients may take."""
+    """The limits for clients."""
 
     max_message_bytes: Annotated[
         ByteSize,
@@ -123,7 +123,7 @@ class LimitsConfig(_Concern):
 
 
 class LeaseConfig(_Concern):
-    """How long things live without use."""
+    """How long resources live without use."""
 
     default_lease_seconds: Annotated[
         Seconds, Field(description="lease of a tensor when none is asked for, in seconds")
@@ -135,7 +135,7 @@ class LeaseConfig(_Concern):
 
 
 class RuntimeConfig(_Concern):
-    """How the server runs."""
+    """The device, the threads, the times and the log of the server."""
 
     device: Annotated[
         str,

@@ -1,4 +1,4 @@
-"""What is due at a time."""
+"""Items with deadlines."""
 
 import heapq
 import itertools
@@ -8,7 +8,7 @@ ItemT = TypeVar("ItemT")
 
 
 class Deadlines(Generic[ItemT]):
-    """Items by deadline: finding those that are due costs nothing for all others.
+    """Items by deadline. Finding the items that are due costs nothing for the others.
 
     Not thread-safe: used on the event loop only.
     """
@@ -18,11 +18,11 @@ class Deadlines(Generic[ItemT]):
         self._tie_breaker = itertools.count()
 
     def add(self, deadline: float, item: ItemT) -> None:
-        """Notes that an item is due at `deadline`."""
+        """Adds an item that is due at `deadline`."""
         heapq.heappush(self._heap, (deadline, next(self._tie_breaker), item))
 
     def pop_due(self, now: float) -> list[ItemT]:
-        """Removes and returns the items whose deadline has come, earliest first."""
+        """Removes and returns the items that are due, earliest first."""
         due = []
         while self._heap and self._heap[0][0] <= now:
             due.append(heapq.heappop(self._heap)[2])

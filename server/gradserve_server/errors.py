@@ -1,17 +1,17 @@
-"""What can go wrong with a request, in the words of the domain.
+"""The errors of requests, as the domain sees them.
 
     ServiceError
     ├── InvalidArgumentError     the request can never succeed as it is
-    ├── NotFoundError            no such handle or accumulator
+    ├── NotFoundError            the handle, accumulator or layer does not exist
     ├── AlreadyExistsError       the name is taken by something else
     ├── AbortedError             the state the call depended on is gone
     ├── OutOfRangeError          the requested step is not available
-    ├── DeadlineExceededError    waited long enough
+    ├── DeadlineExceededError    the call reached its time limit
     ├── ResourceExhaustedError   a limit was reached
-    ├── UnavailableError         shutting down
-    └── InternalError            a library of the server's failed
+    ├── UnavailableError         the server is shutting down
+    └── InternalError            a library of the server failed
 
-`gradserve_server.rpc.boundary.status` gives each its gRPC status code.
+`gradserve_server.rpc.boundary.status` maps each error to a gRPC status code.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 
 
 class ServiceError(Exception):
-    """A request failed. The message is meant for whoever sent it.
+    """The base class of errors of requests. The message is for the sender of the request.
 
     Attributes:
         message: What was wrong, what was given and what was expected.
@@ -37,7 +37,7 @@ class InvalidArgumentError(ServiceError):
 
 
 class NotFoundError(ServiceError):
-    """No such handle or accumulator."""
+    """The handle, accumulator or layer does not exist."""
 
 
 class AlreadyExistsError(ServiceError):
@@ -53,7 +53,7 @@ class OutOfRangeError(ServiceError):
 
 
 class DeadlineExceededError(ServiceError):
-    """The call waited as long as it was allowed to."""
+    """The call reached its time limit."""
 
 
 class ResourceExhaustedError(ServiceError):
@@ -65,15 +65,15 @@ class UnavailableError(ServiceError):
 
 
 class InternalError(ServiceError):
-    """A library that the server relies on failed, or is not there."""
+    """A library that the server relies on failed, or is missing."""
 
 
 @contextmanager
 def request_fields(paths: Mapping[str, str]) -> Iterator[None]:
-    """Names fields in errors as the request does, where the domain has other names for them.
+    """Gives fields in errors the paths of the request, where the domain has other names for them.
 
     Args:
-        paths: By the domain's name, which may be the beginning of a longer path.
+        paths: The paths by the domain's name, which may be the beginning of a longer path.
     """
     try:
         yield

@@ -1,6 +1,6 @@
-"""The extras of the distribution: whether one is installed, and the command that installs it.
+"""The extras of the distribution: checks whether one is installed, and finds the command that installs it.
 
-Imported before what they hold, so it uses the standard library alone.
+Imported before the packages of the extras, so it uses the standard library alone.
 """
 
 import importlib.metadata
@@ -23,11 +23,11 @@ class MissingExtraError(ModuleNotFoundError):
 def require(extra: str) -> None:
     """Checks that all distributions of an extra are installed, in any version.
 
-    Where gradserve itself is not installed, but runs from its sources, nothing says what an extra has: then imports
-    fail by themselves.
+    If gradserve runs from its sources without being installed, nothing lists what an extra has; then imports fail by
+    themselves.
 
     Raises:
-        MissingExtraError: Some are not.
+        MissingExtraError: Some are not installed.
     """
     missing = [name for name in _distributions(extra) if not _is_installed(name)]
     if missing:
@@ -37,18 +37,18 @@ def require(extra: str) -> None:
 
 
 def install_command(extra: str) -> str:
-    """Returns the command that installs an extra from where gradserve itself was installed."""
+    """Returns the command that installs an extra from the place that gradserve itself was installed from."""
     try:
         origin = importlib.metadata.distribution(_DISTRIBUTION).read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
         return _pip_install("-e", f"{_SOURCES}[{extra}]")
-    if origin is None:  # from an index: there is the rest, too
+    if origin is None:  # from an index, which has the extra's distributions, too
         return _pip_install(f"{_DISTRIBUTION}[{extra}]")
     return _pip_install(*_requirement(json.loads(origin), extra))
 
 
 def _requirement(origin: dict[str, Any], extra: str) -> tuple[str, ...]:
-    """Returns what pip is to install, of what it wrote about an origin that is no index (PEP 610)."""
+    """Returns the arguments with which pip installs an extra from an origin other than an index (PEP 610)."""
     url: str = origin["url"]
     if origin.get("dir_info", {}).get("editable"):
         return "-e", f"{url2pathname(urlsplit(url).path)}[{extra}]"

@@ -1,4 +1,4 @@
-"""Whoever imports this first learns what to install, rather than which module is missing."""
+"""Checks on import that the server's extra is installed, so that an error says how to install it."""
 
 from gradserve_server.extras import require
 

@@ -1,4 +1,4 @@
-"""CPU and memory available to this process, honouring container limits."""
+"""CPU cores and memory available to this process, including the limits of a container."""
 
 import os
 from pathlib import Path
@@ -9,14 +9,14 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def memory_bytes(cgroup: Path = _CGROUP) -> int:
-    """Returns how much memory there is for this process."""
+    """Returns the memory that this process can use."""
     total: int = psutil.virtual_memory().total
     limit = _first_word(cgroup / "memory.max")
     return min(total, int(limit)) if limit.isdecimal() else total
 
 
 def num_cores(cgroup: Path = _CGROUP) -> int:
-    """Returns how many threads of this process can run at once, at least 1."""
+    """Returns the number of threads of this process that can run at once, at least 1."""
     cores = len(os.sched_getaffinity(0))
     quota, *period = _read(cgroup / "cpu.max").split() or [""]
     if quota.isdecimal() and period and int(period[0]):

@@ -1,4 +1,4 @@
-"""Files that say that this server lives."""
+"""Files that exist while this server lives."""
 
 import os
 from contextlib import suppress
@@ -7,20 +7,20 @@ from typing import Self
 
 
 class OwnFile:
-    """A file that this server put somewhere, where another server may have put its own since."""
+    """A file of this server's, which another server may have replaced by its own since."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         """See `moved`."""
         self.path = path
-        # As long as it is open, no other file gets the same inode.
+        # While it is open, no other file gets the same inode.
         self._descriptor = descriptor
 
     @classmethod
     def moved(cls, beside: Path, path: Path) -> Self:
-        """Gives a file of this server's its final path, in one step.
+        """Moves a file of this server's to its final path, in one step.
 
         Raises:
-            OSError: That cannot be.
+            OSError: The file cannot be moved.
         """
         descriptor = os.open(beside, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:

@@ -1,4 +1,4 @@
-"""The parts of a server that others can take the place of, and what they are by default."""
+"""The replaceable parts of a server, with their defaults."""
 
 import secrets
 import time
@@ -20,7 +20,7 @@ from gradserve_server.rpc.listeners.grpc_listener import GrpcListener
 from gradserve_server.rpc.listeners.listener import MakeListener
 
 _LONGEST_TICK_SECONDS = 5.0
-"""A server that did not look after leases for longer heard nobody either."""
+"""If the server did not check leases for longer than this, it could not hear its clients either."""
 
 
 def make_all_families(device: Device, parallel: ForkJoin) -> Mapping[str, Family]:
@@ -39,17 +39,17 @@ def _new_seed() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What one server is made with.
+    """The replaceable parts of one server.
 
     Attributes:
-        devices: Those of the machine.
-        choose_device: Returns the one that ops run on, given the name that is wanted, the host and the devices.
-        make_families: Returns what computes ops and layers on it, given also the threads that share a piece of work.
-        clock: Time as leases count it.
-        new_id: Returns what nothing else is called.
-        new_seed: Returns a number that nobody can foresee, of 63 bits.
-        interceptors: What else happens around every call, after those that every server has.
-        make_listener: Makes what serves the services, not bound yet.
+        devices: The devices of the machine.
+        choose_device: Returns the device that ops run on, given the name that is wanted, the host and the devices.
+        make_families: Returns the families of ops and layers for a device and the threads that share a piece of work.
+        clock: The clock of leases.
+        new_id: Returns an id that nothing else has.
+        new_seed: Returns an unpredictable number of 63 bits.
+        interceptors: Interceptors of every call, after those that every server has.
+        make_listener: Makes the listener that serves the services, not bound yet.
     """
 
     devices: tuple[DeviceDescription, ...] = field(default_factory=list_devices)

@@ -1,4 +1,4 @@
-"""What concerns the whole process of a command, rather than the server in it."""
+"""Actions on the whole process of a command, rather than on the server in it."""
 
 import logging
 import os
@@ -7,12 +7,12 @@ import threading
 
 
 def end_process() -> None:
-    """Ends this process with status 0, whose event loop has ended, without waiting for threads.
+    """Ends this process with status 0 after its event loop has ended, without waiting for threads.
 
-    A kernel that is being compiled cannot be broken off, and takes many seconds on a busy machine. The interpreter
-    would wait for that thread; or, were it a daemon, run the destructors of LLVM under it. All that is to outlive the
-    process is done: streams have ended, files are removed, and here the log is flushed. Without such a thread it
-    returns, and the process ends as others do.
+    A kernel that is being compiled cannot be interrupted, and takes many seconds on a busy machine. The interpreter
+    would wait for its thread; or, with a daemon thread, run LLVM's destructors while it compiles. Everything that must
+    outlive the process is done: streams have ended, files are removed, and the log is flushed here. Without such a
+    thread this function returns, and the process ends as usual.
     """
     if all(thread.daemon for thread in threading.enumerate() if thread is not threading.current_thread()):
         return
@@ -23,8 +23,8 @@ def end_process() -> None:
 
 
 def silence_grpc() -> None:
-    """Keeps gRPC from writing to the terminal beside the log, unless GRPC_VERBOSITY asks for it.
+    """Keeps gRPC from writing to the terminal besides the log, unless GRPC_VERBOSITY asks for it.
 
-    To be called before gRPC is imported, which reads the variable then.
+    Call it before gRPC is imported, which then reads the variable.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

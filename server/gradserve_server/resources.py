@@ -1,4 +1,4 @@
-"""Things that live on the server under a container and a name."""
+"""Resources that live on the server under a container and a name."""
 
 import bisect
 from collections.abc import Callable, Collection, Iterator
@@ -19,7 +19,7 @@ _MAX_TOMBSTONES = 10_000
 
 @dataclass(frozen=True, order=True)
 class ResourceKey:
-    """Where something is found."""
+    """The container and the name of a resource."""
 
     container: str
     name: str
@@ -29,11 +29,11 @@ class ResourceKey:
 
 
 class Resource(Protocol):
-    """What has a name."""
+    """A named object on the server."""
 
     @property
     def incarnation(self) -> str:
-        """Tells it from another one that had the name before."""
+        """An id that distinguishes it from earlier resources of the same name."""
         ...
 
 
@@ -48,23 +48,23 @@ class _Entry(Generic[ResourceT]):
 
 
 Delete = Callable[[ResourceKey, str, str], object]
-"""Deletes a resource whose time has come: its key, its incarnation, and the reason in words."""
+"""A function that deletes a resource whose lease has ended: takes its key, its incarnation, and the reason in words."""
 
 
 class Directory(Generic[ResourceT]):
-    """Finds resources of one kind, as long as they live.
+    """The living resources of one kind, by name.
 
     Not thread-safe: used on the event loop only.
     """
 
     def __init__(self, kind: str, lifetimes: Lifetimes, delete: Delete, article: str = "an") -> None:
-        """Takes what resources are, and what ends them.
+        """Takes the kind of its resources, and what ends them.
 
         Args:
-            kind: What they are; also the field of requests that names one.
-            lifetimes: Those of all resources of the server.
-            delete: Deletes a resource whose time has come, with `remove`.
-            article: That of the kind, for messages.
+            kind: The kind, which is also the field of requests that names a resource.
+            lifetimes: The lifetimes of all resources of the server.
+            delete: Deletes a resource whose lease has ended, with `remove`.
+            article: The article of the kind, for messages.
         """
         self._kind = kind
         self._article = article
@@ -72,11 +72,11 @@ class Directory(Generic[ResourceT]):
         self._delete = delete
         self._entries: dict[ResourceKey, _Entry[ResourceT]] = {}
         self._tombstones: Tombstones[ResourceKey] = Tombstones(_MAX_TOMBSTONES)
-        # Of each container and tag, sorted: a page of many must not keep others waiting. The empty tag is that of all.
+        # Sorted names by container and tag, so that paging through many keeps nobody waiting. All have the empty tag.
         self._names: dict[tuple[str, str], list[str]] = {}
 
     def find(self, key: ResourceKey) -> ResourceT | None:
-        """Returns the resource of this name, if there is one.
+        """Returns the resource of this name, None if it does not exist.
 
         Raises:
             InvalidArgumentError: The name is empty.
@@ -93,7 +93,7 @@ class Directory(Generic[ResourceT]):
 
         Raises:
             InvalidArgumentError: The name is empty.
-            NotFoundError: There is none.
+            NotFoundError: It does not exist.
         """
         found = self.find(key)
         if found is None:
@@ -109,24 +109,24 @@ class Directory(Generic[ResourceT]):
 
     @contextmanager
     def use(self, key: ResourceKey, incarnation: str = "") -> Iterator[ResourceT]:
-        """Finds a resource as `get` does, and keeps it from ending by itself until the end of the block."""
+        """Finds a resource as `get` does, and prevents its expiry until the end of the block."""
         found = self.get(key, incarnation)
         with self._entries[key].life.use():
             yield found
 
     def renew(self, key: ResourceKey) -> None:
-        """Takes note that a resource was named by a call."""
+        """Renews the leases of a resource that a call has named."""
         self._entries[key].life.renew()
 
     def lifetime(self, key: ResourceKey) -> Lifetime:
-        """Returns what ends a resource that is there."""
+        """Returns the lifetime of an existing resource."""
         return self._entries[key].life.lifetime
 
     def check_lifetime(self, key: ResourceKey, lifetime: Lifetime) -> None:
-        """Checks that a resource that is there has the lifetime that a call wants to create it with.
+        """Checks that an existing resource has the lifetime with which a call wants to create it.
 
         Raises:
-            AlreadyExistsError: It has another one.
+            AlreadyExistsError: Its lifetime differs.
         """
         differences = self.lifetime(key).differences(lifetime)
         if differences:
@@ -141,13 +141,13 @@ class Directory(Generic[ResourceT]):
         lifetime: Lifetime = SHARED,
         tags: Collection[str] = frozenset(),
     ) -> None:
-        """Gives a resource a name.
+        """Adds a resource under a name.
 
         Args:
             key: The name, one that `find` did not find.
-            resource: What is to be found.
-            lifetime: What ends it.
-            tags: To list it by: different ones, none empty.
+            resource: The resource.
+            lifetime: The leases that can end it.
+            tags: Tags to list it by: distinct and not empty.
         """
         life = self._lifetimes.begin(lifetime, partial(self._delete, key, resource.incarnation))
         self._entries[key] = _Entry(resource, life, tags)
@@ -156,12 +156,12 @@ class Directory(Generic[ResourceT]):
             bisect.insort(self._names.setdefault((key.container, tag), []), key.name)
 
     def remove(self, key: ResourceKey, incarnation: str = "", reason: str | None = None) -> ResourceT | None:
-        """Takes a resource out, if it is there, and returns it.
+        """Removes and returns a resource, or returns None if it does not exist.
 
         Args:
             key: Its name.
-            incarnation: Only this one; empty for any.
-            reason: Why it is gone, for those who ask for it later; None for one that a call deleted.
+            incarnation: The only incarnation to remove; empty for any.
+            reason: The reason for later calls that name it; None if a call deleted it.
 
         Raises:
             InvalidArgumentError: The name is empty.
@@ -184,14 +184,14 @@ class Directory(Generic[ResourceT]):
     def page(
         self, container: str, after: str, size: int, *, prefix: str = "", tag: str = ""
     ) -> list[tuple[ResourceKey, ResourceT]]:
-        """Returns up to `size` resources of a container whose names come after `after`, by name.
+        """Returns up to `size` resources of a container whose names are greater than `after`, sorted by name.
 
         Args:
             container: Their namespace.
-            after: Empty for the first page.
-            size: How many at most.
-            prefix: What their names begin with.
-            tag: One that they have; empty for any.
+            after: The last name of the page before; empty for the first page.
+            size: The most resources to return.
+            prefix: The beginning of their names.
+            tag: A tag that they have; empty for any.
         """
         names = self._names.get((container, tag), [])
         start = max(bisect.bisect_right(names, after) if after else 0, bisect.bisect_left(names, prefix))

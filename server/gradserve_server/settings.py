@@ -26,22 +26,22 @@ _OTHER_VARIABLES = ("address", "config")
 
 _KUBERNETES = re.compile(_PREFIX + r"(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 _KUBERNETES_URL = re.compile(r"(tcp|udp|sctp)://.+")
-"""The value of GRADSERVE_PORT there."""
+"""The value of GRADSERVE_PORT in Kubernetes."""
 
 
 class SettingsError(click.ClickException):
-    """A setting that cannot be. The message is one line."""
+    """A setting is not valid. The message is one line."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What somebody set.
+    """One setting that was given.
 
     Attributes:
-        value: As it was given.
-        source: Where, as messages name it: "--max-bytes", "GRADSERVE_MAX_BYTES", "gradserve.toml: max_bytes".
+        value: The value as it was given.
+        source: Its source, as messages name it: "--max-bytes", "GRADSERVE_MAX_BYTES", "gradserve.toml: max_bytes".
     """
 
     value: Any
@@ -64,10 +64,10 @@ def config_options(command: F) -> F:
 
 
 def read_settings(flags: Mapping[str, Any], path: Path | None) -> dict[str, Setting]:
-    """Returns what is set, by name: by flags and variables of the current click command, else by the file.
+    """Returns the settings by name: from flags and variables of the current click command, otherwise from the file.
 
     Raises:
-        SettingsError: A file cannot be read, or a name in it or in the environment is that of no setting.
+        SettingsError: The file cannot be read, or a name in it or in the environment is unknown.
     """
     names = [name for _section, name, _field in _fields()]
     _check_variables(names)
@@ -84,10 +84,10 @@ def read_settings(flags: Mapping[str, Any], path: Path | None) -> dict[str, Sett
 
 
 def make_config(settings: Mapping[str, Setting]) -> ServerConfig:
-    """Returns the configuration: the settings, and defaults for the others.
+    """Returns the configuration: the settings, with defaults for the others.
 
     Raises:
-        SettingsError: A value cannot be.
+        SettingsError: A value is not valid.
     """
     given: dict[str, dict[str, Any]] = {}
     for section, name, _field in _fields():
@@ -101,7 +101,7 @@ def make_config(settings: Mapping[str, Setting]) -> ServerConfig:
 
 def _describe(problem: ErrorDetails, settings: Mapping[str, Setting]) -> str:
     name = str(problem["loc"][1])
-    if problem["type"] == "value_error":  # of a validator of ours, which says what it expected
+    if problem["type"] == "value_error":  # from our own validators, which say what they expected
         text = str(problem["ctx"]["error"])
     else:
         expected = next(each.words for each in _field(name).metadata if isinstance(each, Expected))
@@ -123,7 +123,7 @@ def _advice(name: str, known: Iterable[str]) -> str:
 
 
 def _is_ours(variable: str) -> bool:
-    """True if a variable is meant for gradserve, and not what Kubernetes says of a service called gradserve."""
+    """True if a variable is meant for gradserve, rather than made by Kubernetes for a service called gradserve."""
     return (
         variable.startswith(_PREFIX)
         and not _KUBERNETES.fullmatch(variable)

@@ -1,6 +1,6 @@
-"""SIGTERM and SIGINT.
+"""Handles SIGTERM and SIGINT.
 
-To be imported before what takes time to import: so this imports next to nothing.
+Imported before modules that take time to import, so it imports next to nothing.
 """
 
 import os
@@ -13,24 +13,24 @@ from contextlib import suppress
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 _ONE_STOP_SECONDS = 0.5
-"""`timeout`, process managers and terminals signal a process and then its group: that is not somebody's second
-thought, and leaves a server that has little to finish the time for it."""
+"""Seconds in which further signals count as the same stop. `timeout`, process managers and terminals signal a process
+and then its group; the server has this time to finish."""
 
 _OVERTIME_SECONDS = 1.0
-"""For what follows when the drain time is over: to tell the clients of what was broken off."""
+"""Seconds after the drain time, in which clients are told that their calls were ended."""
 
 
 class StopSignals:
     """Ends this process on SIGTERM or SIGINT: with status 0 and in time, or at once on a second signal.
 
-    A handler of Python's runs when the main thread gets to it: not while that loads a library, looks up a host or
-    computes. So the signals are blocked, in all threads, and a thread waits for them.
+    Python runs signal handlers only when the main thread gets to them, not while that loads a library, looks up a host
+    or computes. So the signals are blocked in all threads, and a thread of its own waits for them.
     """
 
     def __init__(self) -> None:
-        """Begins to wait. Until `drain_with`, a signal ends the process at once: it has nothing to lose.
+        """Starts waiting. Until `drain_with`, a signal ends the process at once, because it has nothing to lose.
 
-        To be called in the main thread before it starts any other: they, and child processes, inherit what is blocked.
+        Call this in the main thread before it starts others: threads and child processes inherit the blocked signals.
         """
         self._lock = threading.Lock()
         self._drain: tuple[Callable[[], object], float] | None = None
@@ -40,11 +40,11 @@ class StopSignals:
         threading.Thread(target=self._wait, name="gradserve-signals", daemon=True).start()
 
     def drain_with(self, begin: Callable[[], object], seconds: float) -> None:
-        """Says how to end from now on.
+        """Sets how signals end the process from now on.
 
         Args:
-            begin: Lets the main thread drain and end the process, without waiting for that; called in another thread.
-            seconds: After which the process ends anyway, soon.
+            begin: Makes the main thread drain and end the process, without waiting for it; called in another thread.
+            seconds: The drain time, soon after which the process ends anyway.
         """
         with self._lock:
             self._drain = begin, seconds
@@ -56,7 +56,7 @@ class StopSignals:
             if self._drain is None:
                 os._exit(0)
             begin, seconds = self._drain
-        with suppress(RuntimeError):  # the event loop is closed: the process is about to end
+        with suppress(RuntimeError):  # the event loop is closed, so the process is ending
             begin()
         second = signal.sigtimedwait(_NUMBERS, seconds + _OVERTIME_SECONDS)
         if second is None:
@@ -64,4 +64,4 @@ class StopSignals:
         time.sleep(max(0.0, first + _ONE_STOP_SECONDS - time.monotonic()))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _NUMBERS)
         os.kill(os.getpid(), second.si_signo)
-        os._exit(128 + second.si_signo)  # the first process of a container: no signal ends that
+        os._exit(128 + second.si_signo)  # no default signal action ends the first process of a container

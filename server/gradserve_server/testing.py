@@ -23,7 +23,7 @@ class LocalServer:
     """
 
     def __init__(self, config: ServerConfig | None = None, parts: Parts | None = None) -> None:
-        """Takes a configuration, of which the addresses are replaced by a free port of 127.0.0.1, and other parts."""
+        """Takes a configuration, whose addresses are replaced by a free port of 127.0.0.1, and other parts."""
         base = config if config is not None else ServerConfig()
         self._config = base.model_copy(update={"listen": ListenConfig(listen=("127.0.0.1:0",))})
         self._parts = parts
@@ -36,18 +36,18 @@ class LocalServer:
 
     @property
     def address(self) -> str:
-        """Where the server listens."""
+        """The address of the server."""
         return self.server.addresses[0]
 
     @property
     def server(self) -> Server:
-        """The server itself, to be looked at by `inspect` only."""
+        """The server itself, which only `inspect` may use."""
         if self._server is None:
             raise RuntimeError("the server is not running")
         return self._server
 
     def inspect(self, look: Callable[[Server], T]) -> T:
-        """Returns what `look` sees, on the server's own event loop."""
+        """Returns the result of `look`, called on the server's own event loop."""
 
         async def on_loop() -> T:
             return look(self.server)
@@ -59,7 +59,7 @@ class LocalServer:
     def wait_until_prepared(self) -> None:
         """Waits until the kernels of the ops are loaded or compiled, however long that takes.
 
-        From then on the same call gives the same bits.
+        From then on, equal calls give equal bits.
         """
         self.inspect(lambda server: server.runner.prepare())
         self.server.runner.join()
@@ -91,5 +91,5 @@ class LocalServer:
             self._server = server
             self._ready.set()
             await self._stop.wait()
-        # No thread of it disturbs whatever this process does next.
+        # So that none of its threads disturbs what this process does next.
         await asyncio.to_thread(server.join)

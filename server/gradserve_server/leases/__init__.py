@@ -1,1 +1,1 @@
-"""How long things live that nobody deletes. Time comes in as a clock."""
+"""The lifetimes of resources that nobody deletes. Time comes from a clock that is passed in."""

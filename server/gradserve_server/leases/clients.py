@@ -1,4 +1,4 @@
-"""The leases of clients that own something."""
+"""The leases of clients that own resources."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,13 +9,13 @@ from gradserve_server.leases.lease import Lease, LeaseQueue
 from gradserve_server.leases.lifetime import check_client_id
 
 _DELETED_AT_ONCE = 256
-"""Resources, before others get their turn."""
+"""Resources deleted before other work gets its turn."""
 
 Delete = Callable[[str], object]
-"""Deletes a resource; takes the reason, in words."""
+"""A function that deletes a resource; takes the reason, in words."""
 
 End = Callable[[], int]
-"""Is called when a lease has run out; returns how many resources it has deleted."""
+"""A function that is called when a lease has ended; returns the number of resources it has deleted."""
 
 
 @dataclass(eq=False)
@@ -27,13 +27,14 @@ class Owned:
 
 @dataclass(eq=False)
 class Client:
-    """A client that owns something.
+    """A client that owns resources.
 
     Attributes:
         client_id: Its id.
-        lease: Renewed by every use of what it owns; what it owns ends with it.
-        owned: What it owns, oldest first.
-        holder: Answered when a call that holds the lease is over; whether another call has taken its place.
+        lease: The lease, renewed by every use of its resources, which end with it.
+        owned: Its resources, oldest first.
+        holder: A future for the call that holds the lease, resolved when this is over: True if another call replaced
+            it.
     """
 
     client_id: str
@@ -43,13 +44,13 @@ class Client:
 
 
 class ClientLeases:
-    """Knows what clients own as long as their leases last.
+    """The resources that clients own, and the leases that keep them.
 
     Costs nothing for clients that own nothing. Not thread-safe: used on the event loop only.
     """
 
     def __init__(self, queue: LeaseQueue[End], seconds: float) -> None:
-        """Takes how long leases are, in `seconds`."""
+        """Takes the length of leases in `seconds`."""
         self._queue = queue
         self._seconds = seconds
         self._clients: dict[str, Client] = {}
@@ -70,20 +71,20 @@ class ClientLeases:
         return client
 
     def disown(self, client: Client, owned: Owned) -> None:
-        """Takes note that a resource has ended."""
+        """Forgets a resource that has ended."""
         client.owned.pop(owned, None)
         if not client.owned and self._clients.get(client.client_id) is client:
             self._forget(client)
 
     async def hold(self, client_id: str) -> bool:
-        """Keeps the lease of a client until it owns nothing.
+        """Keeps the lease of a client until the client owns nothing.
 
         Returns:
-            Whether a later call for the same client has taken the place of this one.
+            Whether a later call for the same client has replaced this one.
 
         Raises:
             InvalidArgumentError: The id is empty or too long.
-            ServiceError: The server shuts down.
+            ServiceError: The server is shutting down.
         """
         _check_id(client_id)
         client = self._clients.get(client_id)
@@ -98,7 +99,7 @@ class ClientLeases:
             return await holder
 
     async def end(self, client_id: str) -> int:
-        """Ends the lease of a client, and deletes what it owns; returns how much that was.
+        """Ends the lease of a client, and deletes its resources; returns their number.
 
         Raises:
             InvalidArgumentError: The id is empty or too long.
@@ -111,7 +112,7 @@ class ClientLeases:
         return count
 
     def delete_some(self, limit: int) -> int:
-        """Deletes up to `limit` of the resources of clients whose leases have run out; returns how many."""
+        """Deletes up to `limit` resources of clients whose leases have ended; returns the number."""
         count = 0
         while self._ending and count < limit:
             client, reason = self._ending[-1]
@@ -124,7 +125,7 @@ class ClientLeases:
         return count
 
     def close(self, error: ServiceError) -> None:
-        """Ends the calls that hold leases with an error, and those to come."""
+        """Ends the calls that hold leases with an error, now and in the future."""
         self._closed = error
         for client in self._clients.values():
             if client.holder is not None and not client.holder.done():
@@ -133,7 +134,7 @@ class ClientLeases:
     def _run_out(self, client_id: str) -> int:
         self._end(
             client_id,
-            f"it was private to a client, whose lease of {self._seconds:g} s has ended: for so long that client had no "
+            f"it was private to a client, whose lease of {self._seconds:g} s has ended: for so long the client had no "
             "connection to the server, and used nothing that it owned",
         )
         return 0

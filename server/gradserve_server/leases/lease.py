@@ -1,4 +1,4 @@
-"""Leases, and what ends them in time."""
+"""Leases, and the queue that finds those that have ended."""
 
 import heapq
 import itertools
@@ -12,14 +12,14 @@ _FEW = 64
 
 
 class Lease(Generic[ItemT]):
-    """A time that begins anew with every use, and stands still while a use is under way.
+    """A time that starts again with every use, and stands still during a use.
 
     Made by `LeaseQueue.begin`.
 
     Attributes:
-        item: What ends with it.
-        seconds: How long it is.
-        is_queued: It has neither run out nor been cancelled.
+        item: The item that the lease is for.
+        seconds: Its length.
+        is_queued: Whether it has neither ended nor been cancelled.
     """
 
     __slots__ = ("_clock", "_end", "_users", "is_queued", "item", "seconds")
@@ -33,12 +33,12 @@ class Lease(Generic[ItemT]):
         self._end = clock() + seconds
 
     def renew(self) -> None:
-        """Lets the time begin anew."""
+        """Starts the time again."""
         self._end = self._clock() + self.seconds
 
     @contextmanager
     def use(self) -> Iterator[None]:
-        """Lets the time stand still until the end of the block, and then begin anew."""
+        """Stops the time until the end of the block, and then starts it again."""
         self.begin_use()
         try:
             yield
@@ -46,24 +46,24 @@ class Lease(Generic[ItemT]):
             self.end_use()
 
     def begin_use(self) -> None:
-        """Lets the time stand still until as many uses have ended as have begun."""
+        """Stops the time until as many uses have ended as have begun."""
         self._users += 1
 
     def end_use(self) -> None:
-        """Lets the time begin anew, unless there are other uses."""
+        """Starts the time again, unless there are other uses."""
         self._users -= 1
         self.renew()
 
     def end(self, now: float) -> float:
-        """Returns when it ends if it is not used from now on; while it is used, as if that ended now."""
+        """Returns the time at which the lease ends if it is not used from now on; a use under way counts as ended."""
         return now + self.seconds if self._users else self._end
 
 
 class LeaseQueue(Generic[ItemT]):
-    """Finds leases that have run out, at a cost for those alone.
+    """Finds leases that have ended, without looking at the others.
 
-    Each stands where its end was when it was queued. Renewing a lease does not move it: when that time comes, it is put
-    where its end is by then. So a lease that lasts is looked at once in its length.
+    The queue is sorted by the ends that leases had when they were queued. Renewing a lease does not move it: when that
+    time comes, it is queued again with its current end. So a lease is looked at about once per its length.
 
     Not thread-safe: used on the event loop only.
     """
@@ -79,21 +79,21 @@ class LeaseQueue(Generic[ItemT]):
         return self._num_queued
 
     def begin(self, item: ItemT, seconds: float) -> Lease[ItemT]:
-        """Returns a new lease of so many seconds."""
+        """Returns a new lease of this length."""
         lease = Lease(item, seconds, self._clock)
         self._num_queued += 1
         self._push(lease, self._clock())
         return lease
 
     def cancel(self, lease: Lease[ItemT]) -> None:
-        """Forgets a lease, if it is there: what it was for has ended in another way."""
+        """Removes a lease, if it is there, because its item has ended in another way."""
         self._remove(lease)
         if len(self._heap) > 2 * self._num_queued + _FEW:
             self._heap = [entry for entry in self._heap if entry[2].is_queued]
             heapq.heapify(self._heap)
 
     def pop(self) -> Lease[ItemT] | None:
-        """Removes and returns a lease that has run out, None when there is none."""
+        """Removes and returns a lease that has ended, None if there is none."""
         now = self._clock()
         while self._heap and self._heap[0][0] <= now:
             _, _, lease = heapq.heappop(self._heap)

@@ -1,4 +1,4 @@
-"""How long a resource lives when nobody deletes it."""
+"""The lifetime of a resource that nobody deletes."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ MAX_CLIENT_ID_BYTES = 128
 
 
 def check_client_id(client_id: str, field: str) -> None:
-    """Checks the id of a client; an empty one is none.
+    """Checks the id of a client, which may be empty.
 
     Raises:
         InvalidArgumentError: It is too long.
@@ -21,14 +21,14 @@ def check_client_id(client_id: str, field: str) -> None:
 
 @dataclass(frozen=True)
 class Lifetime:
-    """What ends a resource, apart from its deletion; by default nothing does.
+    """The leases that end a resource, apart from its deletion; none by default.
 
     Attributes:
-        owner: The id of the client that it is private to, with whose lease it ends. Empty: it is shared.
+        owner: The id of the client that it is private to, and with whose lease it ends. Empty: it is shared.
         idle_lease: Seconds without use after which it ends; None: never.
 
     Raises:
-        InvalidArgumentError: One of them cannot be.
+        InvalidArgumentError: The owner's id is too long, or the idle lease is not positive.
     """
 
     owner: str = ""
@@ -42,7 +42,7 @@ class Lifetime:
             )
 
     def differences(self, other: "Lifetime") -> list[str]:
-        """Returns, in words, in what `other` is different; keeps the ids of owners to itself."""
+        """Returns the differences from `other`, in words, without the ids of owners."""
         found = []
         if self.owner != other.owner:
             found.append("it is private to another client" if self.owner else "it is shared, not private")
@@ -52,7 +52,7 @@ class Lifetime:
 
 
 SHARED = Lifetime()
-"""The lifetime of what only its deletion ends."""
+"""The lifetime of a resource that only its deletion ends."""
 
 
 def _text(seconds: float | None) -> str:

@@ -12,7 +12,7 @@ class Life:
     """The life of one resource, from its creation to its end. Made by `Lifetimes.begin`.
 
     Attributes:
-        lifetime: What ends it.
+        lifetime: The leases that can end it.
     """
 
     def __init__(self, lifetime: Lifetime, leases: tuple[Lease[End], ...], end: Callable[[], object]) -> None:
@@ -21,13 +21,13 @@ class Life:
         self._end = end
 
     def renew(self) -> None:
-        """Takes note of a use."""
+        """Renews the leases after a use."""
         for lease in self._leases:
             lease.renew()
 
     @contextmanager
     def use(self) -> Iterator[None]:
-        """Keeps the resource until the end of the block."""
+        """Keeps the resource alive until the end of the block."""
         for lease in self._leases:
             lease.begin_use()
         try:
@@ -37,12 +37,12 @@ class Life:
                 lease.end_use()
 
     def end(self) -> None:
-        """Takes note that the resource was deleted."""
+        """Ends the life of a resource that was deleted."""
         self._end()
 
 
 class Lifetimes:
-    """Deletes resources whose time has come.
+    """Deletes resources whose leases have ended.
 
     Attributes:
         clients: The leases of clients.
@@ -57,11 +57,11 @@ class Lifetimes:
 
     @property
     def num_leases(self) -> int:
-        """Leases that can run out."""
+        """The number of leases that can end."""
         return len(self._queue)
 
     def begin(self, lifetime: Lifetime, delete: Delete) -> Life:
-        """Returns the life of a new resource; `delete` is called with a reason when its time has come."""
+        """Returns the life of a new resource; calls `delete` with a reason when a lease ends it."""
         leases: list[Lease[End]] = []
         owned, client, idle = Owned(delete), None, None
         if lifetime.owner:
@@ -73,7 +73,7 @@ class Lifetimes:
         return Life(lifetime, tuple(leases), lambda: self._end(client, owned, idle))
 
     def expire(self, limit: int) -> int:
-        """Deletes up to `limit` resources whose leases have run out; returns how many."""
+        """Deletes up to `limit` resources whose leases have ended; returns the number."""
         count = 0
         while count < limit:
             deleted = self.clients.delete_some(limit - count)

@@ -1,4 +1,4 @@
-"""Why things that are gone are gone."""
+"""The reasons why resources no longer exist."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -10,14 +10,14 @@ _MAX_KEY_LENGTH = 1024
 
 
 class Tombstones(Generic[KeyT]):
-    """Remembers why things were deleted by no call that named them, of the latest of them."""
+    """Remembers why resources were deleted without a call that named them; the latest ones only."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._reasons: OrderedDict[KeyT, str] = OrderedDict()
 
     def put(self, key: KeyT, reason: str) -> None:
-        """Remembers a reason, at the cost of the oldest; not where the key is too long for that."""
+        """Remembers a reason in the place of the oldest, unless the key is too long for that."""
         if len(str(key)) > _MAX_KEY_LENGTH:
             return
         self._reasons[key] = reason
@@ -26,9 +26,9 @@ class Tombstones(Generic[KeyT]):
             self._reasons.popitem(last=False)
 
     def remove(self, key: KeyT) -> None:
-        """Forgets a reason: there is something else at the key."""
+        """Forgets a reason, because there is a new resource with this key."""
         self._reasons.pop(key, None)
 
     def reason(self, key: KeyT) -> str | None:
-        """Returns why something is gone, None where that is not known."""
+        """Returns why a resource no longer exists, None if that is not known."""
         return self._reasons.get(key)

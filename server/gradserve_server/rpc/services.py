@@ -1,4 +1,4 @@
-"""All services, health and reflection among them, and the chain around their calls."""
+"""All services, including health and reflection, with the chain around their calls."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -42,7 +42,7 @@ _REFLECTION: Any = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"
 
 
 class Services:
-    """What listeners serve. Made and used on one event loop."""
+    """The services for listeners. Made and used on one event loop."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Services:
         server: ServerServicer,
         interceptors: Sequence[Interceptor],
     ) -> None:
-        """Takes the servicers, and `interceptors` that come after those that every server has."""
+        """Takes the servicers, and `interceptors` that follow those of every server."""
         names = [descriptor.full_name for descriptor in SERVICES]
         self._health = HealthServicer(names)
         self.admission = Admission()
@@ -68,11 +68,11 @@ class Services:
                 Service(descriptor, servicer, chain, STREAM_CODECS if servicer is tensors else {})
                 for descriptor, servicer in zip(SERVICES, servicers, strict=True)
             ),
-            # Health is answered throughout.
+            # Health checks are answered throughout.
             Service(_HEALTH, self._health, always),
             Service(_REFLECTION, described, chain),
         )
-        """Each with its chain."""
+        """The services, each with its chain."""
 
     def close(self) -> None:
         """Answers new calls with UNAVAILABLE, and health checks with NOT_SERVING."""

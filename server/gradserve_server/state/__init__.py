@@ -1,1 +1,1 @@
-"""What is the same for everything whose changes are events."""
+"""The parts that all objects share whose changes are events."""

@@ -1,4 +1,4 @@
-"""What became of the latest calls."""
+"""A sliding window of the latest ids."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
@@ -9,9 +9,9 @@ RecordT = TypeVar("RecordT")
 
 
 class IdWindow(Generic[IdT, RecordT]):
-    """Remembers a record of each of the latest ids, at the cost of the oldest: a sliding window.
+    """Remembers a record for each of the latest ids, and forgets the oldest: a sliding window.
 
-    What is in it follows from the order of `remember` alone, so the same events make the same window.
+    Its contents depend on the order of `remember` alone, so the same events make the same window.
     """
 
     def __init__(self, size: int) -> None:
@@ -27,11 +27,11 @@ class IdWindow(Generic[IdT, RecordT]):
         return iter(self._records.items())
 
     def recall(self, used_id: IdT) -> RecordT | None:
-        """Returns the record of an id, None for one that is not remembered."""
+        """Returns the record of an id, None if it is not remembered."""
         return self._records.get(used_id)
 
     def remember(self, used_id: IdT, record: RecordT) -> list[IdT]:
-        """Makes an id the latest, with this record; returns those that are forgotten."""
+        """Makes an id the latest, with this record; returns the forgotten ids."""
         self._records[used_id] = record
         self._records.move_to_end(used_id)
         return [self._records.popitem(last=False)[0] for _ in range(len(self._records) - self.size)]

@@ -1,4 +1,4 @@
-"""What stands between an event and its effect."""
+"""The journal, which takes every event before it takes effect."""
 
 from typing import Protocol, TypeVar
 
@@ -6,19 +6,19 @@ EventT_contra = TypeVar("EventT_contra", contravariant=True)
 
 
 class Journal(Protocol[EventT_contra]):
-    """Learns of every event of one resource before it takes effect, in their order."""
+    """Takes every event of one resource before it takes effect, in order."""
 
     async def append(self, event: EventT_contra) -> None:
         """Returns once the event may take effect.
 
-        An exception stops it, also that of a task that is cancelled: nothing has changed then, and the event is not
-        among those that are replayed.
+        An exception prevents it, also the cancellation of the task: then nothing has changed, and the event is not
+        replayed.
         """
         ...
 
 
 class NoJournal:
-    """Lets every event take effect at once, and remembers nothing."""
+    """Lets every event take effect at once, and records nothing."""
 
     async def append(self, event: object) -> None:
-        """Returns."""
+        """Returns at once."""

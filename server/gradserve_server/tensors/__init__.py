@@ -1,1 +1,1 @@
-"""Tensors that live on the server, and what they may take."""
+"""Tensors that live on the server, and the quotas for them."""

@@ -1,4 +1,4 @@
-"""The one way from results to where the request wants them."""
+"""Delivers results to the places that requests ask for."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,22 +15,22 @@ from gradserve_server.tensors.store import TensorSpec, TensorStore
 
 
 class PlacementMode(Enum):
-    """The way the tensors of a reply travel."""
+    """The way in which the tensors of a reply travel."""
 
     INLINE = "INLINE"
     """In the reply."""
     KEEP = "KEEP"
     """As handles."""
     AUTO = "AUTO"
-    """In the reply where they are small, else as handles."""
+    """In the reply if they are small, otherwise as handles."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a request wants the tensors of its reply.
+    """The place where a request wants the tensors of its reply.
 
     Attributes:
-        lease: Of the handles, in seconds; None for the default.
+        lease: The lease of the handles, in seconds; None for the default.
     """
 
     mode: PlacementMode = PlacementMode.INLINE
@@ -38,16 +38,16 @@ class Placement:
 
 
 Delivered: TypeAlias = Inline | Stored
-"""Of what is stored, the spec is there."""
+"""A result: an array for the reply, or a stored tensor with its spec."""
 
 
 @dataclass(frozen=True)
 class DeliveryLimits:
-    """How many bytes go inline.
+    """Limits for inline results, in bytes.
 
     Attributes:
-        small: With `PlacementMode.AUTO`, at most.
-        message: At most at all.
+        small: The most bytes inline with `PlacementMode.AUTO`.
+        message: The most bytes inline in any mode.
     """
 
     small: int
@@ -55,10 +55,10 @@ class DeliveryLimits:
 
 
 class Delivery:
-    """The results of one call. If the call fails, nothing of them is left on the server.
+    """The results of one call. If the call fails, none of them is left on the server.
 
     Attributes:
-        room: Memory that the call reserved for results. What is kept takes it over; the rest is given back at the end.
+        room: Memory that the call reserved for results. Kept results take it over; the rest is freed at the end.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class Delivery:
         self._handles: list[str] = []
 
     def keeps(self, num_bytes: int) -> bool:
-        """Tells whether results stay on the server. The size given first, maybe an upper bound, decides for all.
+        """Returns True if results stay on the server. The first size, maybe an upper bound, decides for all.
 
         Raises:
-            ResourceExhaustedError: They are to come inline and are too long for that.
+            ResourceExhaustedError: They must come inline and are too large for that.
         """
         if self._keeps is None:
             mode = self._placement.mode
@@ -91,14 +91,14 @@ class Delivery:
         return self._keeps
 
     def deliver(self, arrays: Sequence[Array], *, shared: bool) -> list[Delivered]:
-        """Returns where each array is to be found.
+        """Delivers arrays; returns the place of each.
 
         Args:
-            arrays: In host memory, unless they stay on the server.
-            shared: Whether something else refers to their memory too.
+            arrays: The arrays, in host memory unless they stay on the server.
+            shared: Whether something else refers to their memory, too.
 
         Raises:
-            ResourceExhaustedError: They are to be kept and do not fit, or to come inline and are too long for that.
+            ResourceExhaustedError: They must be kept and do not fit, or come inline and are too large for that.
         """
         if not self.keeps(sum(array.nbytes for array in arrays)):
             return [Inline(array) for array in arrays]
@@ -109,26 +109,26 @@ class Delivery:
         ]
 
     def deliver_named(self, arrays: Mapping[str, Array], *, shared: bool = False) -> dict[str, Delivered]:
-        """Returns where each array is to be found, by name; see `deliver`.
+        """Delivers arrays by name; returns the place of each. See `deliver`.
 
         Raises:
-            ResourceExhaustedError: As `deliver` does.
+            ResourceExhaustedError: See `deliver`.
         """
         return dict(zip(arrays, self.deliver(list(arrays.values()), shared=shared), strict=True))
 
     async def deliver_from_anywhere(self, arrays: Sequence[Array], *, shared: bool) -> list[Delivered]:
-        """Returns where each array is to be found; brings them to the host unless they stay on the server.
+        """Delivers arrays after copying them to the host, unless they stay on the server; returns the place of each.
 
         Raises:
-            ResourceExhaustedError: As `deliver` does.
-            MemoryError: There is no memory on the host.
+            ResourceExhaustedError: See `deliver`.
+            MemoryError: There is not enough memory on the host.
         """
         if not self.keeps(sum(array.nbytes for array in arrays)):
             arrays = await self._residence.copy_to_host(arrays)
         return self.deliver(arrays, shared=shared)
 
     def take_back(self) -> None:
-        """Deletes what was kept."""
+        """Deletes the results that were kept."""
         self._store.delete(self._handles)
 
 
@@ -136,7 +136,7 @@ class TensorDeliverer:
     """Delivers the results of calls."""
 
     def __init__(self, store: TensorStore, residence: Residence, memory: Quota, limits: DeliveryLimits) -> None:
-        """Takes the `memory` that the store, too, counts against."""
+        """Takes, among others, the `memory` quota, which is also the store's."""
         self._store = store
         self._residence = residence
         self._memory = memory
@@ -144,7 +144,7 @@ class TensorDeliverer:
 
     @contextmanager
     def begin(self, placement: Placement) -> Iterator[Delivery]:
-        """Checks where results are wanted, and delivers them in the block. After an exception nothing is left of them.
+        """Checks a placement, and delivers results in the block. After an exception none of them is left.
 
         Raises:
             InvalidArgumentError: The lease is not positive.

@@ -1,4 +1,4 @@
-"""The one way from the references of a request to arrays."""
+"""Opens the tensors to which requests refer."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,9 +14,9 @@ from gradserve_server.tensors.store import HeldTensors, TensorSpec, TensorStore
 
 
 class OpenedTensors:
-    """The tensors of a call while it uses them: read-only, each in the memory of the device it lies in.
+    """The open tensors of a call: read-only, each in the memory of its device.
 
-    They are known by the paths of their fields in the request.
+    Their names are the paths of their fields in the request.
     """
 
     def __init__(self, references: Mapping[str, Reference], held: HeldTensors, residence: Residence) -> None:
@@ -28,7 +28,7 @@ class OpenedTensors:
         """Returns an array.
 
         Raises:
-            InvalidArgumentError: What the request says of it is not true of any tensor, or not of the stored one.
+            InvalidArgumentError: The request describes no possible tensor, or not the stored one.
         """
         reference = self._references[path]
         if isinstance(reference, Inline):
@@ -44,30 +44,30 @@ class OpenedTensors:
         """Returns all arrays by path.
 
         Raises:
-            InvalidArgumentError: What the request says of one is not true.
+            InvalidArgumentError: The request describes one of them wrongly.
         """
         return {path: self[path] for path in self._references}
 
     def is_stored(self, path: str) -> bool:
-        """Tells whether a tensor is on the server, rather than in the request."""
+        """Returns True if a tensor is stored on the server, rather than in the request."""
         return isinstance(self._references[path], Stored)
 
     @property
     def exclusive(self) -> bool:
-        """True if nobody else sees the stored tensors, now or later, nor the call one of them twice: it may write."""
+        """True if the call may write: nobody else sees the stored tensors, now or later, nor does it use one twice."""
         if not self._held.exclusive:
             return False
         return sum(isinstance(reference, Stored) for reference in self._references.values()) == len(self._held.arrays)
 
     def share(self) -> None:
-        """Notes that memory of the stored tensors, or of what `relocate` puts in their place, will outlast the call.
+        """Notes that memory of the stored tensors, or of copies that `relocate` takes, will be used after the call.
 
-        Nobody takes it over then.
+        So nobody may take it over.
         """
         self._held.share()
 
     def relocate(self, arrays: Mapping[str, Array]) -> None:
-        """Puts copies that nobody else knows of, by path, in the place of stored tensors."""
+        """Replaces stored tensors by copies that nobody else knows of, by path."""
         for path, array in arrays.items():
             reference = self._references.get(path)
             if isinstance(reference, Stored):
@@ -79,20 +79,20 @@ class OpenedTensors:
         return self._residence.is_on_host(self._held.arrays.values())
 
     async def copy_to_host(self) -> dict[str, NDArray[Any]]:
-        """Returns all arrays by path, in host memory: themselves if they are there already.
+        """Returns all arrays by path, in host memory; copies only those that are elsewhere.
 
         Raises:
-            InvalidArgumentError: What the request says of one is not true.
-            MemoryError: There is not that much memory.
+            InvalidArgumentError: The request describes one of them wrongly.
+            MemoryError: There is not enough memory.
         """
         arrays = self.arrays()
         return dict(zip(arrays, await self._residence.copy_to_host(list(arrays.values())), strict=True))
 
     async def bring_to_host(self) -> None:
-        """Makes all tensors lie in host memory, now and for later calls.
+        """Moves all tensors to host memory, for this call and later ones.
 
         Raises:
-            MemoryError: There is not that much memory.
+            MemoryError: There is not enough memory.
         """
         handles = list(self._held.arrays)
         copies = await self._residence.copy_to_host(list(self._held.arrays.values()))
@@ -102,7 +102,7 @@ class OpenedTensors:
 
 
 class TensorOpener:
-    """Opens what requests refer to."""
+    """Opens the tensors to which requests refer."""
 
     def __init__(self, store: TensorStore, residence: Residence) -> None:
         self._store = store
@@ -113,12 +113,12 @@ class TensorOpener:
         """Holds the tensors of a request while a call uses them, and renews their leases.
 
         Args:
-            references: By the paths of their fields in the request.
-            release: Delete those that are stored when the block is left without an exception. From the start nobody
-                else can find them; after an exception they are there again.
+            references: The references, by the paths of their fields in the request.
+            release: Whether to delete the stored ones when the block is left without an exception. Nobody else can
+                find them from the start; after an exception everybody can again.
 
         Raises:
-            NotFoundError: A stored one does not exist.
+            NotFoundError: A stored tensor does not exist.
         """
         stored = {path: each.handle for path, each in references.items() if isinstance(each, Stored)}
         if not stored:

@@ -1,4 +1,4 @@
-"""Limits that are shared by everything the server holds."""
+"""Quotas shared by everything on the server."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,13 +7,13 @@ from gradserve_server.errors import ResourceExhaustedError
 
 
 class Quota:
-    """A number of things, of which at most `limit` may be in use at once.
+    """A limit on an amount that is in use at one time.
 
     Not thread-safe: used on the event loop only.
     """
 
     def __init__(self, limit: int, unit: str) -> None:
-        """Takes the `unit` to name in messages, e.g. "bytes of tensor memory"."""
+        """Takes the `unit` for messages, e.g. "bytes of tensor memory"."""
         self.limit = limit
         self.used = 0
         self._unit = unit
@@ -22,7 +22,7 @@ class Quota:
         """Takes `amount`.
 
         Raises:
-            ResourceExhaustedError: They are not left; nothing was taken.
+            ResourceExhaustedError: That much is not left; nothing was taken.
         """
         if self.used + amount > self.limit:
             raise ResourceExhaustedError(
@@ -31,15 +31,15 @@ class Quota:
         self.used += amount
 
     def release(self, amount: int = 1) -> None:
-        """Gives `amount` back."""
+        """Returns `amount` to the quota."""
         self.used -= amount
 
     @contextmanager
     def hold(self, amount: int = 1) -> Iterator[None]:
-        """Takes `amount` for the length of a block.
+        """Takes `amount` until the end of a block.
 
         Raises:
-            ResourceExhaustedError: They are not left.
+            ResourceExhaustedError: That much is not left.
         """
         self.acquire(amount)
         try:
@@ -49,7 +49,7 @@ class Quota:
 
 
 class Account:
-    """What one holder has of a quota, changed as it grows and shrinks."""
+    """One holder's share of a quota, which grows and shrinks."""
 
     def __init__(self, quota: Quota) -> None:
         self._quota = quota
@@ -59,16 +59,16 @@ class Account:
         """Takes `amount` more.
 
         Raises:
-            ResourceExhaustedError: They are not left; nothing was taken.
+            ResourceExhaustedError: That much is not left; nothing was taken.
         """
         self._quota.acquire(amount)
         self.used += amount
 
     def hand_over(self, amount: int) -> None:
-        """Makes `amount` somebody else's, who gives it back. What is not here is taken from the quota.
+        """Passes `amount` on to another holder, who returns it to the quota. Takes what it lacks from the quota.
 
         Raises:
-            ResourceExhaustedError: That is not left; nothing has changed.
+            ResourceExhaustedError: That much is not left; nothing has changed.
         """
         missing = max(amount - self.used, 0)
         if missing:
@@ -76,7 +76,7 @@ class Account:
         self.used -= amount - missing
 
     def take_over(self, amount: int, giver: "Account") -> None:
-        """Takes `amount` more, from what another holder reserved as far as that goes.
+        """Takes `amount` more: first what another holder has reserved, then the rest from the quota.
 
         Raises:
             ResourceExhaustedError: The rest is not left; nothing has changed.
@@ -85,9 +85,9 @@ class Account:
         self.used += amount
 
     def settle(self, amount: int) -> None:
-        """Makes `amount` the holding, whether that is within the limit or not.
+        """Sets the share to `amount`, whether or not that is within the limit.
 
-        For memory that is there already and only changes hands.
+        For existing memory that only changes hands.
         """
         self._quota.used += amount - self.used
         self.used = amount

@@ -1,7 +1,7 @@
-"""How requests and replies refer to tensors.
+"""References to tensors in requests and replies.
 
-A new way for tensors to travel, say through memory that client and server share, is another kind of reference here,
-and what opens it in `opening`.
+A new way for tensors to travel, such as memory shared by client and server, needs another kind of reference here, and
+code in `opening` that opens it.
 """
 
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from gradserve_server.tensors.store import TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A description that no tensor can have. Opening it is what fails, so that checks keep their order.
+    """A description that no tensor can have. The error is raised on opening, so that checks keep their order.
 
     Attributes:
         message: What is wrong with it.
-        field: Where, below the field of the tensor: ".shape"; empty for the tensor itself.
+        field: The path below the field of the tensor: ".shape"; empty for the tensor itself.
     """
 
     message: str
@@ -27,10 +27,10 @@ class Malformed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inline:
-    """A tensor that is in the message itself.
+    """A tensor in the message itself.
 
     Attributes:
-        array: In host memory. Read-only where it came with a request.
+        array: The array, in host memory. Read-only if it came with a request.
     """
 
     array: NDArray[Any]
@@ -38,11 +38,11 @@ class Inline:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor that is on the server.
+    """A tensor stored on the server.
 
     Attributes:
-        handle: Where the store has it.
-        spec: What the message says of it: a request may be wrong about it. None if it says nothing.
+        handle: Its handle.
+        spec: Its description in the message, which may be wrong in a request. None if there is none.
     """
 
     handle: str

@@ -1,4 +1,4 @@
-"""Between the memory of the device that ops run on and the host's."""
+"""Moves tensors between the memory of the ops' device and the host's."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,23 +10,23 @@ from gradserve_server.devices.device import Array, Device
 
 
 class Residence:
-    """Brings stored tensors, which lie where ops left them, to the host for those who work there."""
+    """Brings stored tensors, which are where ops left them, to the host when they are needed there."""
 
     def __init__(self, host: Device, device: Device, compute: Compute) -> None:
-        """Takes the host as a device, and the one that ops run on: the same where they run on the CPU."""
+        """Takes the host as a device, and the device of the ops, which is the same if they run on the CPU."""
         self._host = host
         self._device = device
         self._compute = compute
 
     def is_on_host(self, arrays: Iterable[Array]) -> bool:
-        """Tells whether all of the arrays are in host memory."""
+        """Returns True if all the arrays are in host memory."""
         return all(map(self._host.holds, arrays))
 
     async def copy_to_host(self, arrays: Sequence[Array]) -> list[NDArray[Any]]:
-        """Returns arrays in host memory: themselves if they are there already.
+        """Returns arrays in host memory; copies only those that are elsewhere.
 
         Raises:
-            MemoryError: There is not that much memory.
+            MemoryError: There is not enough memory.
         """
         if all(map(self._host.holds, arrays)):
             return list(arrays)

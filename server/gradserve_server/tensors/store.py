@@ -1,4 +1,4 @@
-"""Tensors under leased handles."""
+"""Stores tensors under leased handles."""
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -18,7 +18,7 @@ from gradserve_server.tensors.quotas import Account, Quota
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Element type and shape of a tensor."""
+    """The dtype and shape of a tensor."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -39,18 +39,18 @@ class _Entry:
     array: Array
     lease: Lease[str]
     shared: bool
-    """Something else than the store refers to the memory too."""
+    """Whether something other than the store refers to the memory, too."""
     users: int = 0
     deleted: bool = False
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A stored tensor as listed.
+    """A stored tensor in a list.
 
     Attributes:
-        serial: Grows with every tensor stored: the order of lists.
-        lease_remaining: Seconds until it is deleted if nobody uses it.
+        serial: A number that grows with every stored tensor, and orders lists.
+        lease_remaining: Seconds until it is deleted unless somebody uses it.
     """
 
     handle: str
@@ -61,7 +61,7 @@ class StoredTensor:
 
 @dataclass(eq=False)
 class Upload:
-    """Tensors that are being received: memory is reserved, nothing is visible yet."""
+    """Tensors being received: their memory is reserved, but they are not visible yet."""
 
     arrays: tuple[Array, ...]
     lease: float
@@ -72,8 +72,8 @@ class HeldTensors:
     """Stored tensors while a call uses them.
 
     Attributes:
-        arrays: By handle, each in the memory of the device it was left in. Never written to, except by the caller
-            where `exclusive`.
+        arrays: The arrays by handle, each in the memory of its device. Nobody writes to them, except the caller if
+            `exclusive`.
     """
 
     def __init__(self, entries: Collection[_Entry], *, release: bool = False) -> None:
@@ -84,17 +84,17 @@ class HeldTensors:
 
     @property
     def exclusive(self) -> bool:
-        """True if nobody else can see the arrays, now or later: the caller may take over their memory."""
+        """True if nobody else can see the arrays, now or later, so that the caller may take over their memory."""
         return self._alone and not any(entry.shared for entry in self._entries.values())
 
     def share(self) -> None:
-        """Notes that the call will refer to the memory after its end, and to that of what it relocates."""
+        """Notes that the call will use the memory after its end, including that of the copies it puts in place."""
         self._shares = True
         for entry in self._entries.values():
             entry.shared = True
 
     def relocate(self, handle: str, array: Array) -> None:
-        """Puts a copy, of which nobody but this call knows, in the place of a tensor."""
+        """Replaces a tensor by a copy that only this call knows of."""
         entry = self._entries[handle]
         entry.array, entry.shared = array, self._shares
         self.arrays[handle] = array
@@ -132,11 +132,11 @@ class TensorStore:
 
     @contextmanager
     def receive(self, specs: Sequence[TensorSpec], lease: float | None) -> Iterator[Upload]:
-        """Reserves memory for tensors about to arrive; given back unless they are stored by `store`.
+        """Reserves memory for arriving tensors; frees it at the end of the block unless `store` stored them.
 
         Args:
-            specs: Of the tensors.
-            lease: Seconds, None for the default.
+            specs: The specs of the tensors.
+            lease: The lease in seconds, None for the default.
 
         Raises:
             InvalidArgumentError: `lease` is not positive.
@@ -171,8 +171,8 @@ class TensorStore:
 
         Args:
             arrays: The results.
-            lease: Seconds, None for the default.
-            shared: Whether something else than the store refers to their memory too.
+            lease: The lease in seconds, None for the default.
+            shared: Whether something other than the store refers to their memory, too.
             room: Memory that was reserved for them; it becomes the store's.
 
         Raises:
@@ -189,7 +189,7 @@ class TensorStore:
         return [self._add(array, seconds, shared=shared) for array in arrays]
 
     def lease_seconds(self, lease: float | None) -> float:
-        """Returns the lease to give when `lease` was asked for.
+        """Returns the lease in seconds; the default for None.
 
         Raises:
             InvalidArgumentError: `lease` is not positive.
@@ -207,9 +207,9 @@ class TensorStore:
         """Holds stored tensors while a call uses them, and renews their leases.
 
         Args:
-            handles: Of the tensors; one may be named twice.
-            release: Delete them when the block is left without an exception. From the start nobody else can
-                find them; after an exception they are there again.
+            handles: The handles of the tensors; one may occur twice.
+            release: Whether to delete them when the block is left without an exception. Nobody else can find them from
+                the start; after an exception everybody can again.
             fields: The paths of the handles in the request, for errors; None for "handles[0]" and so on.
 
         Raises:
@@ -241,7 +241,7 @@ class TensorStore:
                 self._reclaim(entry)
 
     def delete(self, handles: Sequence[str]) -> int:
-        """Deletes those that exist; returns how many that were."""
+        """Deletes the tensors that exist; returns their number."""
         count = 0
         for handle in handles:
             entry = self._entries.pop(handle, None)
@@ -254,7 +254,7 @@ class TensorStore:
     def page(self, after_serial: int, size: int) -> list[StoredTensor]:
         """Returns up to `size` tensors stored after the one with `after_serial`, oldest first."""
         now = self._clock()
-        # Entries that a failed call put back are at the end of the dictionary: order by serial.
+        # Entries restored after a failed call are at the end of the dictionary, so sort by serial.
         entries = sorted(
             (entry for entry in self._entries.values() if entry.serial > after_serial),
             key=lambda entry: entry.serial,
@@ -270,7 +270,7 @@ class TensorStore:
         ]
 
     def expire(self, limit: int) -> int:
-        """Deletes up to `limit` of the tensors whose lease has run out and that nobody uses; returns how many."""
+        """Deletes up to `limit` unused tensors whose leases have ended; returns the number."""
         count = 0
         while count < limit and (lease := self._queue.pop()) is not None:
             count += self.delete([lease.item])

@@ -1,4 +1,4 @@
-"""Gradients of requests, and the ids of their calls."""
+"""Reads the gradients of requests, and the ids of their calls."""
 
 from hashlib import blake2b
 
@@ -18,17 +18,17 @@ GradientRequest = messages_pb2.ApplyGradientRequest | messages_pb2.PushPullReque
 
 
 def decode_take_id(request: messages_pb2.TakeGradientRequest) -> RequestId | None:
-    """Returns the id of a take, None when it has none."""
+    """Returns the id of a take, None if it has none."""
     if not request.HasField("request_id"):
         return None
     return _request_id(request.request_id, "take", request.num_required)
 
 
 def decode_gradient(request: GradientRequest) -> tuple[RequestId | None, Contribution, GivenGradient]:
-    """Reads a gradient: the id of the call, what it counts, and what it consists of.
+    """Reads the id of a gradient's call, its step, weight and sender, and its components.
 
     Raises:
-        InvalidArgumentError: It has too many parts, or its id is not one.
+        InvalidArgumentError: It has too many parts, or its id is not valid.
     """
     check_count(request.gradient, MAX_COMPONENTS, "components", "gradient")
     given = GivenGradient([_given(part) for part in request.gradient], request.release_handles)
@@ -48,10 +48,10 @@ def _given(part: accumulator_pb2.ComponentGradient) -> GivenComponent:
 
 
 def _gradient_id(request: GradientRequest) -> RequestId | None:
-    """Returns the id of an apply or push_pull, None when it has none.
+    """Returns the id of an apply or push_pull, None if it has none.
 
-    Its fingerprint covers all that a caller says twice when it sends a gradient again; handles it does not say
-    twice when it has to upload the gradient again.
+    Its fingerprint covers everything that a caller repeats when it sends a gradient again; not handles, which change
+    when the gradient is uploaded again.
     """
     if not request.HasField("request_id"):
         return None
@@ -78,14 +78,14 @@ def _gradient_id(request: GradientRequest) -> RequestId | None:
 
 
 def _summary(content: bytes) -> bytes:
-    """Returns something that differs, in all likelihood, for contents that differ, quickly also for megabytes."""
+    """Returns a digest that very probably differs for different contents, fast even for megabytes."""
     words = len(content) // 8
     folded = np.bitwise_xor.reduce(np.frombuffer(content, np.uint64, words)) if words else np.uint64(0)
     return content[:_SUMMARY_BYTES] + content[-_SUMMARY_BYTES:] + folded.tobytes() + str(len(content)).encode()
 
 
 def counts_one_per_worker(request: messages_pb2.PushPullRequest) -> bool:
-    """Tells whether a push_pull counts only the first gradient of its worker; unset means that it does."""
+    """Returns True if a push_pull counts only the first gradient of its worker, which is the default."""
     return request.one_per_worker if request.HasField("one_per_worker") else True
 
 

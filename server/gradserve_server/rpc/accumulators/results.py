@@ -1,4 +1,4 @@
-"""What an accumulator answers, as messages."""
+"""Converts the answers of an accumulator to messages."""
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2
@@ -45,11 +45,11 @@ def encode_pulled(
     """Delivers the average of a push_pull; returns the response.
 
     Args:
-        applied: What became of the gradient.
-        average: What was pulled, if anything.
-        delivery: Delivers it.
-        duplicate: Whether the call was one.
-        global_step: The current one, for a gradient that is in no round.
+        applied: The outcome of the gradient.
+        average: The average, if there is one.
+        delivery: Delivers the average.
+        duplicate: Whether the call was a duplicate.
+        global_step: The current step, for a gradient that is in no round.
     """
     contents = Contents()
     if average is not None and applied.outcome is not Outcome.STALE:
@@ -64,7 +64,7 @@ def encode_pulled(
 
 
 def _encode_average(average: Average, delivery: Delivery, contents: Contents) -> accumulator_pb2.Average:
-    # The history, or other callers, have the same arrays.
+    # Shared, because the history or other callers have the same arrays.
     tensors = iter(encode_delivered(delivery.deliver(average.arrays, shared=True), contents))
     components = []
     for name, value in average.values.items():

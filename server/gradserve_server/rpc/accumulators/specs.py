@@ -1,4 +1,4 @@
-"""Specs and descriptions of accumulators, and their messages."""
+"""Converts specs and descriptions of accumulators to messages, and back."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ _LAYOUT_CODES = {
 
 
 def decode_key(ref: accumulator_pb2.AccumulatorRef) -> ResourceKey:
-    """Returns where an accumulator is found."""
+    """Returns the key of an accumulator."""
     return ResourceKey(ref.container or DEFAULT_CONTAINER, ref.name)
 
 
@@ -50,7 +50,7 @@ def decode_accumulator_spec(spec: accumulator_pb2.AccumulatorSpec) -> Accumulato
     """Reads the spec of an accumulator.
 
     Raises:
-        InvalidArgumentError: It cannot be one.
+        InvalidArgumentError: It is not a valid spec.
     """
     check_count(spec.components, MAX_COMPONENTS, "components", "spec.components")
     if spec.reduction not in _REDUCTIONS:
@@ -95,7 +95,7 @@ def _decode_dtype(data_type: tensor_pb2.DataType, field: str) -> np.dtype[Any]:
 
 
 def encode_accumulator_spec(spec: AccumulatorSpec) -> accumulator_pb2.AccumulatorSpec:
-    """Returns the message of a spec, every field set."""
+    """Returns the message of a spec, with every field set."""
     return accumulator_pb2.AccumulatorSpec(
         components=[
             accumulator_pb2.ComponentSpec(
@@ -118,7 +118,7 @@ def encode_accumulator_spec(spec: AccumulatorSpec) -> accumulator_pb2.Accumulato
 
 
 def encode_info(key: ResourceKey, accumulator: Accumulator, lifetime: Lifetime) -> accumulator_pb2.AccumulatorInfo:
-    """Describes an accumulator as it is now."""
+    """Returns the current state of an accumulator as a message."""
     state = accumulator.state
     return accumulator_pb2.AccumulatorInfo(
         accumulator=accumulator_pb2.AccumulatorRef(

@@ -1,1 +1,1 @@
-"""The boundary around every call: a chain of interceptors, and gRPC on its far side."""
+"""The boundary around every call: a chain of interceptors inside, and gRPC outside."""

@@ -1,4 +1,4 @@
-"""What lets calls in, until the server drains."""
+"""The admission of calls, until the server drains."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from gradserve_server.rpc.boundary.chain import Handle
 
 
 class Admission:
-    """Lets calls in until the server drains, and from then on answers them with UnavailableError."""
+    """Admits calls until the server drains, and refuses them with UnavailableError from then on."""
 
     def __init__(self) -> None:
         self.is_open = True
-        """True if calls are let in."""
+        """Whether calls are admitted."""
 
     def check(self) -> None:
         """Raises UnavailableError while the server drains."""
@@ -22,11 +22,11 @@ class Admission:
             raise UnavailableError("the server is shutting down")
 
     def close(self) -> None:
-        """Lets nothing in any more."""
+        """Refuses all calls from now on."""
         self.is_open = False
 
     def around(self, _method: MethodDescriptor, handle: Handle) -> Handle:
-        """Returns a handle that passes on the calls that are let in."""
+        """Returns a handle that passes on the admitted calls."""
 
         def admitted(request: Any, call: Call) -> Any:
             self.check()

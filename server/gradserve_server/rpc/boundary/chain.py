@@ -1,4 +1,4 @@
-"""What happens around every call: a chain of interceptors, put together once for each method."""
+"""The chain of interceptors around every call, built once for each method."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -9,29 +9,29 @@ from google.protobuf.descriptor import MethodDescriptor
 from gradserve_server.rpc.boundary.call import Call, StreamedCall
 
 Handle: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
-"""Answers a call: takes its request (or an async iterator of requests) and its `Call`, and returns the response. Of a
+"""Answers a call: takes the request (or an async iterator of requests) and the `Call`, and returns the response. For a
 `StreamedCall` it sends the responses, and returns when all are sent."""
 
 
 class Interceptor(Protocol):
-    """One thing that happens around calls."""
+    """Acts before or after calls."""
 
     def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
-        """Returns a handle that does the thing around another one. Called once for each method, before it is served.
+        """Returns a handle that acts around another one. Called once for each method, before it is served.
 
-        One that only looks at a call before passing it on need not be a coroutine: it raises, or returns what `handle`
-        returns.
+        A handle that only looks at a call before passing it on need not be a coroutine: it raises, or returns what
+        `handle` returns.
         """
         ...
 
 
 def chained(interceptors: Sequence[Interceptor], method: MethodDescriptor, answer: Callable[..., Any]) -> Handle:
-    """Returns what answers the calls of a method.
+    """Returns the handle of a method's calls.
 
     Args:
-        interceptors: Outermost first.
+        interceptors: The interceptors, outermost first.
         method: Its descriptor.
-        answer: The method of a servicer: takes the request (or an async iterator of requests) and the `Call`, and
+        answer: The method of the servicer: takes the request (or an async iterator of requests) and the `Call`, and
             returns the response, or is an async generator of responses.
     """
     handle = _sending(answer) if method.server_streaming else answer

@@ -1,4 +1,4 @@
-"""How messages are read and written."""
+"""Serializers of messages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Codec:
-    """How to read requests and write responses of one method; None for the generated classes."""
+    """The serializers of one method's requests and responses; None for the generated classes."""
 
     decode: Callable[[bytes], Any] | None = None
     encode: Callable[[Any], bytes] | None = None

@@ -6,7 +6,7 @@ from google.protobuf.duration_pb2 import Duration
 
 
 def decode_duration(message: Any, field: str) -> float | None:
-    """Returns a Duration field in seconds, None when it is unset."""
+    """Returns a Duration field in seconds, None if it is unset."""
     if not message.HasField(field):
         return None
     duration: Duration = getattr(message, field)

@@ -1,4 +1,4 @@
-"""Errors that are no answer."""
+"""Turns unexpected errors into answers."""
 
 import logging
 from typing import Any
@@ -13,9 +13,9 @@ _log = logging.getLogger(__name__)
 
 
 class Faults:
-    """Turns whatever is raised into a ServiceError, and logs what is a fault of the server's.
+    """Turns every exception into a ServiceError, and logs faults of the server.
 
-    Clients learn nothing of an unexpected error but that there was one.
+    Clients learn of an unexpected error only that it happened.
     """
 
     def around(self, method: MethodDescriptor, handle: Handle) -> Handle:

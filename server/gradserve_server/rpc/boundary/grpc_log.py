@@ -1,4 +1,4 @@
-"""What gRPC writes to the log."""
+"""Filters gRPC's log."""
 
 import logging
 import traceback
@@ -7,13 +7,13 @@ import grpc
 
 
 class ClientFaults(logging.Filter):
-    """Makes a line for debugging of an error with a traceback that any client can make gRPC log, as often as it likes.
+    """Turns gRPC's error logs with tracebacks that any client can cause, as often as it likes, into debug lines.
 
-    These are a client that leaves while it is answered, and metadata or the name of a method that are not UTF-8.
+    They come from a client that leaves during its answer, and from metadata or method names that are not UTF-8.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tells whether a record is logged."""
+        """Returns True if a record is to be logged."""
         error = (record.exc_info and record.exc_info[1]) or record.msg
         if not isinstance(error, grpc.aio.InternalError | UnicodeDecodeError) or not _is_raised_in_grpc(error):
             return True
@@ -24,11 +24,11 @@ class ClientFaults(logging.Filter):
 
 _CLIENT_FAULTS = ClientFaults()
 _LOGGERS = ("grpc._cython.cygrpc", "asyncio")
-"""gRPC's own, and where asyncio tells what became of gRPC's tasks."""
+"""gRPC's own logger, and the one to which asyncio reports failures of gRPC's tasks."""
 
 
 def quiet_client_faults() -> None:
-    """Puts the filter before the logs that gRPC writes to. Doing so twice has no further effect."""
+    """Adds the filter to gRPC's loggers. Can be called again without effect."""
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_CLIENT_FAULTS)
 

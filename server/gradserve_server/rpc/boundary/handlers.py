@@ -1,7 +1,7 @@
-"""gRPC's handlers of a service, made from its descriptor: where gRPC ends and the chain around every call begins.
+"""Makes gRPC's handlers of a service from its descriptor: the border between gRPC and the chain around every call.
 
-The generated `add_..._to_server` functions fix the serializers; here the streams get the zero-copy codec, and
-every method the same chain.
+The generated `add_..._to_server` functions fix the serializers. Here the streams get the zero-copy codec, and every
+method the same chain.
 """
 
 import time
@@ -60,6 +60,6 @@ def _method_handler(method: MethodDescriptor, service: Service) -> "grpc.RpcMeth
 
 
 def _deadline(context: Context) -> float | None:
-    # The stubs forget that a call may have no deadline.
+    # The stubs do not say that a call may have no deadline.
     remaining = cast("float | None", context.time_remaining())
     return None if remaining is None else time.monotonic() + remaining

@@ -1,4 +1,4 @@
-"""Lifetime messages and their domain values."""
+"""Converts lifetimes to messages, and back."""
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -12,11 +12,11 @@ def decode_lifetime(message: lease_pb2.Lifetime) -> Lifetime:
     """Reads a lifetime.
 
     Raises:
-        InvalidArgumentError: It cannot be one.
+        InvalidArgumentError: It is not a valid lifetime.
     """
     return Lifetime(message.owner_client_id, decode_duration(message, "idle_lease"))
 
 
 def encode_idle_lease(lifetime: Lifetime) -> Duration | None:
-    """Returns the idle lease of a lifetime, None when it has none."""
+    """Returns the idle lease of a lifetime, None if it has none."""
     return None if lifetime.idle_lease is None else encode_duration(lifetime.idle_lease)

@@ -16,13 +16,13 @@ Decode = Callable[[bytes], Any]
 
 @dataclass(frozen=True)
 class MalformedMessage:
-    """What stands for a message that could not be decoded, and why."""
+    """Stands for a message that could not be decoded, and says why."""
 
     reason: str
 
 
 def tolerant(decode: Decode) -> Decode:
-    """Makes a malformed message a value: raised while gRPC decodes, an error would reach the client as UNKNOWN."""
+    """Makes a decoder return malformed messages as values: its errors would reach the client as UNKNOWN."""
 
     def decode_or_say_why(message: bytes) -> Any:
         try:
@@ -37,7 +37,7 @@ class RefuseMalformed:
     """Answers malformed messages with InvalidArgumentError."""
 
     def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
-        """Returns a handle that passes on what is well formed."""
+        """Returns a handle that passes on well-formed messages."""
         if method.client_streaming:
             return lambda requests, call: handle(_checked_all(requests), call)
 

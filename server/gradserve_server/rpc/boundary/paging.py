@@ -12,18 +12,18 @@ _MAX_PAGE_SIZE = 1000
 
 @dataclass(frozen=True)
 class Page:
-    """A part of a list.
+    """The bounds of one page of a list.
 
     Attributes:
         after: The key of the last entry of the page before; empty for the first page.
-        size: How many entries at most.
+        size: The most entries.
     """
 
     after: str
     size: int
 
     def next_token(self, keys: Sequence[str]) -> str:
-        """Returns the token of the next page, given the keys of this one and, if there is one, of one entry more."""
+        """Returns the token of the next page, given the keys of this page and of one more entry, if there is one."""
         if len(keys) <= self.size:
             return ""
         return base64.urlsafe_b64encode(keys[self.size - 1].encode()).decode()
@@ -33,7 +33,7 @@ def page_of(size: int, token: str, *, default_size: int) -> Page:
     """Reads `page_size` and `page_token`.
 
     Raises:
-        InvalidArgumentError: `size` is negative or `token` is not one of ours.
+        InvalidArgumentError: `size` is negative, or `token` is not from this server.
     """
     if size < 0:
         raise InvalidArgumentError(f"expected a page_size of at least 0, got {size}", field="page_size")

@@ -1,4 +1,4 @@
-"""A service, and what happens around its calls."""
+"""A service with the interceptors around its calls."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,14 +11,14 @@ from gradserve_server.rpc.boundary.codec import Codec
 
 @dataclass(frozen=True)
 class Service:
-    """What is served.
+    """A service for a listener to serve.
 
     Attributes:
-        descriptor: The service's.
-        servicer: Has an async method of the name of each RPC, which takes the request (or an async iterator of
+        descriptor: The descriptor of the service.
+        servicer: An object with an async method for each RPC, which takes the request (or an async iterator of
             requests) and the `Call`, and returns the response (or is an async generator of responses).
-        interceptors: What happens around every call, outermost first. Nothing but ServiceError may leave them.
-        codecs: For methods that do not use the generated classes.
+        interceptors: The interceptors of every call, outermost first. Only ServiceError may leave them.
+        codecs: The codecs of methods that do not use the generated classes.
     """
 
     descriptor: ServiceDescriptor
@@ -27,5 +27,5 @@ class Service:
     codecs: Mapping[str, Codec] = field(default_factory=dict)
 
     def handle(self, method: MethodDescriptor) -> Handle:
-        """Returns what answers the calls of one of its methods: the servicer's, in the chain."""
+        """Returns the handle of one of its methods: the servicer's method, inside the chain."""
         return chained(self.interceptors, method, getattr(self.servicer, method.name))

@@ -1,4 +1,4 @@
-"""Domain errors as gRPC statuses: the one place that knows both."""
+"""Converts domain errors to gRPC statuses: the one module that knows both."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ STATUS_CODES: dict[type[ServiceError], grpc.StatusCode] = {
 
 _DETAILS_KEY = "grpc-status-details-bin"
 _MAX_MESSAGE_BYTES = 2000
-"""Peers break off connections over headers of more than 8 KiB in all, and details repeat the message twice."""
+"""The longest message. Peers end connections over headers of more than 8 KiB, and details repeat the message twice."""
 
 Trailers = tuple[tuple[str, str | bytes], ...]
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -62,7 +62,7 @@ async def end_with(error: ServiceError, context: Context) -> NoReturn:
 
 
 async def write(response: Any, method: str, context: Context) -> None:
-    """Sends a response of a stream. Where nothing can be sent any more, the call is cancelled."""
+    """Sends a response of a stream. If nothing can be sent any more, the call is cancelled."""
     try:
         await context.write(response)
     except grpc.aio.InternalError:
@@ -71,7 +71,7 @@ async def write(response: Any, method: str, context: Context) -> None:
 
 
 def _cut(message: str) -> str:
-    """Shortens a message, which may name thousands of workers, to what fits into a header, percent-encoded."""
+    """Shortens a message, which may name thousands of workers, so that it fits into a header, percent-encoded."""
     num_bytes = 0
     for index, character in enumerate(message):
         is_plain = " " <= character <= "~" and character != "%"
@@ -82,10 +82,10 @@ def _cut(message: str) -> str:
 
 
 def _release_frames(aborted: grpc.aio.AbortError, _done: object) -> None:
-    """Lets go of the request and of what was made of it.
+    """Frees the request and everything made from it.
 
-    gRPC keeps the exception in the state of the call, to which its frames refer: memory of any size would wait
-    for the garbage collector to find that cycle.
+    gRPC keeps the exception in the state of the call, to which its frames refer. Without this, memory of any size would
+    wait for the garbage collector to find the cycle.
     """
     aborted.__traceback__ = aborted.__context__ = None
 

@@ -1,4 +1,4 @@
-"""How long a call may wait."""
+"""The time for which a call may wait."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ _MAX_MARGIN_SECONDS = 0.2
 
 
 def wait_timeout(request: Any, call: Call) -> float | None:
-    """Returns for how many seconds a call may wait, None for ever.
+    """Returns the seconds for which a call may wait, None for no limit.
 
-    The request's own `timeout`, and a little less than the deadline of the call: an answer that is under way when
-    the deadline passes does not arrive, and neither does a diagnosis.
+    That is the request's own `timeout`, but a little less than the call's deadline: an answer or a diagnosis that is
+    under way when the deadline passes does not arrive.
 
     Raises:
         InvalidArgumentError: `timeout` is negative.

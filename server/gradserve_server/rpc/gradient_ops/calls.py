@@ -1,4 +1,4 @@
-"""Requests of ops as the references of their inputs and as attributes, outputs as responses."""
+"""Converts requests of ops to references of inputs and attributes, and outputs to responses."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -15,14 +15,14 @@ AttributesT = TypeVar("AttributesT")
 
 
 def decode_attributes(request: Message, kind: type[AttributesT]) -> AttributesT:
-    """Returns the attributes of a request; those that are unset have their defaults."""
+    """Returns the attributes of a request, with defaults for unset ones."""
     declared: Any = kind
     given = {field.name: getattr(request, field.name) for field in fields(declared) if _is_set(request, field.name)}
     return kind(**given)
 
 
 def decode_inputs(request: Any, kind: type[Any]) -> dict[str, Reference]:
-    """Returns what the inputs that are required or given refer to, by name; "weights[1]" in a repeated field.
+    """Returns the references of the inputs that are required or given, by name; "weights[1]" for a repeated field.
 
     Raises:
         InvalidArgumentError: There are too many of them.
@@ -39,18 +39,18 @@ def decode_inputs(request: Any, kind: type[Any]) -> dict[str, Reference]:
 
 
 def encode_response(response: type[Message], outputs: Any, tensors: Mapping[str, tensor_pb2.Tensor]) -> Message:
-    """Returns a response.
+    """Returns the response of an op.
 
     Args:
-        response: Its type.
+        response: The type of the response.
         outputs: The dataclass of the op's outputs.
-        tensors: The messages of the outputs that are there, by name, as `arrays_of` names them.
+        tensors: The messages of the existing outputs, by name, as `arrays_of` names them.
     """
     return response(**joined(type(outputs), tensors))
 
 
 def _is_set(request: Message, name: str) -> bool:
-    """Tells whether a field was given; a string without presence was when it is not empty."""
+    """Returns True if a field was given; a string without presence counts as given if it is not empty."""
     if request.DESCRIPTOR.fields_by_name[name].has_presence:
         return request.HasField(name)
     return bool(getattr(request, name))

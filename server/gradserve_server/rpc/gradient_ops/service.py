@@ -1,4 +1,4 @@
-"""GradientOpsService: decode, run the op, encode."""
+"""GradientOpsService: decodes, runs the op, encodes."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -27,12 +27,12 @@ class GradientOpsServicer:
     def __init__(
         self, ops: Mapping[str, AnyOp], runner: OpRunner, opener: TensorOpener, deliverer: TensorDeliverer
     ) -> None:
-        """Has a method for each RPC of the service, which runs the op of that name.
+        """Adds a method for each RPC of the service, which runs the op of that name.
 
         Args:
-            ops: By name.
-            runner: Runs them.
-            opener: Opens what requests refer to.
+            ops: The ops by name.
+            runner: Runs the ops.
+            opener: Opens the tensors of requests.
             deliverer: Delivers outputs where requests want them.
         """
         self._runner = runner

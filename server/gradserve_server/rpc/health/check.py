@@ -12,10 +12,10 @@ from gradserve.transport.status import explain
 
 
 def check_health(address: str, timeout: float) -> str:
-    """Returns "SERVING", "NOT_SERVING", or why there is no answer within `timeout` seconds, math.inf for no limit.
+    """Returns "SERVING", "NOT_SERVING", or why there was no answer within `timeout` seconds (math.inf for no limit).
 
     Raises:
-        gradserve.InvalidArgumentError: It is no address.
+        gradserve.InvalidArgumentError: It is not an address.
     """
     route = Route.to(Address.to_connect(address))
     with grpc.insecure_channel(route.address.target, options=route.options) as channel:

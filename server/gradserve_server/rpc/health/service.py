@@ -12,10 +12,10 @@ _Response = health_pb2.HealthCheckResponse
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):
-    """Says whether the services serve: all of them until the server drains, none from then on.
+    """Reports whether the services serve: all do until the server drains, and none do from then on.
 
-    The servicer of grpcio-health-checking never ends a Watch, and so each watching client, as load balancers are,
-    would hold up the drain for as long as it is allowed to take.
+    The servicer of grpcio-health-checking never ends a Watch, so every watching client, such as a load balancer, would
+    make the drain take as long as it may.
     """
 
     def __init__(self, services: Iterable[str]) -> None:
@@ -24,7 +24,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._draining = asyncio.Event()
 
     def drain(self) -> None:
-        """Answers NOT_SERVING from now on, also to those who watch, and ends their streams."""
+        """Answers NOT_SERVING from now on, also to watching clients, and ends their streams."""
         self._draining.set()
 
     async def Check(self, request: health_pb2.HealthCheckRequest, call: Call) -> _Response:

@@ -1,1 +1,1 @@
-"""Where the server listens: ports, socket files, and the gRPC servers behind them."""
+"""Listens for calls: ports, socket files, and the gRPC servers behind them."""

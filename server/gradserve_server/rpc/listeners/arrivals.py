@@ -14,10 +14,11 @@ from gradserve_server.rpc.boundary.admission import Admission
 from gradserve_server.rpc.boundary.status import Context, end_with
 
 _QUIET_SECONDS = (0.05, 0.5)
-"""How long no call may have arrived: at least, and where many came before."""
+"""Seconds without a new call before the drain goes on: the least, and after many calls."""
 
 _MANY_CALLS = 250
-"""In the second before. Then, or on a machine with much other work, some clients are slow to call again."""
+"""The number of calls in the last second that are many. Then, or on a busy machine, some clients are slow to call
+again."""
 
 _LOOK_SECONDS = 0.01
 _MAX_SETTLE_SECONDS = 2.0
@@ -28,12 +29,12 @@ _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 
 
 class Arrivals(grpc.aio.ServerInterceptor):
-    """Keeps calls that arrive while the server drains, until its clients know that they have to go elsewhere.
+    """Holds calls that arrive while the server drains, until its clients know that they must connect elsewhere.
 
-    gRPC cancels a call that has arrived and was not begun when the server stops, and its client reads CANCELLED, as if
-    it had done so itself. So the server goes on taking calls, but keeps their answers back until it has told
-    clients to go elsewhere: one that waits for an answer sends nothing that could still arrive in the wrong moment, and
-    when it tries again, it does so over another connection. Only checks of the health are answered throughout.
+    When a server stops, gRPC cancels calls that have arrived but not begun; their clients read CANCELLED, as if they
+    had cancelled the calls themselves. So the server goes on taking calls, but holds back their answers until it has
+    told clients to go elsewhere. A client that waits for an answer sends nothing that could arrive at the wrong moment,
+    and tries again over another connection. Only health checks are answered throughout.
     """
 
     def __init__(self, admission: Admission) -> None:
@@ -42,10 +43,10 @@ class Arrivals(grpc.aio.ServerInterceptor):
         self._arrivals: deque[float] = deque(maxlen=_MANY_CALLS)
 
     async def settle(self, probe: Callable[[], Awaitable[None]]) -> None:
-        """Returns when no call has arrived for a moment, or too many of them do to wait for that.
+        """Returns when no call has arrived for a moment, or when too many arrive to wait for that.
 
         Args:
-            probe: Makes a call, and returns with its answer: by then, calls that came before have been taken, too.
+            probe: Makes a call, and returns when it is answered: by then, earlier calls have been taken, too.
         """
         now = time.monotonic()
         num_recent = sum(now - arrival < 1 for arrival in self._arrivals)
@@ -59,14 +60,14 @@ class Arrivals(grpc.aio.ServerInterceptor):
 
     async def _quiet(self, seconds: float) -> None:
         quiet_looks = 0
-        # Many short looks: a loop that something holds up for a while is busy, not quiet.
+        # Many short checks, because a loop that is held up for a while is busy, not quiet.
         while quiet_looks * _LOOK_SECONDS < seconds:
             last_arrival = self._arrivals[-1]
             await asyncio.sleep(_LOOK_SECONDS)
             quiet_looks = quiet_looks + 1 if self._arrivals[-1] == last_arrival else 0
 
     def refuse(self) -> None:
-        """Answers the calls that were kept waiting, and from now on any other at once."""
+        """Refuses the calls that are held, and any later call at once."""
         self._stopping.set()
 
     async def intercept_service(
@@ -74,12 +75,12 @@ class Arrivals(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _Handler:
-        """Returns the handler of a call that has arrived; while the server drains, late, and one that refuses."""
+        """Returns the handler of a new call; while the server drains, returns late, and one that refuses."""
         self._arrivals.append(time.monotonic())
         if self._admission.is_open or handler_call_details.method.startswith(_HEALTH):
             return await continuation(handler_call_details)
         await self._stopping.wait()
-        # Whatever kind of call it is: nothing of the request is read, and nothing comes before the status.
+        # It fits every kind of call: the request is not read, and nothing is sent before the status.
         return grpc.stream_stream_rpc_method_handler(self._refuse)
 
     async def _refuse(self, _requests: Any, context: Context) -> None:

@@ -1,4 +1,4 @@
-"""What listens: a server of gRPC's, and another one when a client has brought it down."""
+"""A gRPC server on some addresses, and its replacement if a client brings it down."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ _HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 
 
 class Endpoint:
-    """A server of gRPC's, and its ports. Made and used on one event loop; serves once."""
+    """A gRPC server and its ports. Made and used on one event loop; serves once."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Endpoint:
         self._has_started = False
 
     def bind(self, addresses: Sequence[Address]) -> list[Address]:
-        """Binds to addresses; returns them with the ports that were picked for port 0, and whole paths.
+        """Binds to addresses; returns them with the ports picked for port 0, and with absolute paths.
 
         Raises:
             OSError: One of them cannot be bound; the message says which and why.
@@ -53,7 +53,7 @@ class Endpoint:
         await self._server.start()
 
     async def failure(self) -> Exception | None:
-        """Waits until it serves no more; returns why, None when it was told to stop."""
+        """Waits until it no longer serves; returns the reason, or None if it was stopped."""
         while True:
             try:
                 if not await self._server.wait_for_termination(_LOOK_SECONDS):
@@ -71,24 +71,24 @@ class Endpoint:
         May be called again before it is done, with another `grace`.
         """
         if not self._has_started:
-            await self.start()  # only then does gRPC let go of the ports that it has bound
+            await self.start()  # gRPC releases bound ports only after a start
         try:
             await self._server.stop(grace)
         except UnicodeDecodeError:
-            # The last call to arrive was one that brings gRPC's server down; now that it is down, it can stop.
+            # The last call brought gRPC's server down; now it can be stopped.
             await self._server.stop(grace)
 
 
 class LastingEndpoint:
-    """Serves until it is told to stop, whatever clients send.
+    """A gRPC server that serves until it is stopped, whatever clients send.
 
-    A call of a method whose name is not UTF-8 ends the loop in which gRPC's server for asyncio takes calls. Calls under
-    way go on then, over the connections they came by; for new ones there is another server of gRPC's on the same
-    addresses, a moment later. Clients find their connection closed, and open another one.
+    A call of a method whose name is not UTF-8 ends the loop in which gRPC's asyncio server takes calls. Calls under way
+    then go on over their connections, and a moment later another gRPC server takes new ones on the same addresses.
+    Clients find their connection closed, and open another one.
     """
 
     def __init__(self, make: Callable[[], Endpoint]) -> None:
-        """Takes what makes an endpoint that is not bound yet."""
+        """Takes a function that makes an unbound endpoint."""
         self._make = make
         self._current = make()
         self._addresses: list[Address] = []
@@ -107,7 +107,7 @@ class LastingEndpoint:
         self._supervision = asyncio.create_task(self._supervise())
 
     async def probe(self) -> None:
-        """Asks itself for its health, as a client does, and waits for the answer, whatever it is."""
+        """Makes a health check of itself, as a client does, and waits for the answer, whatever it is."""
         options = Route.to(self._addresses[0], {}).options
         async with grpc.aio.insecure_channel(self._addresses[0].target, options=options) as channel:
             check: Any = channel.unary_unary(_HEALTH_CHECK)
@@ -124,7 +124,7 @@ class LastingEndpoint:
             await asyncio.gather(self._supervision, return_exceptions=True)
         self._current.remove_files()
         stopping = [asyncio.create_task(each.stop(grace)) for each in {self._current, *self._abandoned}]
-        # The first thing they do, without waiting, is to close the ports and to tell clients so.
+        # The tasks close the ports and tell clients so first, before they wait.
         await asyncio.sleep(0)
         told()
         await asyncio.gather(*stopping, *self._abandoned.values())
@@ -137,7 +137,7 @@ class LastingEndpoint:
             await self._current.start()
 
     def _report(self, failure: Exception) -> None:
-        """Says so in the log, but once in a while: a client may make it happen again and again."""
+        """Logs a failure, but only once in a while, because a client can cause it again and again."""
         now = time.monotonic()
         if now - self._last_report < _QUIET_SECONDS:
             return
@@ -152,7 +152,7 @@ class LastingEndpoint:
         task.add_done_callback(lambda _: self._abandoned.pop(endpoint))
 
     async def _replacement(self) -> Endpoint:
-        """Returns an endpoint that is bound to the same addresses, as soon as they are free."""
+        """Returns an endpoint bound to the same addresses as soon as they are free."""
         while True:
             endpoint = self._make()
             try:

@@ -1,4 +1,4 @@
-"""The listener that speaks gRPC."""
+"""The gRPC listener."""
 
 import time
 from collections.abc import Sequence
@@ -17,19 +17,19 @@ from gradserve_server.rpc.listeners.endpoint import Endpoint, LastingEndpoint
 from gradserve_server.rpc.listeners.ports import LOOPBACKS
 
 _MIN_PING_INTERVAL_MS = 10_000
-"""Clients may ping this often without a call under way; gRPC's own limit of 5 minutes outlasts most firewalls."""
+"""The least interval of pings without a call under way; gRPC's default of 5 minutes outlasts most firewalls."""
 
 
 @dataclass(frozen=True)
 class ClientKeepalive:
-    """How it is found out that a client is gone.
+    """How the server notices that a client is gone.
 
-    The calls of one whose machine or network is gone would else wait, and take a round, for nobody. gRPC's own interval
-    is two hours.
+    Otherwise the calls of a client whose machine or network is gone would wait, and take rounds, for nobody. gRPC's own
+    interval is two hours.
 
     Attributes:
-        interval: Seconds without traffic after which a connection is asked for a sign of life.
-        timeout: Seconds for which the server then waits for one.
+        interval: Seconds without traffic before a connection is asked for a sign of life.
+        timeout: Seconds that the server then waits for one.
     """
 
     interval: float = 30.0
@@ -37,7 +37,7 @@ class ClientKeepalive:
 
 
 class GrpcListener:
-    """A `Listener` that speaks gRPC, over TCP and Unix sockets."""
+    """A `Listener` for gRPC, over TCP and Unix sockets."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class GrpcListener:
         keepalive: ClientKeepalive = ClientKeepalive(),
         loopbacks: Sequence[str] = LOOPBACKS,
     ) -> None:
-        """Takes what localhost is, too."""
+        """Takes the services, and the addresses of localhost."""
         self._arrivals = Arrivals(admission)
         handlers = [make_handler(service) for service in services]
         options = _options(limits, keepalive)
@@ -59,12 +59,12 @@ class GrpcListener:
         return self._endpoint.bind(addresses)
 
     async def serve(self) -> None:
-        """Begins to take calls, and returns."""
+        """Starts taking calls, and returns."""
         quiet_client_faults()
         await self._endpoint.start()
 
     async def drain(self, grace: float) -> None:
-        """Ends; see `Listener.drain`."""
+        """Stops listening; see `Listener.drain`."""
         end = time.monotonic() + grace
         await self._arrivals.settle(self._endpoint.probe)
         await self._endpoint.stop(max(end - time.monotonic(), 0), self._arrivals.refuse)
@@ -81,7 +81,7 @@ def _options(limits: LimitsConfig, keepalive: ClientKeepalive) -> tuple[tuple[st
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
-        # Beyond 1000 calls that arrived and did not begin yet, gRPC would cancel some at random.
+        # If more than 1000 calls arrive before they begin, gRPC would cancel some at random.
         ("grpc.server.max_pending_requests", limits.max_waiters),
         ("grpc.server.max_pending_requests_hard_limit", limits.max_waiters),
     )

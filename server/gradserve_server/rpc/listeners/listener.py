@@ -1,4 +1,4 @@
-"""What listens for calls, whatever they come by."""
+"""The interface of listeners, whatever their transport."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,10 +10,10 @@ from gradserve_server.rpc.boundary.service import Service
 
 
 class Listener(Protocol):
-    """Listens for calls of services, and hands them over. Made and used on one event loop; serves once."""
+    """Listens for calls of services, and passes them on. Made and used on one event loop; serves once."""
 
     def bind(self, addresses: Sequence[Address]) -> list[Address]:
-        """Binds to addresses; returns them with the ports that were picked for port 0, and whole paths.
+        """Binds to addresses; returns them with the ports picked for port 0, and with absolute paths.
 
         Raises:
             OSError: One of them cannot be bound; the message says which and why.
@@ -21,13 +21,13 @@ class Listener(Protocol):
         ...
 
     async def serve(self) -> None:
-        """Begins to take calls, and returns."""
+        """Starts taking calls, and returns."""
         ...
 
     async def drain(self, grace: float) -> None:
-        """Ends: closes the ports, lets calls under way go on for `grace` seconds, then ends them with UNAVAILABLE.
+        """Stops: closes the ports, lets calls under way go on for `grace` seconds, then ends them with UNAVAILABLE.
 
-        Nothing is admitted any more by then. Also lets go of what is bound where nothing was served.
+        No call is admitted any more by then. Also releases addresses that were bound but never served.
         """
         ...
 
@@ -36,5 +36,5 @@ class MakeListener(Protocol):
     """Makes a listener."""
 
     def __call__(self, services: Sequence[Service], admission: Admission, limits: LimitsConfig, /) -> Listener:
-        """Returns a listener that is not bound yet, for services whose calls an admission lets in."""
+        """Returns an unbound listener for services whose calls the admission admits."""
         ...

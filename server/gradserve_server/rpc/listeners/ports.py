@@ -1,4 +1,4 @@
-"""The addresses that a gRPC server listens on."""
+"""Binds a gRPC server to addresses."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ from gradserve_server.rpc.listeners.socket_file import bind_socket_file
 from gradserve_server.system_errors import reason_of
 
 LOOPBACKS = ("127.0.0.1", "::1")
-"""What localhost is, whatever the system's tables say: gRPC's clients try both."""
+"""The addresses of localhost, whatever the system's tables say, because gRPC's clients try both."""
 
 _ATTEMPTS = 10
 
@@ -26,18 +26,18 @@ _ATTEMPTS = 10
 class Ports:
     """Binds a gRPC server to addresses.
 
-    gRPC would serve on some addresses of a host when others are taken, and tells only its log why one cannot be bound.
-    So each is bound by itself, and where gRPC fails the system is asked for the reason.
+    If some addresses of a host are taken, gRPC serves on the others; and it logs the reason for a failure without
+    returning it. So each address is bound separately, and after a failure the system is asked for the reason.
     """
 
     def __init__(self, server: grpc.aio.Server, loopbacks: Sequence[str]) -> None:
-        """Takes the addresses of localhost, too."""
+        """Takes the server, and the addresses of localhost."""
         self._server = server
         self._loopbacks = loopbacks
         self._files: list[OwnFile] = []
 
     def bind(self, address: Address) -> Address:
-        """Binds an address; returns it with the port that was picked for port 0, or with the whole path.
+        """Binds an address; returns it with the port picked for port 0, or with the absolute path.
 
         Raises:
             OSError: It cannot be bound.
@@ -48,7 +48,7 @@ class Ports:
             raise OSError(f"cannot listen on {address}: {reason_of(error)}") from None
 
     def remove_files(self) -> None:
-        """Removes the files of Unix sockets, as far as they are this server's: their paths are free then."""
+        """Removes the files of Unix sockets that are still this server's, which frees their paths."""
         while self._files:
             self._files.pop().remove()
 
@@ -84,11 +84,11 @@ class Ports:
             return self._server.add_insecure_port(target)
         except RuntimeError:
             attempt()
-            raise OSError("gRPC cannot; with --log-level debug it says why") from None
+            raise OSError("gRPC gave no reason; --log-level debug shows its log") from None
 
 
 def _present(hosts: Sequence[str]) -> Sequence[str]:
-    """Returns those of the addresses that the machine has: localhost often is IPv4 alone."""
+    """Returns the addresses that the machine has: localhost is often IPv4 only."""
     present, failure = [], OSError("it has no address")
     for host in hosts:
         try:
@@ -103,7 +103,7 @@ def _present(hosts: Sequence[str]) -> Sequence[str]:
 
 
 def _free_port(hosts: Sequence[str]) -> int:
-    """Returns a port that is free on all of the addresses."""
+    """Returns a port that is free on all the addresses."""
     for _ in range(_ATTEMPTS):
         port = 0
         with ExitStack() as listeners, suppress(OSError):

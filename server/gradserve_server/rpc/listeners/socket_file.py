@@ -18,17 +18,17 @@ _LOCK_POLL_SECONDS = 0.01
 
 
 def bind_socket_file(path: Path, bind: Callable[[Path], object]) -> OwnFile:
-    """Makes a Unix socket at a path, also in the place of one that a server left which is no more.
+    """Makes a Unix socket at a path, which may replace a socket of a server that no longer runs.
 
-    gRPC takes the place of any socket that it finds where it binds, and at its end removes whatever it finds there. So
-    it binds a path beside, which nobody else ever uses, and the socket is renamed, which changes nothing for it.
+    gRPC replaces any socket that it finds at its path, and finally removes whatever is there. So it binds a unique path
+    beside this one, and the socket is then renamed, which makes no difference to it.
 
     Args:
-        path: Where; absolute.
+        path: The absolute path.
         bind: Makes a socket at the path that it is given, and listens on it.
 
     Raises:
-        OSError: A server listens there, or it is something else than a socket. Nothing has changed.
+        OSError: A server listens there, or it is something other than a socket. Nothing has changed.
     """
     beside = path.with_name(f".{secrets.token_hex(3)}")  # Address leaves room for these 7 characters
     with _locked(path.parent):
@@ -39,11 +39,11 @@ def bind_socket_file(path: Path, bind: Callable[[Path], object]) -> OwnFile:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lets one server at a time look for a free path in a folder."""
+    """Allows one server at a time to look for a free path in a folder."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except PermissionError:
-        yield  # a folder that can be written to, but not opened, has no lock
+        yield  # a folder that is writable but cannot be opened has no lock
         return
     try:
         _lock(descriptor)
@@ -64,7 +64,7 @@ def _lock(descriptor: int) -> None:
 
 
 def _check_free(path: Path) -> None:
-    """Raises OSError unless there is nothing, or a socket that nobody listens on."""
+    """Raises OSError unless the path is free, or has a socket on which nobody listens."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

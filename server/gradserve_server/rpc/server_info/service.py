@@ -1,4 +1,4 @@
-"""ServerService: what this server is and may."""
+"""ServerService: the server's version, devices, limits and load."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

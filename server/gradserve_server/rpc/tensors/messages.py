@@ -1,4 +1,4 @@
-"""Tensor messages and arrays."""
+"""Converts tensor messages to arrays, and back."""
 
 import math
 from collections.abc import Iterable, Sequence, Sized
@@ -16,18 +16,18 @@ from gradserve_server.tensors.references import Inline, Malformed, Reference, St
 from gradserve_server.tensors.store import TensorSpec
 
 MAX_COMPONENTS = 1 << 16
-"""The most components of an accumulator: reading a request that names a million would keep all others waiting."""
+"""The most components of an accumulator: decoding a request with a million would keep all others waiting."""
 MAX_STREAM_TENSORS = 2 * MAX_COMPONENTS
-"""A sparse component has two."""
+"""The most tensors of a stream: a sparse component has two."""
 _MAX_DIMENSIONS = 64
-"""The most that NumPy takes."""
+"""The most dimensions that NumPy takes."""
 
 
 def decode_spec(data_type: tensor_pb2.DataType, shape: Sequence[int], field: str) -> TensorSpec:
     """Reads the dtype and shape of a tensor.
 
     Raises:
-        InvalidArgumentError: They cannot be those of a tensor.
+        InvalidArgumentError: No tensor can have them.
     """
     try:
         dtype = to_dtype(data_type)
@@ -41,7 +41,7 @@ def decode_spec(data_type: tensor_pb2.DataType, shape: Sequence[int], field: str
         raise InvalidArgumentError(
             f"expected at most {_MAX_DIMENSIONS} dimensions, got {len(sizes)}", field=f"{field}.shape"
         )
-    # NumPy multiplies the sizes that are not zero, so an empty tensor can overflow too.
+    # NumPy multiplies the nonzero sizes, so even an empty tensor can overflow.
     if math.prod(size or 1 for size in sizes) * dtype.itemsize >= 1 << 63:
         raise InvalidArgumentError(
             f"expected less than 2^63 bytes, got shape {list(sizes)} of {dtype}", field=f"{field}.shape"
@@ -50,17 +50,17 @@ def decode_spec(data_type: tensor_pb2.DataType, shape: Sequence[int], field: str
 
 
 def check_count(things: Sized, limit: int, what: str, field: str) -> None:
-    """Checks that a repeated field has not more than `limit` elements.
+    """Checks that a repeated field has at most `limit` elements.
 
     Raises:
-        InvalidArgumentError: It has.
+        InvalidArgumentError: It has more.
     """
     if len(things) > limit:
         raise InvalidArgumentError(f"expected at most {limit} {what}, got {len(things)}", field=field)
 
 
 def decode_reference(tensor: tensor_pb2.Tensor) -> Reference:
-    """Returns what a tensor of a request refers to. What is wrong with its description, opening it will say."""
+    """Returns the reference of a tensor in a request. Errors in its description are raised when it is opened."""
     data = tensor.WhichOneof("data")
     if data == "handle":
         return Stored(tensor.handle, _described(tensor) if tensor.dtype else None)
@@ -86,12 +86,12 @@ def _described(tensor: tensor_pb2.Tensor) -> TensorSpec | Malformed:
 
 
 def encode_spec(spec: TensorSpec | Array) -> tensor_pb2.TensorSpec:
-    """Returns the message for a dtype and shape, or for those of an array."""
+    """Returns the message of a spec, or of an array's dtype and shape."""
     return tensor_pb2.TensorSpec(dtype=to_data_type(spec.dtype), shape=spec.shape)
 
 
 def decode_placement(placement: tensor_pb2.Placement) -> Placement:
-    """Reads where the tensors of a reply are wanted.
+    """Reads the placement of a reply's tensors.
 
     Raises:
         InvalidArgumentError: The mode is unknown.
@@ -110,12 +110,12 @@ def _encode(delivered: Delivered, contents: Contents) -> tensor_pb2.Tensor:
     if isinstance(delivered, Inline):
         return contents.tensor(delivered.array)
     spec = delivered.spec
-    assert isinstance(spec, TensorSpec), "of what was delivered it is known"
+    assert isinstance(spec, TensorSpec), "the spec of a delivered tensor is known"
     return encode_handle(spec, delivered.handle)
 
 
 def encode_handle(spec: TensorSpec, handle: str) -> tensor_pb2.Tensor:
-    """Returns the message for a stored tensor."""
+    """Returns the message of a stored tensor."""
     return tensor_pb2.Tensor(dtype=to_data_type(spec.dtype), shape=spec.shape, handle=handle)
 
 

@@ -1,4 +1,4 @@
-"""TensorService: bulk data in and out."""
+"""TensorService: uploads and downloads of tensors."""
 
 import asyncio
 import re
