@@ -11,6 +11,7 @@ from tests.bad_input.gradient_tables import (
     USED_IDS,
 )
 from tests.bad_input.gru_tables import BAD_GRU_CALLS
+from tests.bad_input.layer_norm_tables import BAD_LAYER_NORMS
 from tests.bad_input.layer_tables import BAD_LAYERS
 from tests.bad_input.lease_tables import BAD_LEASES
 from tests.bad_input.op_tables import BAD_OPS
@@ -32,6 +33,7 @@ TABLES = {
     "op": BAD_OPS,
     "gru": BAD_GRU_CALLS,
     "rnn": BAD_RNNS,
+    "layer norm": BAD_LAYER_NORMS,
     "layer": BAD_LAYERS,
     "lease": BAD_LEASES,
     "page": BAD_PAGES,

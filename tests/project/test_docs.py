@@ -43,6 +43,14 @@ def test_the_gru_example_says_what_is_true(server_address: str) -> None:
     assert printed == "state: (8, 4)\nd_w_ru: (7, 8) d_h of the first state: (8, 4)\n"
 
 
+def test_the_layer_norm_example_says_what_is_true(server_address: str) -> None:
+    printed = run(BLOCKS["layer_norm.md-0"], server_address)
+    assert printed == (
+        "y: (2, 5, 8) mean: (2, 5) rstd: (2, 5)\n"
+        "x_backprop: (2, 5, 8) offset_backprop: [10. 10. 10. 10. 10. 10. 10. 10.]\n"
+    )
+
+
 def test_every_page_is_linked() -> None:
     texts = [page.read_text() for page in (DOCS.parent / "README.md", *DOCS.glob("*.md"))]
     for page in DOCS.glob("*.md"):

@@ -6,6 +6,7 @@ import warnings
 from gradserve.v1 import cudnn_rnn_messages_pb2 as gradserve_dot_v1_dot_cudnn__rnn__messages__pb2
 from gradserve.v1 import fused_batch_norm_messages_pb2 as gradserve_dot_v1_dot_fused__batch__norm__messages__pb2
 from gradserve.v1 import gru_block_cell_messages_pb2 as gradserve_dot_v1_dot_gru__block__cell__messages__pb2
+from gradserve.v1 import layer_norm_messages_pb2 as gradserve_dot_v1_dot_layer__norm__messages__pb2
 
 GRPC_GENERATED_VERSION = '1.74.0'
 GRPC_VERSION = grpc.__version__
@@ -28,9 +29,10 @@ if _version_not_supported:
 
 
 class GradientOpsServiceStub(object):
-    """One RPC per op, with the semantics of TensorFlow's newest version of the op.
-    The server remembers nothing between calls: whatever a gradient needs from
-    its forward call is among the results of that call.
+    """One RPC per op, with the semantics of TensorFlow's newest version of the op,
+    or of PyTorch's op where TensorFlow has none. The server remembers nothing
+    between calls: whatever a gradient needs from its forward call is among the
+    results of that call.
 
     Inputs come inline or by handle, in any mixture. A large tensor is uploaded
     by TensorService.PutTensors; one that was kept as the result of another call
@@ -102,12 +104,23 @@ class GradientOpsServiceStub(object):
                 request_serializer=gradserve_dot_v1_dot_cudnn__rnn__messages__pb2.CudnnRNNParamsToCanonicalRequest.SerializeToString,
                 response_deserializer=gradserve_dot_v1_dot_cudnn__rnn__messages__pb2.CudnnRNNParamsToCanonicalResponse.FromString,
                 _registered_method=True)
+        self.LayerNorm = channel.unary_unary(
+                '/gradserve.v1.GradientOpsService/LayerNorm',
+                request_serializer=gradserve_dot_v1_dot_layer__norm__messages__pb2.LayerNormRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_layer__norm__messages__pb2.LayerNormResponse.FromString,
+                _registered_method=True)
+        self.LayerNormGrad = channel.unary_unary(
+                '/gradserve.v1.GradientOpsService/LayerNormGrad',
+                request_serializer=gradserve_dot_v1_dot_layer__norm__messages__pb2.LayerNormGradRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_layer__norm__messages__pb2.LayerNormGradResponse.FromString,
+                _registered_method=True)
 
 
 class GradientOpsServiceServicer(object):
-    """One RPC per op, with the semantics of TensorFlow's newest version of the op.
-    The server remembers nothing between calls: whatever a gradient needs from
-    its forward call is among the results of that call.
+    """One RPC per op, with the semantics of TensorFlow's newest version of the op,
+    or of PyTorch's op where TensorFlow has none. The server remembers nothing
+    between calls: whatever a gradient needs from its forward call is among the
+    results of that call.
 
     Inputs come inline or by handle, in any mixture. A large tensor is uploaded
     by TensorService.PutTensors; one that was kept as the result of another call
@@ -205,6 +218,23 @@ class GradientOpsServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LayerNorm(self, request, context):
+        """Layer normalization. Semantics of PyTorch's native_layer_norm, but mean and
+        rstd do not have the normalized dimensions, which PyTorch keeps with length
+        1.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LayerNormGrad(self, request, context):
+        """Gradients of layer normalization. Semantics of PyTorch's
+        native_layer_norm_backward.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GradientOpsServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -253,6 +283,16 @@ def add_GradientOpsServiceServicer_to_server(servicer, server):
                     request_deserializer=gradserve_dot_v1_dot_cudnn__rnn__messages__pb2.CudnnRNNParamsToCanonicalRequest.FromString,
                     response_serializer=gradserve_dot_v1_dot_cudnn__rnn__messages__pb2.CudnnRNNParamsToCanonicalResponse.SerializeToString,
             ),
+            'LayerNorm': grpc.unary_unary_rpc_method_handler(
+                    servicer.LayerNorm,
+                    request_deserializer=gradserve_dot_v1_dot_layer__norm__messages__pb2.LayerNormRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_layer__norm__messages__pb2.LayerNormResponse.SerializeToString,
+            ),
+            'LayerNormGrad': grpc.unary_unary_rpc_method_handler(
+                    servicer.LayerNormGrad,
+                    request_deserializer=gradserve_dot_v1_dot_layer__norm__messages__pb2.LayerNormGradRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_layer__norm__messages__pb2.LayerNormGradResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'gradserve.v1.GradientOpsService', rpc_method_handlers)
@@ -262,9 +302,10 @@ def add_GradientOpsServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GradientOpsService(object):
-    """One RPC per op, with the semantics of TensorFlow's newest version of the op.
-    The server remembers nothing between calls: whatever a gradient needs from
-    its forward call is among the results of that call.
+    """One RPC per op, with the semantics of TensorFlow's newest version of the op,
+    or of PyTorch's op where TensorFlow has none. The server remembers nothing
+    between calls: whatever a gradient needs from its forward call is among the
+    results of that call.
 
     Inputs come inline or by handle, in any mixture. A large tensor is uploaded
     by TensorService.PutTensors; one that was kept as the result of another call
@@ -518,6 +559,60 @@ class GradientOpsService(object):
             '/gradserve.v1.GradientOpsService/CudnnRNNParamsToCanonical',
             gradserve_dot_v1_dot_cudnn__rnn__messages__pb2.CudnnRNNParamsToCanonicalRequest.SerializeToString,
             gradserve_dot_v1_dot_cudnn__rnn__messages__pb2.CudnnRNNParamsToCanonicalResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LayerNorm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradserve.v1.GradientOpsService/LayerNorm',
+            gradserve_dot_v1_dot_layer__norm__messages__pb2.LayerNormRequest.SerializeToString,
+            gradserve_dot_v1_dot_layer__norm__messages__pb2.LayerNormResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LayerNormGrad(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradserve.v1.GradientOpsService/LayerNormGrad',
+            gradserve_dot_v1_dot_layer__norm__messages__pb2.LayerNormGradRequest.SerializeToString,
+            gradserve_dot_v1_dot_layer__norm__messages__pb2.LayerNormGradResponse.FromString,
             options,
             channel_credentials,
             insecure,

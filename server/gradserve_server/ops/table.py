@@ -10,6 +10,7 @@ from gradserve_server.ops.cudnn_rnn.canonical import (
 )
 from gradserve_server.ops.cudnn_rnn.declaration import CUDNN_RNN, CUDNN_RNN_BACKPROP
 from gradserve_server.ops.gru.declaration import GRU_BLOCK_CELL, GRU_BLOCK_CELL_GRAD
+from gradserve_server.ops.layer_norm.declaration import LAYER_NORM, LAYER_NORM_GRAD
 from gradserve_server.ops.operation import AnyOp
 
 OPS: Mapping[str, AnyOp] = {
@@ -24,6 +25,8 @@ OPS: Mapping[str, AnyOp] = {
         CUDNN_RNN_PARAMS_SIZE,
         CUDNN_RNN_CANONICAL_TO_PARAMS,
         CUDNN_RNN_PARAMS_TO_CANONICAL,
+        LAYER_NORM,
+        LAYER_NORM_GRAD,
     )
 }
 """By name, which is that of the RPC."""
