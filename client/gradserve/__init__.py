@@ -56,6 +56,7 @@ from gradserve.ops.batch_norm import (
 from gradserve.ops.cudnn_rnn import CudnnRNNBackpropOutputs, CudnnRNNOutputs, CudnnRNNV3Outputs
 from gradserve.ops.cudnn_rnn_params import CudnnRNNParamsToCanonicalOutputs
 from gradserve.ops.gru import GRUBlockCellAllGradOutputs, GRUBlockCellGradOutputs, GRUBlockCellOutputs
+from gradserve.ops.layer_norm import LayerNormGradOutputs, LayerNormOutputs
 from gradserve.public_names import publish as _publish
 from gradserve.raw_ops import RawOps
 from gradserve.results import (
@@ -127,6 +128,8 @@ __all__ = [
     "Initializer",
     "InternalError",
     "InvalidArgumentError",
+    "LayerNormGradOutputs",
+    "LayerNormOutputs",
     "NotFoundError",
     "OutOfRangeError",
     "Outcome",

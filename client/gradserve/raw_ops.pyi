@@ -4,7 +4,7 @@ import numpy as np
 from collections.abc import Sequence
 from typing import Any, Literal, overload
 from numpy.typing import NDArray
-from gradserve import AccumulatorHandle, AccumulatorLike, ArrayLike, CudnnRNNBackpropOutputs, CudnnRNNOutputs, CudnnRNNParamsToCanonicalOutputs, CudnnRNNV3Outputs, DTypeLike, FusedBatchNormGradOutputs, FusedBatchNormGradV3Outputs, FusedBatchNormOutputs, FusedBatchNormV3Outputs, GRUBlockCellAllGradOutputs, GRUBlockCellGradOutputs, GRUBlockCellOutputs, Shape, SparseAccumulatorTakeGradientOutputs, Tensor, TensorHandle, TensorLike
+from gradserve import AccumulatorHandle, AccumulatorLike, ArrayLike, CudnnRNNBackpropOutputs, CudnnRNNOutputs, CudnnRNNParamsToCanonicalOutputs, CudnnRNNV3Outputs, DTypeLike, FusedBatchNormGradOutputs, FusedBatchNormGradV3Outputs, FusedBatchNormOutputs, FusedBatchNormV3Outputs, GRUBlockCellAllGradOutputs, GRUBlockCellGradOutputs, GRUBlockCellOutputs, LayerNormGradOutputs, LayerNormOutputs, Shape, SparseAccumulatorTakeGradientOutputs, Tensor, TensorHandle, TensorLike
 from gradserve.calls.raw_ops import RawOpsCalls
 from gradserve.face import BlockingFace
 
@@ -823,6 +823,65 @@ class RawOps(BlockingFace[RawOpsCalls]):
     def GRUBlockCellGrad(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, r: TensorLike, u: TensorLike, c: TensorLike, d_h: TensorLike, weight_gradients: Literal[True], keep: Literal[True], lease: float | None = None) -> GRUBlockCellAllGradOutputs[TensorHandle]: ...
     @overload
     def GRUBlockCellGrad(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, r: TensorLike, u: TensorLike, c: TensorLike, d_h: TensorLike, weight_gradients: Literal[True], keep: bool = False, lease: float | None = None) -> GRUBlockCellAllGradOutputs[Tensor]: ...
+    @overload
+    def LayerNorm(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, epsilon: float = 1e-05, keep: Literal[False] = False, lease: float | None = None) -> LayerNormOutputs[NDArray[Any]]:
+        """Normalizes each group of elements of x, as PyTorch's native_layer_norm does.
+
+        In the following, T is the dtype of x: float16, bfloat16, float32 or float64. U is float32, or float64 when T
+        is. S is the shape of scale, with at least one dimension. A group is the elements of x that share their place
+        in the dimensions before S.
+
+        Args:
+            x: T, any shape that ends with S; the shape S itself makes one group.
+            scale: U, shape S.
+            offset: U, shape S.
+            epsilon: Added to the variance.
+            keep: Leave the outputs on the server and return their handles.
+            lease: For how many seconds they live there without use; None for the server's default.
+
+        Returns:
+            y: T, the shape of x: (x - mean) rstd scale + offset.
+            mean: U, the shape of x without the dimensions of S.
+            rstd: U, the shape of mean: 1 / sqrt(variance + epsilon), with the population variance.
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; its `field` says which.
+            NotFoundError: A handle does not exist (any more).
+            ResourceExhaustedError: The outputs do not fit into the server's memory.
+        """
+    @overload
+    def LayerNorm(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, epsilon: float = 1e-05, keep: Literal[True], lease: float | None = None) -> LayerNormOutputs[TensorHandle]: ...
+    @overload
+    def LayerNorm(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, epsilon: float = 1e-05, keep: bool = False, lease: float | None = None) -> LayerNormOutputs[Tensor]: ...
+    @overload
+    def LayerNormGrad(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, mean: TensorLike, rstd: TensorLike, keep: Literal[False] = False, lease: float | None = None) -> LayerNormGradOutputs[NDArray[Any]]:
+        """Gradients of LayerNorm with respect to x, scale and offset.
+
+        T, U and S are those of `LayerNorm`.
+
+        Args:
+            y_backprop: T, the shape of x: the gradient with respect to y.
+            x: T, as in the forward call.
+            scale: U, shape S, as in the forward call.
+            mean: U: output of the forward call.
+            rstd: U: output of the forward call.
+            keep: Leave the outputs on the server and return their handles.
+            lease: For how many seconds they live there without use; None for the server's default.
+
+        Returns:
+            x_backprop: T, the shape of x.
+            scale_backprop: U, shape S.
+            offset_backprop: U, shape S.
+
+        Raises:
+            InvalidArgumentError: An argument does not fit; its `field` says which.
+            NotFoundError: A handle does not exist (any more).
+            ResourceExhaustedError: The outputs do not fit into the server's memory.
+        """
+    @overload
+    def LayerNormGrad(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, mean: TensorLike, rstd: TensorLike, keep: Literal[True], lease: float | None = None) -> LayerNormGradOutputs[TensorHandle]: ...
+    @overload
+    def LayerNormGrad(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, mean: TensorLike, rstd: TensorLike, keep: bool = False, lease: float | None = None) -> LayerNormGradOutputs[Tensor]: ...
     def ResourceAccumulatorApplyGradient(self, *, handle: AccumulatorLike, local_step: ArrayLike, gradient: TensorLike, worker_id: str = '', request_id: int | None = None) -> None:
         """Adds a gradient to the round, or drops it: AccumulatorApplyGradient.
 

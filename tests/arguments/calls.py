@@ -31,6 +31,9 @@ GRU = {
 }
 GRU_GRAD = GRU | {"r": ones(2, 4), "u": ones(2, 4), "c": ones(2, 4), "d_h": ones(2, 4)}
 
+LAYER_NORM = {"x": ones(2, 3), "scale": ones(3)}
+LAYER_NORM_GRAD = LAYER_NORM | {"y_backprop": ones(2, 3), "mean": ones(2), "rstd": ones(2)}
+
 RNN = {"input": ones(1, 1, 3), "input_h": ones(1, 1, 2), "input_c": ones(1, 1, 2), "params": ones(56)}
 RNN_GRAD = RNN | {
     f"{name}{gradient}": ones(1, 1, 2) for name in ("output", "output_h", "output_c") for gradient in ("", "_backprop")
@@ -69,6 +72,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
     **{f"raw_ops.FusedBatchNormGrad{version}": NORMALIZE_GRAD for version in ("", "V2", "V3")},
     "raw_ops.GRUBlockCell": GRU,
     "raw_ops.GRUBlockCellGrad": GRU_GRAD,
+    "raw_ops.LayerNorm": LAYER_NORM | {"offset": ones(3)},
+    "raw_ops.LayerNormGrad": LAYER_NORM_GRAD,
     **{f"raw_ops.CudnnRNN{version}": RNN for version in ("", "V2", "V3")},
     **{f"raw_ops.CudnnRNNBackprop{version}": RNN_GRAD for version in ("", "V2", "V3")},
     "raw_ops.CudnnRNNParamsSize": RNN_SIZES,

@@ -24,6 +24,7 @@ from gradserve.ops.cudnn_rnn_params import (
     CUDNN_RNN_PARAMS_TO_CANONICAL_V2,
 )
 from gradserve.ops.gru import GRU_BLOCK_CELL, GRU_BLOCK_CELL_GRAD
+from gradserve.ops.layer_norm import LAYER_NORM, LAYER_NORM_GRAD
 
 OPS = (
     FUSED_BATCH_NORM,
@@ -45,5 +46,7 @@ OPS = (
     CUDNN_RNN_CANONICAL_TO_PARAMS_V2,
     CUDNN_RNN_PARAMS_TO_CANONICAL,
     CUDNN_RNN_PARAMS_TO_CANONICAL_V2,
+    LAYER_NORM,
+    LAYER_NORM_GRAD,
 )
 """All versions, in the order of the documentation."""
