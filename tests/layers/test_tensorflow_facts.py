@@ -321,4 +321,4 @@ def test_the_core_fused_layer_rounds_decay(shape: tuple[int, ...], rate: np.floa
     forward(layer, np.ones(shape, np.float32))
     run_updates(layer)
     assert layer.variables is not None
-    assert layer.variables.moving_mean[0] == rate
+    assert layer.variables.averages.moving_mean[0] == rate

@@ -1,5 +1,6 @@
 """Gradients of a forward, from that with respect to what its activation was applied to."""
 
+from dataclasses import replace
 from typing import Any
 
 from gradserve_server.devices.device import Array
@@ -7,7 +8,7 @@ from gradserve_server.layers.batch_norm.adjustment import ChannelTransform, redu
 from gradserve_server.layers.batch_norm.channels import Channels
 from gradserve_server.layers.batch_norm.forward_pass import corrected
 from gradserve_server.layers.batch_norm.normalization import Normalization
-from gradserve_server.layers.batch_norm.spec import BackwardAttributes, BackwardInputs, BackwardPlan
+from gradserve_server.layers.batch_norm.spec import BackwardAttributes, BackwardInputs, BackwardOutputs, BackwardPlan
 from gradserve_server.layers.batch_norm.weighting import MomentsGradient, WeightedBatch
 from gradserve_server.ops.batch_norm.declaration import BatchNorm
 from gradserve_server.ops.dtypes import FLOATING
@@ -37,8 +38,8 @@ class BackwardPass:
         self._has_fused_relu = config.activation_fn == "relu" and inputs.activation_saved is None
         self._gamma, self._beta = self._channels.scales(inputs.gamma), self._channels.offsets(inputs.beta)
 
-    def gradients(self, dy: Array) -> dict[str, Array]:
-        """Returns the gradients by their names in `BackwardOutputs`, given that behind the activation, T."""
+    def gradients(self, dy: Array) -> BackwardOutputs:
+        """Returns all gradients but those of regularizers, given that behind the activation, T."""
         inputs = self._inputs
         if inputs.batch_weights is not None:
             return self._weighted(dy, inputs.batch_weights)
@@ -50,7 +51,7 @@ class BackwardPass:
         assert bias is not None
         return self._elementwise(dy, scale, bias)
 
-    def _transformed(self, dy: Array, transform: ChannelTransform) -> dict[str, Array]:
+    def _transformed(self, dy: Array, transform: ChannelTransform) -> BackwardOutputs:
         inputs, gamma = self._inputs, self._gamma
         whole = self._normalization.gradient(
             dy,
@@ -62,14 +63,17 @@ class BackwardPass:
             relu_offset=transform.offset(gamma, self._beta) if self._has_fused_relu else None,
         )
         dots, totals = whole.scale_backprop, whole.offset_backprop
-        found = self._for_variables(totals, transform.gamma_gradient(dots, totals))
-        if inputs.adjustment_scale is not None:
-            for_scale, for_bias = transform.scale_gradient(gamma, dots, totals), transform.bias_gradient(gamma, totals)
-            found["adjustment_scale_gradient"] = _like(for_scale, inputs.adjustment_scale)
-            found["adjustment_bias_gradient"] = _like(for_bias, inputs.adjustment_bias)
-        return {"inputs_gradient": whole.x_backprop, **found}
+        found = self._outputs(whole.x_backprop, totals, transform.gamma_gradient(dots, totals))
+        if inputs.adjustment_scale is None:
+            return found
+        for_scale, for_bias = transform.scale_gradient(gamma, dots, totals), transform.bias_gradient(gamma, totals)
+        return replace(
+            found,
+            adjustment_scale_gradient=_like(for_scale, inputs.adjustment_scale),
+            adjustment_bias_gradient=_like(for_bias, inputs.adjustment_bias),
+        )
 
-    def _elementwise(self, dy: Array, given_scale: Array, given_bias: Array) -> dict[str, Array]:
+    def _elementwise(self, dy: Array, given_scale: Array, given_bias: Array) -> BackwardOutputs:
         """With an adjustment that varies within a channel; always in training."""
         inputs, channels = self._inputs, self._channels
         x, mean, variance, dtype = inputs.inputs, inputs.mean, inputs.variance, channels.dtype
@@ -79,11 +83,10 @@ class BackwardPass:
         wide = dy.astype(dtype, copy=False)
         for_beta = reduced_to(wide, shape)
         for_gamma = reduced_to(wide * (adjusted * scale + bias), shape)
-        found = self._for_variables(for_beta.reshape(-1), for_gamma.reshape(-1))
         behind = wide * channels.broadcast(self._gamma)
-        found["adjustment_bias_gradient"] = _like(reduced_to(behind, bias.shape), given_bias)
+        for_bias = _like(reduced_to(behind, bias.shape), given_bias)
         adjusted *= behind
-        found["adjustment_scale_gradient"] = _like(reduced_to(adjusted, scale.shape), given_scale)
+        for_scale = _like(reduced_to(adjusted, scale.shape), given_scale)
         behind *= scale
         whole = self._normalization.gradient(
             behind,
@@ -93,9 +96,14 @@ class BackwardPass:
             variance,
             through_moments=self._through_moments,
         )
-        return {"inputs_gradient": whole.x_backprop.astype(x.dtype, copy=False), **found}
+        for_inputs = whole.x_backprop.astype(x.dtype, copy=False)
+        return replace(
+            self._outputs(for_inputs, for_beta.reshape(-1), for_gamma.reshape(-1)),
+            adjustment_scale_gradient=for_scale,
+            adjustment_bias_gradient=for_bias,
+        )
 
-    def _weighted(self, dy: Array, weights: Array) -> dict[str, Array]:
+    def _weighted(self, dy: Array, weights: Array) -> BackwardOutputs:
         inputs, dtype, xp, gamma = self._inputs, self._channels.dtype, self._xp, self._gamma
         wide = inputs.inputs.astype(dtype, copy=False)
         whole = self._normalization.gradient(
@@ -107,7 +115,6 @@ class BackwardPass:
             through_moments=False,
             relu_offset=self._beta if self._has_fused_relu else None,
         )
-        found = self._for_variables(whole.offset_backprop, whole.scale_backprop)
         batch = WeightedBatch.of(wide, weights, self._plan.geometry)
         through = MomentsGradient(
             mean=inputs.mean,
@@ -117,19 +124,21 @@ class BackwardPass:
         )
         for_inputs = batch.inputs_gradient(xp, through).reshape(inputs.inputs.shape)
         for_inputs += whole.x_backprop
-        if weights.dtype in FLOATING:
-            for_weights = batch.weights_gradient(xp, through, inputs.variance)
-            found["batch_weights_gradient"] = for_weights.astype(weights.dtype)
-        return {"inputs_gradient": for_inputs.astype(inputs.inputs.dtype, copy=False), **found}
+        for_inputs = for_inputs.astype(inputs.inputs.dtype, copy=False)
+        found = self._outputs(for_inputs, whole.offset_backprop, whole.scale_backprop)
+        if weights.dtype not in FLOATING:
+            return found
+        for_weights = batch.weights_gradient(xp, through, inputs.variance)
+        return replace(found, batch_weights_gradient=for_weights.astype(weights.dtype))
 
-    def _for_variables(self, for_beta: Array, for_gamma: Array) -> dict[str, Array]:
-        """Returns the gradients of the variables that there are, in their dtype."""
-        found = {}
-        if self._inputs.beta is not None:
-            found["beta_gradient"] = for_beta.astype(self._inputs.beta.dtype, copy=False)
-        if self._inputs.gamma is not None:
-            found["gamma_gradient"] = for_gamma.astype(self._inputs.gamma.dtype, copy=False)
-        return found
+    def _outputs(self, for_inputs: Array, for_beta: Array, for_gamma: Array) -> BackwardOutputs:
+        """Returns the gradients of the inputs and of the variables that there are, the latter in their dtype."""
+        beta, gamma = self._inputs.beta, self._inputs.gamma
+        return BackwardOutputs(
+            inputs_gradient=for_inputs,
+            beta_gradient=None if beta is None else for_beta.astype(beta.dtype, copy=False),
+            gamma_gradient=None if gamma is None else for_gamma.astype(gamma.dtype, copy=False),
+        )
 
 
 def _like(gradient: Array, array: Array) -> Array:

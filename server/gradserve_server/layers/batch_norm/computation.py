@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from gradserve_server.devices.device import Array, Device
+from gradserve_server.layers.batch_norm.averages import MovingAverages
 from gradserve_server.layers.batch_norm.backward_pass import BackwardPass
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.forward_pass import ForwardPass, Normalized
@@ -31,7 +32,7 @@ from gradserve_server.layers.batch_norm.spec import (
     ForwardOutputs,
     ForwardPlan,
 )
-from gradserve_server.layers.batch_norm.updates import UpdateAttributes, UpdateInputs, UpdateOutputs, update
+from gradserve_server.layers.batch_norm.updates import UpdateAttributes, UpdateInputs, update
 from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.ops.activation.declaration import Activation
 from gradserve_server.ops.activation.spec import gradient_of_result
@@ -67,11 +68,14 @@ class LayerComputation:
             normalized = ForwardPass(self._xp, self._batch_norm, inputs, attributes, plan).normalized()
             outputs, activation_saved = self._activated(normalized, attributes)
             batch_mean, batch_variance = normalized.batch or (None, None)
-            losses = {
-                f"{name}_regularization_loss": self._xp.asarray(regularizer.loss(self._xp, getattr(inputs, name)))
-                for name, regularizer in _regularizers(attributes.config, plan.implementation).items()
-            }
-        given = ForwardOutputs(outputs, batch_mean, batch_variance, **losses)
+            of_beta, of_gamma = _regularizers(attributes.config, plan.implementation)
+            given = ForwardOutputs(
+                outputs,
+                batch_mean,
+                batch_variance,
+                beta_regularization_loss=self._loss(of_beta, inputs.beta),
+                gamma_regularization_loss=self._loss(of_gamma, inputs.gamma),
+            )
         if not attributes.saves:
             return given
         return replace(
@@ -96,16 +100,20 @@ class LayerComputation:
                 name = attributes.config.activation_fn
                 self._activation.gradient(name, inputs.outputs_gradient, inputs.activation_saved, dy)
             gradients = BackwardPass(self._xp, self._batch_norm, inputs, attributes, plan).gradients(dy)
-            regularization = {
-                f"{name}_regularization_gradient": regularizer.gradient(self._xp, getattr(inputs, name))
-                for name, regularizer in _regularizers(attributes.config, attributes.implementation).items()
-            }
-            return BackwardOutputs(**gradients, **regularization)
+            of_beta, of_gamma = _regularizers(attributes.config, attributes.implementation)
+            return replace(
+                gradients,
+                beta_regularization_gradient=None if of_beta is None else of_beta.gradient(self._xp, inputs.beta),
+                gamma_regularization_gradient=None if of_gamma is None else of_gamma.gradient(self._xp, inputs.gamma),
+            )
 
-    def update(self, inputs: UpdateInputs, attributes: UpdateAttributes) -> UpdateOutputs:
+    def update(self, inputs: UpdateInputs, attributes: UpdateAttributes) -> MovingAverages:
         """Computes the next values of the moving averages."""
         with np.errstate(all="ignore"):
             return update(self._xp, inputs, attributes)
+
+    def _loss(self, regularizer: Regularizer | None, variable: Array) -> Array | None:
+        return None if regularizer is None else self._xp.asarray(regularizer.loss(self._xp, variable))
 
     def _activated(self, normalized: Normalized, attributes: ForwardAttributes) -> tuple[Array, Array | None]:
         """Returns the outputs, and what the gradient of the activation is a function of."""
@@ -120,9 +128,10 @@ class LayerComputation:
         return outputs, y
 
 
-def _regularizers(config: BatchNormConfig, implementation: Implementation) -> dict[str, Regularizer]:
-    """Returns those that have an effect, by variable."""
+def _regularizers(
+    config: BatchNormConfig, implementation: Implementation
+) -> tuple[Regularizer | None, Regularizer | None]:
+    """Returns those of beta and gamma that have an effect."""
     if implementation is Implementation.LEGACY:
-        return {}
-    found = {name: config.regularizer_of(name) for name in ("beta", "gamma")}
-    return {name: regularizer for name, regularizer in found.items() if regularizer is not None}
+        return None, None
+    return config.regularizer_of("beta"), config.regularizer_of("gamma")

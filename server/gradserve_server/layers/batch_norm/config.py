@@ -22,7 +22,7 @@ _MAX_ENTRIES = 64
 _MAX_COLLECTIONS = 1024
 _FORMATS = ("NHWC", "NCHW")
 _SWITCHES = {"beta": "center", "gamma": "scale"}
-"""The arguments that a variable depends on."""
+"""The names of the arguments that a variable depends on."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class BatchNormConfig:
 
     def has_variable(self, name: str) -> bool:
         """Tells whether there is a beta or gamma."""
-        return name in _SWITCHES and bool(getattr(self, _SWITCHES[name]))
+        return (name == "beta" and self.center) or (name == "gamma" and self.scale)
 
     def regularizer_of(self, variable: str) -> Regularizer | None:
         """Returns what regularizes a variable that there is."""
@@ -156,14 +156,12 @@ class BatchNormConfig:
 
     def _check_names(self) -> None:
         """Bounds what a layer keeps besides tensors."""
-        for argument in ("param_initializers", "param_regularizers"):
-            count = len(getattr(self, argument))
-            if count > _MAX_ENTRIES:
-                raise InvalidArgumentError(
-                    f"expected at most {_MAX_ENTRIES} entries, got {count}", field=f"config.{argument}"
-                )
-        for argument in ("param_initializers", "param_regularizers", "variables_collections", "renorm_clipping"):
-            _check_lengths(getattr(self, argument), argument)
+        _check_count(self.param_initializers, "param_initializers")
+        _check_count(self.param_regularizers, "param_regularizers")
+        _check_lengths(self.param_initializers, "param_initializers")
+        _check_lengths(self.param_regularizers, "param_regularizers")
+        _check_lengths(self.variables_collections, "variables_collections")
+        _check_lengths(self.renorm_clipping, "renorm_clipping")
         count = 0
         for argument, tags in (
             ("updates_collections", self.updates_collections),
@@ -220,8 +218,12 @@ class BatchNormConfig:
                     yield f"{argument}[{name}]", f"there is no {name} without {_SWITCHES[name]}"
         if not self.renorm:
             default = BatchNormConfig()
-            for argument in ("renorm_clipping", "renorm_decay", "renorm_zero_debias"):
-                if getattr(self, argument) != getattr(default, argument):
+            for argument, is_default in (
+                ("renorm_clipping", self.renorm_clipping == default.renorm_clipping),
+                ("renorm_decay", self.renorm_decay == default.renorm_decay),
+                ("renorm_zero_debias", self.renorm_zero_debias == default.renorm_zero_debias),
+            ):
+                if not is_default:
                     yield argument, "renorm is off"
 
     def with_seeds(self, draw: Callable[[], int]) -> "BatchNormConfig":
@@ -254,6 +256,13 @@ class BatchNormConfig:
 
 def _as_set(tags: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(tags)))
+
+
+def _check_count(entries: Mapping[str, object], argument: str) -> None:
+    if len(entries) > _MAX_ENTRIES:
+        raise InvalidArgumentError(
+            f"expected at most {_MAX_ENTRIES} entries, got {len(entries)}", field=f"config.{argument}"
+        )
 
 
 def _check_lengths(names: Iterable[str], argument: str) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from gradserve_server.layers.batch_norm.averages import MovingAverages
 from gradserve_server.layers.batch_norm.spec import (
     BackwardAttributes,
     BackwardInputs,
@@ -17,7 +18,6 @@ from gradserve_server.layers.batch_norm.spec import (
 from gradserve_server.layers.batch_norm.updates import (
     UpdateAttributes,
     UpdateInputs,
-    UpdateOutputs,
     UpdatePlan,
     plan_update,
 )
@@ -35,7 +35,7 @@ class BatchNormLayerComputation(Family, Protocol):
         """Computes gradients."""
         ...
 
-    def update(self, inputs: UpdateInputs, attributes: UpdateAttributes) -> UpdateOutputs:
+    def update(self, inputs: UpdateInputs, attributes: UpdateAttributes) -> MovingAverages:
         """Computes the next values of the moving averages."""
         ...
 
@@ -57,7 +57,7 @@ def _backward(
 
 def _update(
     family: BatchNormLayerComputation, inputs: UpdateInputs, attributes: UpdateAttributes, plan: UpdatePlan
-) -> UpdateOutputs:
+) -> MovingAverages:
     return family.update(inputs, attributes)
 
 
@@ -86,7 +86,7 @@ UPDATE = Op(
     family=FAMILY,
     inputs=UpdateInputs,
     attributes=UpdateAttributes,
-    outputs=UpdateOutputs,
+    outputs=MovingAverages,
     plan=plan_update,
     compute=_update,
 )

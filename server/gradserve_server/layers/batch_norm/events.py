@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from gradserve_server.devices.device import Array
+from gradserve_server.layers.batch_norm.averages import MovingAverages
 from gradserve_server.layers.batch_norm.saved import Moments, Saved
-from gradserve_server.layers.batch_norm.updates import UpdateOutputs
 from gradserve_server.layers.batch_norm.variables import Variables
 
 
@@ -62,7 +62,7 @@ class ForwardEnded:
     lease: float
     saved: Saved | None = None
     pending: Moments | None = None
-    averages: UpdateOutputs | None = None
+    averages: MovingAverages | None = None
     released: tuple[str, ...] = ()
 
 
@@ -76,7 +76,7 @@ class UpdatesRun:
     """
 
     forward_id: str
-    averages: UpdateOutputs
+    averages: MovingAverages
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Array
-from gradserve_server.errors import AbortedError, InvalidArgumentError, NotFoundError
+from gradserve_server.errors import AbortedError, InvalidArgumentError
 from gradserve_server.layers.batch_norm.adjustment import draw_adjustment
+from gradserve_server.layers.batch_norm.averages import MovingAverages
 from gradserve_server.layers.batch_norm.calls import BackwardCall, ForwardCall, ForwardResult
+from gradserve_server.layers.batch_norm.checking import check_name, check_shared, check_values, variables_for
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.declaration import BACKWARD, FORWARD, UPDATE
 from gradserve_server.layers.batch_norm.events import (
@@ -28,7 +30,6 @@ from gradserve_server.layers.batch_norm.events import (
     VariablesSet,
 )
 from gradserve_server.layers.batch_norm.forwards import Forwards
-from gradserve_server.layers.batch_norm.implementation import CallKind, choose_implementation
 from gradserve_server.layers.batch_norm.saved import Moments, Saved
 from gradserve_server.layers.batch_norm.spec import (
     BackwardOutputs,
@@ -37,20 +38,16 @@ from gradserve_server.layers.batch_norm.spec import (
     ForwardInputs,
     channel_axis,
     channel_shape,
-    check_dtype,
-    check_rank,
     plan_forward,
 )
 from gradserve_server.layers.batch_norm.state import LayerState
-from gradserve_server.layers.batch_norm.updates import UpdateAttributes, UpdateInputs, UpdateOutputs
+from gradserve_server.layers.batch_norm.updates import UpdateAttributes, UpdateInputs
 from gradserve_server.layers.batch_norm.variables import Variables, initial_variables, variable_bytes
 from gradserve_server.ops.dtypes import widened
-from gradserve_server.ops.runner import CheckedCall, Computed, OpRunner, check_call, with_arrays
+from gradserve_server.ops.runner import CheckedCall, Computed, OpRunner, arrays_of, check_call, with_arrays
 from gradserve_server.state.journal import Journal
 from gradserve_server.tensors.quotas import Account, Quota
 
-_VARIABLES = tuple(field.name for field in fields(ForwardInputs) if field.name in Variables.__dataclass_fields__)
-"""What a forward uses of the variables."""
 _LOSSES = ("beta_regularization_loss", "gamma_regularization_loss")
 
 _MAX_ID_BYTES = 128
@@ -152,20 +149,7 @@ class BatchNormLayer:
             InvalidArgumentError: The layer does not take such inputs.
             ResourceExhaustedError: There is no memory for them.
         """
-        check_dtype(dtype, "input_dtype")
-        check_rank(shape, "input_shape")
-        if any(size < -1 for size in shape):
-            raise InvalidArgumentError(
-                f"expected sizes of at least 0, or -1 for any, got {list(shape)}", field="input_shape"
-            )
-        axis = channel_axis(len(shape), self.config.data_format)
-        if shape[axis] < 0:
-            raise InvalidArgumentError(
-                f"expected the number of channels as size {axis} of input_shape, got {list(shape)}", field="input_shape"
-            )
-        kind = CallKind(len(shape), dtype, True, False, self.config.adjustment is not None)
-        implementation = choose_implementation(self.config, kind)
-        await self._ready(shape[axis], implementation.variable_dtype(dtype))
+        await self._ready(*variables_for(self.config, dtype, shape))
 
     async def forward(
         self,
@@ -211,7 +195,7 @@ class BatchNormLayer:
         if drawn is not None:
             given = replace(given, adjustment_scale=drawn[0], adjustment_bias=drawn[1])
             plan = plan_forward(given, attributes)
-        inputs = ForwardInputs(**vars(given), **{name: getattr(variables, name) for name in _VARIABLES})
+        inputs = ForwardInputs.of(given, variables)
         checked = CheckedCall(FORWARD, inputs, attributes, plan)
         computed = await self._runner.run(checked, on_host={"outputs", *_LOSSES} if on_host else _LOSSES, room=room)
         self._adopt(variables, computed.moved)
@@ -223,14 +207,14 @@ class BatchNormLayer:
         deliver(outputs.outputs)
         moments = Moments(outputs.batch_mean, outputs.batch_variance, plan.implementation) if plan.has_updates else None
         has_pending = await self._end_forward(forward_id, saved, moments, call, room)
-        losses = {name: getattr(outputs, f"{name}_regularization_loss") for name in ("beta", "gamma")}
+        given_names = arrays_of(given)
         return ForwardResult(
             outputs=outputs.outputs,
-            moved={name: array for name, array in computed.moved.items() if name in vars(given)},
+            moved={name: array for name, array in computed.moved.items() if name in given_names},
             forward_id=forward_id if saves or has_pending else "",
             has_pending_updates=has_pending,
             implementation=plan.implementation,
-            regularization_losses={name: float(loss) for name, loss in losses.items() if loss is not None},
+            regularization_losses=outputs.regularization_losses,
             ignored=plan.ignored,
             drawn=drawn if plan.uses_adjustment else None,
         )
@@ -330,7 +314,7 @@ class BatchNormLayer:
         """
         found = {} if self.variables is None else self.variables.by_name()
         for index, name in enumerate(names):
-            self._check_name(name, found, f"names[{index}]")
+            check_name(self.name, name, found, f"names[{index}]")
         return {name: found[name] for name in names} or found
 
     async def set_variables(self, values: Mapping[str, Array]) -> None:
@@ -343,16 +327,7 @@ class BatchNormLayer:
             NotFoundError: The layer has no variable of a name, or not yet.
             InvalidArgumentError: A value has another dtype or shape than its variable.
         """
-        found = {} if self.variables is None else self.variables.by_name()
-        for index, (name, value) in enumerate(values.items()):
-            self._check_name(name, found, f"variables[{index}].name")
-            expected = found[name]
-            if value.dtype != expected.dtype or tuple(value.shape) != tuple(expected.shape):
-                raise InvalidArgumentError(
-                    f"expected {expected.dtype} of shape {list(expected.shape)} for {name}, "
-                    f"got {value.dtype} of shape {list(value.shape)}",
-                    field=f"variables[{index}].tensor",
-                )
+        check_values(self.name, self.variables, values)
         async with self._changing, self._deciding:
             await self._commit(VariablesSet(dict(values)), self._state.set_variables)
 
@@ -380,19 +355,7 @@ class BatchNormLayer:
                         raise
         variables = self.variables
         assert variables is not None
-        shared = f"Trying to share variable {self.name}/{next(iter(variables.by_name()))}, but specified"
-        if variables.num_channels != channels:
-            raise InvalidArgumentError(
-                f"{shared} shape ({channels},) and found shape ({variables.num_channels},). "
-                f"Expected {variables.num_channels} channels",
-                field="inputs",
-            )
-        if variables.dtype != dtype:
-            raise InvalidArgumentError(
-                f"{shared} dtype {dtype} and found dtype {variables.dtype}. "
-                f"Such inputs need variables of {dtype}, and the layer has {variables.dtype}",
-                field="inputs",
-            )
+        check_shared(self.name, variables, channels, dtype)
         return variables
 
     async def _drawn(
@@ -413,9 +376,9 @@ class BatchNormLayer:
 
     def _adopt(self, variables: Variables, moved: Mapping[str, Array]) -> None:
         """Keeps copies of variables in the device's memory, unless there are newer values."""
-        copies: Any = {name: moved[name] for name in _VARIABLES if name in moved}
+        copies = {name: moved[name] for name in variables.by_name() if name in moved}
         if copies and self.variables is variables:
-            self._state.variables = replace(variables, **copies)
+            self._state.variables = variables.with_values(copies)
 
     async def _end_forward(
         self,
@@ -458,12 +421,11 @@ class BatchNormLayer:
             await self._commit(UpdatesRun(forward_id, averages), self._state.run_updates)
             return 1
 
-    async def _moved(self, moments: Moments) -> UpdateOutputs:
+    async def _moved(self, moments: Moments) -> MovingAverages:
         """Returns the moving averages after an update; nobody else changes the variables meanwhile."""
         variables = self.variables
         assert variables is not None
-        averages = {name: getattr(variables, name) for name in UpdateOutputs.__dataclass_fields__}
-        inputs = UpdateInputs(**averages, batch_mean=moments.mean, batch_variance=moments.variance)
+        inputs = UpdateInputs.of(variables.averages, moments.mean, moments.variance)
         checked = check_call(UPDATE, inputs, UpdateAttributes(self.config, moments.implementation))
         return (await self._runner.run(checked, on_host=False)).outputs
 
@@ -472,8 +434,3 @@ class BatchNormLayer:
         if not self._closed:
             await self._journal.append(event)
         return apply(event)
-
-    def _check_name(self, name: str, found: Collection[str], field: str) -> None:
-        if name not in found:
-            has = f"it has {', '.join(found)}" if found else "its variables are created by the first forward"
-            raise NotFoundError(f"layer {self.name!r} has no variable {name!r}; {has}", field=field)

@@ -5,7 +5,7 @@ seconds for a first call, once for each kind of GPU, as CuPy keeps the results o
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,17 +15,16 @@ from gradserve_server.devices.device import Array, Device
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.declaration import BatchNormLayerComputation
 from gradserve_server.layers.batch_norm.implementation import CallKind, Implementation, choose_implementation
+from gradserve_server.layers.batch_norm.saved import Saved
 from gradserve_server.layers.batch_norm.spec import (
-    BackwardAttributes,
-    BackwardInputs,
     CallInputs,
     ForwardAttributes,
     ForwardInputs,
     plan_backward,
     plan_forward,
 )
-from gradserve_server.layers.batch_norm.updates import UpdateAttributes, UpdateInputs, UpdateOutputs
-from gradserve_server.layers.batch_norm.variables import initial_variables
+from gradserve_server.layers.batch_norm.updates import UpdateAttributes, UpdateInputs
+from gradserve_server.layers.batch_norm.variables import initial_variables, variables_of
 from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.ops.dtypes import FLOATING, widened
 
@@ -71,17 +70,13 @@ class SmallCall:
         attributes = ForwardAttributes(self.config)
         plan = plan_forward(given, attributes)
         initial = initial_variables(self.config, _SIZE, plan.variable_dtype)
-        variables = {name: put(array) for name, array in vars(initial).items()}
-        names = {field.name for field in fields(ForwardInputs)} & variables.keys()
-        inputs = ForwardInputs(**vars(given), **{name: variables[name] for name in names})
+        variables = variables_of({name: device.from_host(array) for name, array in initial.by_name().items()})
+        inputs = ForwardInputs.of(given, variables)
         outputs = computation.forward(inputs, attributes, plan)
-        names = {field.name for field in fields(BackwardInputs)}
-        found = {name: array for name, array in (vars(inputs) | vars(outputs)).items() if name in names}
-        backward = BackwardInputs(outputs_gradient=x, **found)
-        backward_attributes = BackwardAttributes(self.config, True, plan.implementation)
+        saved = Saved.of(inputs, outputs, plan, is_training=True)
+        backward, backward_attributes = saved.backward_inputs(x), saved.backward_attributes(self.config)
         computation.backward(backward, backward_attributes, plan_backward(backward, backward_attributes))
-        averages: Any = {field.name: variables[field.name] for field in fields(UpdateOutputs)}
-        update = UpdateInputs(**averages, batch_mean=outputs.batch_mean, batch_variance=outputs.batch_variance)
+        update = UpdateInputs.of(variables.averages, outputs.batch_mean, outputs.batch_variance)
         computation.update(update, UpdateAttributes(self.config, plan.implementation))
 
 

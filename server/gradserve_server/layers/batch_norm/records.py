@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 from numpy.typing import NDArray
 
 from gradserve_server.devices.device import Array
+from gradserve_server.layers.batch_norm.averages import averages_of
 from gradserve_server.layers.batch_norm.events import (
     AdjustmentDrawn,
     BackwardEnded,
@@ -20,8 +21,7 @@ from gradserve_server.layers.batch_norm.events import (
 )
 from gradserve_server.layers.batch_norm.implementation import Implementation
 from gradserve_server.layers.batch_norm.saved import Moments, Saved
-from gradserve_server.layers.batch_norm.updates import UpdateOutputs
-from gradserve_server.layers.batch_norm.variables import Variables
+from gradserve_server.layers.batch_norm.variables import variables_of
 
 Record: TypeAlias = dict[str, Any]
 """An event in types that every serialization format has; tensors are numbers, from 0."""
@@ -71,7 +71,7 @@ class _Writer:
     def record(self, event: Event) -> Record:
         match event:
             case VariablesCreated(variables):
-                return {"event": "variables_created", "variables": self._named(variables.by_field())}
+                return {"event": "variables_created", "variables": self._named(variables.by_name())}
             case VariablesSet(values):
                 return {"event": "variables_set", "values": self._named(values)}
             case AdjustmentDrawn(forward_id, number):
@@ -83,14 +83,14 @@ class _Writer:
                     "lease": event.lease,
                     "saved": None if event.saved is None else self._saved(event.saved),
                     "pending": None if event.pending is None else self._moments(event.pending),
-                    "averages": None if event.averages is None else self._named(event.averages.by_field()),
+                    "averages": None if event.averages is None else self._named(event.averages.by_name()),
                     "released": list(event.released),
                 }
             case UpdatesRun(forward_id, averages):
                 return {
                     "event": "updates_run",
                     "forward_id": forward_id,
-                    "averages": self._named(averages.by_field()),
+                    "averages": self._named(averages.by_name()),
                 }
             case BackwardEnded(forward_id):
                 return {"event": "backward_ended", "forward_id": forward_id}
@@ -136,7 +136,7 @@ class _Reader:
     def event(self, record: Record) -> Event:
         match record["event"]:
             case "variables_created":
-                return VariablesCreated(Variables(**self._named(record["variables"])))
+                return VariablesCreated(variables_of(self._named(record["variables"])))
             case "variables_set":
                 return VariablesSet(self._named(record["values"]))
             case "adjustment_drawn":
@@ -147,11 +147,11 @@ class _Reader:
                     lease=record["lease"],
                     saved=None if record["saved"] is None else self._saved(record["saved"]),
                     pending=None if record["pending"] is None else self._moments(record["pending"]),
-                    averages=None if record["averages"] is None else UpdateOutputs(**self._named(record["averages"])),
+                    averages=None if record["averages"] is None else averages_of(self._named(record["averages"])),
                     released=tuple(record["released"]),
                 )
             case "updates_run":
-                return UpdatesRun(record["forward_id"], UpdateOutputs(**self._named(record["averages"])))
+                return UpdatesRun(record["forward_id"], averages_of(self._named(record["averages"])))
             case "backward_ended":
                 return BackwardEnded(record["forward_id"])
             case "forwards_released":

@@ -21,6 +21,7 @@ from gradserve_server.layers.batch_norm.implementation import (
     has_updates,
     ignored_arguments,
 )
+from gradserve_server.layers.batch_norm.variables import Variables
 from gradserve_server.ops.activation.spec import gradient_of_result
 from gradserve_server.ops.batch_norm.spec import Geometry
 from gradserve_server.ops.dtypes import FLOATING, dtype_text, widened
@@ -48,7 +49,7 @@ class CallInputs:
 
 @dataclass(frozen=True)
 class ForwardInputs(CallInputs):
-    """With the variables, each V or None where the layer does not have it.
+    """With the variables, by their names in TensorFlow; each V or None where the layer does not have it.
 
     Attributes:
         beta: Shape [C], and so all below but the weights, which are scalars.
@@ -62,6 +63,25 @@ class ForwardInputs(CallInputs):
     renorm_stddev: Array | None = None
     renorm_mean_weight: Array | None = None
     renorm_stddev_weight: Array | None = None
+
+    @classmethod
+    def of(cls, given: CallInputs, variables: Variables) -> "ForwardInputs":
+        """Returns what the caller gives together with the variables."""
+        averages = variables.averages
+        return cls(
+            inputs=given.inputs,
+            batch_weights=given.batch_weights,
+            adjustment_scale=given.adjustment_scale,
+            adjustment_bias=given.adjustment_bias,
+            beta=variables.beta,
+            gamma=variables.gamma,
+            moving_mean=averages.moving_mean,
+            moving_variance=averages.moving_variance,
+            renorm_mean=averages.renorm_mean,
+            renorm_stddev=averages.renorm_stddev,
+            renorm_mean_weight=averages.renorm_mean_weight,
+            renorm_stddev_weight=averages.renorm_stddev_weight,
+        )
 
 
 @dataclass(frozen=True)
@@ -105,6 +125,12 @@ class ForwardOutputs:
     activation_saved: Array | None = None
     beta_regularization_loss: Array | None = None
     gamma_regularization_loss: Array | None = None
+
+    @property
+    def regularization_losses(self) -> dict[str, float]:
+        """The losses that there are, by variable; they must be in host memory."""
+        losses = {"beta": self.beta_regularization_loss, "gamma": self.gamma_regularization_loss}
+        return {name: float(loss) for name, loss in losses.items() if loss is not None}
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,8 @@
 """The variables of a layer, and what is left and remembered of its forwards."""
 
+from dataclasses import replace
+
+from gradserve_server.layers.batch_norm.averages import MovingAverages
 from gradserve_server.layers.batch_norm.events import (
     AdjustmentDrawn,
     BackwardEnded,
@@ -12,7 +15,6 @@ from gradserve_server.layers.batch_norm.events import (
     VariablesSet,
 )
 from gradserve_server.layers.batch_norm.forwards import Forwards
-from gradserve_server.layers.batch_norm.updates import UpdateOutputs
 from gradserve_server.layers.batch_norm.variables import Variables
 
 
@@ -99,7 +101,7 @@ class LayerState:
             case ForwardsExpired():
                 self.expire(event)
 
-    def _follow(self, averages: UpdateOutputs) -> None:
+    def _follow(self, averages: MovingAverages) -> None:
         assert self.variables is not None
-        self.variables = self.variables.with_averages(averages)
+        self.variables = replace(self.variables, averages=averages)
         self.num_updates += 1

@@ -9,47 +9,35 @@ from typing import Any
 import numpy as np
 
 from gradserve_server.devices.device import Array
+from gradserve_server.layers.batch_norm.averages import MovingAverages
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.implementation import Implementation
 from gradserve_server.tensors.store import TensorSpec
 
 
-@dataclass(frozen=True, kw_only=True)
-class UpdateOutputs:
-    """The moving averages; see `Variables`."""
-
-    moving_mean: Array
-    moving_variance: Array
-    biased: Array | None = None
-    local_step: Array | None = None
-    moving_stddev: Array | None = None
-    renorm_mean: Array | None = None
-    renorm_stddev: Array | None = None
-    renorm_mean_weight: Array | None = None
-    renorm_stddev_weight: Array | None = None
-
-    def by_field(self) -> dict[str, Array]:
-        """Returns the averages that there are, by the names of the fields."""
-        arrays = {
-            "moving_mean": self.moving_mean,
-            "moving_variance": self.moving_variance,
-            "biased": self.biased,
-            "local_step": self.local_step,
-            "moving_stddev": self.moving_stddev,
-            "renorm_mean": self.renorm_mean,
-            "renorm_stddev": self.renorm_stddev,
-            "renorm_mean_weight": self.renorm_mean_weight,
-            "renorm_stddev_weight": self.renorm_stddev_weight,
-        }
-        return {name: array for name, array in arrays.items() if array is not None}
-
-
-@dataclass(frozen=True, kw_only=True)
-class UpdateInputs(UpdateOutputs):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class UpdateInputs(MovingAverages):
     """The moving averages, and the moments of the batch to move them by, each of shape [C]."""
 
     batch_mean: Array
     batch_variance: Array
+
+    @classmethod
+    def of(cls, averages: MovingAverages, batch_mean: Array, batch_variance: Array) -> "UpdateInputs":
+        """Returns them together."""
+        return cls(
+            moving_mean=averages.moving_mean,
+            moving_variance=averages.moving_variance,
+            biased=averages.biased,
+            local_step=averages.local_step,
+            moving_stddev=averages.moving_stddev,
+            renorm_mean=averages.renorm_mean,
+            renorm_stddev=averages.renorm_stddev,
+            renorm_mean_weight=averages.renorm_mean_weight,
+            renorm_stddev_weight=averages.renorm_stddev_weight,
+            batch_mean=batch_mean,
+            batch_variance=batch_variance,
+        )
 
 
 @dataclass(frozen=True)
@@ -76,12 +64,10 @@ class UpdatePlan:
 
 def plan_update(inputs: UpdateInputs, attributes: UpdateAttributes) -> UpdatePlan:
     """Says what comes out."""
-    averages = [getattr(inputs, name) for name in UpdateOutputs.__dataclass_fields__]
-    arrays = [array for array in averages if array is not None]
-    return UpdatePlan(tuple(TensorSpec(array.dtype, tuple(array.shape)) for array in arrays))
+    return UpdatePlan(tuple(TensorSpec(array.dtype, tuple(array.shape)) for array in inputs.by_name().values()))
 
 
-def update(xp: Any, inputs: UpdateInputs, attributes: UpdateAttributes) -> UpdateOutputs:
+def update(xp: Any, inputs: UpdateInputs, attributes: UpdateAttributes) -> MovingAverages:
     """Returns the next moving averages, over NumPy or CuPy.
 
     `moving_averages.py` of TensorFlow and, with renorm, the layer's own code: each average moves by 1 - decay of the
@@ -94,13 +80,13 @@ def update(xp: Any, inputs: UpdateInputs, attributes: UpdateAttributes) -> Updat
         return _renorm(xp, inputs, attributes.config, averaging, mean, variance)
     moving_variance = averaging.step(inputs.moving_variance, variance)
     if inputs.biased is None:
-        return UpdateOutputs(moving_mean=averaging.step(inputs.moving_mean, mean), moving_variance=moving_variance)
+        return MovingAverages(moving_mean=averaging.step(inputs.moving_mean, mean), moving_variance=moving_variance)
     biased = averaging.step(inputs.biased, mean)
     local_step = inputs.local_step + dtype.type(1)
     # In float64, as powers in float32 are not equally good everywhere, and here the error of one is magnified.
     kept = float(dtype.type(1) - averaging.rate)
     corrected = biased / (1 - xp.power(kept, local_step.astype("float64"))).astype(dtype)
-    return UpdateOutputs(
+    return MovingAverages(
         moving_mean=corrected.astype(dtype),
         moving_variance=moving_variance,
         biased=biased,
@@ -120,7 +106,7 @@ class _Averaging:
 
 def _renorm(
     xp: Any, inputs: UpdateInputs, config: BatchNormConfig, moving: _Averaging, mean: Array, variance: Array
-) -> UpdateOutputs:
+) -> MovingAverages:
     dtype = inputs.moving_mean.dtype
     epsilon = dtype.type(config.epsilon)
     stddev = xp.sqrt(variance + epsilon)
@@ -129,7 +115,7 @@ def _renorm(
     renorm_stddev = renorm.step(inputs.renorm_stddev, stddev)
     if inputs.moving_stddev is not None:
         moving_stddev = moving.step(inputs.moving_stddev, stddev)
-        return UpdateOutputs(
+        return MovingAverages(
             moving_mean=moving.step(inputs.moving_mean, mean),
             moving_variance=xp.maximum(moving_stddev * moving_stddev - epsilon, dtype.type(0)),
             moving_stddev=moving_stddev,
@@ -139,7 +125,7 @@ def _renorm(
     mean_weight = renorm.step(inputs.renorm_mean_weight, dtype.type(1))
     stddev_weight = renorm.step(inputs.renorm_stddev_weight, dtype.type(1))
     new_stddev = renorm_stddev / stddev_weight
-    return UpdateOutputs(
+    return MovingAverages(
         moving_mean=moving.step(inputs.moving_mean, renorm_mean / mean_weight),
         moving_variance=moving.step(inputs.moving_variance, new_stddev * new_stddev - epsilon),
         renorm_mean=renorm_mean,

@@ -34,8 +34,7 @@ from gradserve_server.tensors.opening import TensorOpener
 
 MAX_VARIABLES = 1 << 10
 """In one request; and so of collections, initializers and regularizers."""
-_SCALARS = ("decay", "epsilon", "renorm_decay", "center", "trainable", "fused")
-_FLAGS = ("scale", "in_place_updates", "zero_debias_moving_mean", "renorm", "renorm_zero_debias")
+_DEFAULTS = BatchNormConfig()
 _REUSES = {
     layer_pb2.LAYER_REUSE_UNSPECIFIED: Reuse.ALLOWED,
     layer_pb2.LAYER_REUSE_REQUIRED: Reuse.REQUIRED,
@@ -72,12 +71,12 @@ async def decode_config(config: batch_norm_pb2.BatchNormConfig, opener: TensorOp
         InvalidArgumentError: A part of it is malformed.
         NotFoundError: A handle does not exist.
     """
-    for name in ("updates_collections", "outputs_collections", "param_initializers", "param_regularizers"):
-        check_count(getattr(config, name), MAX_VARIABLES, "entries", f"config.{name}")
+    check_count(config.updates_collections, MAX_VARIABLES, "entries", "config.updates_collections")
+    check_count(config.outputs_collections, MAX_VARIABLES, "entries", "config.outputs_collections")
+    check_count(config.param_initializers, MAX_VARIABLES, "entries", "config.param_initializers")
+    check_count(config.param_regularizers, MAX_VARIABLES, "entries", "config.param_regularizers")
     check_count(config.variables_collections, MAX_VARIABLES, "entries", "config.variables_collections")
     check_count(config.renorm_clipping, MAX_VARIABLES, "entries", "config.renorm_clipping")
-    given: dict[str, Any] = {name: getattr(config, name) for name in _SCALARS if config.HasField(name)}
-    given |= {name: getattr(config, name) for name in _FLAGS}
     with request_fields({"activation_fn": "config.activation_fn"}):
         initializers = {
             name: await _decode_initializer(initializer, opener, f"config.param_initializers[{name}]")
@@ -85,21 +84,31 @@ async def decode_config(config: batch_norm_pb2.BatchNormConfig, opener: TensorOp
         }
     collections = tuple(config.updates_collections)
     return BatchNormConfig(
+        decay=config.decay if config.HasField("decay") else _DEFAULTS.decay,
+        center=config.center if config.HasField("center") else _DEFAULTS.center,
+        scale=config.scale,
+        epsilon=config.epsilon if config.HasField("epsilon") else _DEFAULTS.epsilon,
         activation_fn=config.activation_fn,
         param_initializers=initializers,
         param_regularizers={
             name: Regularizer(regularizer.name, _given(regularizer, ("l1", "l2")))
             for name, regularizer in sorted(config.param_regularizers.items())
         },
+        in_place_updates=config.in_place_updates,
         updates_collections=collections or (() if config.in_place_updates else (UPDATE_OPS,)),
         variables_collections={
             name: tuple(tags.names) for name, tags in sorted(config.variables_collections.items()) if tags.names
         },
         outputs_collections=tuple(config.outputs_collections),
-        data_format=config.data_format or "NHWC",
+        trainable=config.trainable if config.HasField("trainable") else _DEFAULTS.trainable,
+        fused=config.fused if config.HasField("fused") else _DEFAULTS.fused,
+        data_format=config.data_format or _DEFAULTS.data_format,
+        zero_debias_moving_mean=config.zero_debias_moving_mean,
+        renorm=config.renorm,
         renorm_clipping=dict(sorted(config.renorm_clipping.items())),
+        renorm_decay=config.renorm_decay if config.HasField("renorm_decay") else _DEFAULTS.renorm_decay,
         adjustment=_decode_adjustment(config),
-        **given,
+        renorm_zero_debias=config.renorm_zero_debias,
     )
 
 
@@ -115,8 +124,11 @@ def encode_config(config: BatchNormConfig) -> batch_norm_pb2.BatchNormConfig:
             bias_max=bias_max,
             seed=config.adjustment.seed,
         )
-    return batch_norm_pb2.BatchNormConfig(
-        **{name: getattr(config, name) for name in (*_SCALARS, *_FLAGS)},
+    message = batch_norm_pb2.BatchNormConfig(
+        decay=config.decay,
+        center=config.center,
+        scale=config.scale,
+        epsilon=config.epsilon,
         activation_fn=config.activation_fn,
         param_initializers={
             name: _encode_initializer(initializer) for name, initializer in config.param_initializers.items()
@@ -125,15 +137,24 @@ def encode_config(config: BatchNormConfig) -> batch_norm_pb2.BatchNormConfig:
             name: layer_pb2.Regularizer(name=regularizer.name, **regularizer.scales)
             for name, regularizer in config.param_regularizers.items()
         },
+        in_place_updates=config.in_place_updates,
         updates_collections=config.updates_collections,
         variables_collections={
             name: layer_pb2.CollectionNames(names=tags) for name, tags in config.variables_collections.items()
         },
         outputs_collections=config.outputs_collections,
+        trainable=config.trainable,
         data_format=config.data_format,
+        zero_debias_moving_mean=config.zero_debias_moving_mean,
+        renorm=config.renorm,
         renorm_clipping=config.renorm_clipping,
+        renorm_decay=config.renorm_decay,
         adjustment=adjustment,
+        renorm_zero_debias=config.renorm_zero_debias,
     )
+    if config.fused is not None:
+        message.fused = config.fused
+    return message
 
 
 def encode_info(
