@@ -18,6 +18,7 @@ from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.errors import UnavailableError
+from gradserve_server.layers.batch_norm.kind import BatchNormKind
 from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.ops.runner import OpRunner
@@ -89,17 +90,16 @@ class Server:
             clock=self._clock,
             new_incarnation=parts.new_id,
         )
-        self.layers = LayerRegistry(
+        batch_norm = BatchNormKind(
             runner=self.runner,
             compute=self._compute,
             memory=memory,
             handles=handles,
-            limits=limits,
-            lifetimes=self.lifetimes,
             clock=self._clock,
             new_id=parts.new_id,
             new_seed=parts.new_seed,
         )
+        self.layers = LayerRegistry(batch_norm, Quota(limits.max_layers, "layers"), self.lifetimes)
         residence = Residence(host, device, self._compute)
         opener = TensorOpener(self.store, residence)
         longest = DeliveryLimits(limits.inline_limit_bytes, limits.max_message_bytes)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice, Device
 from gradserve_server.devices.host.parallel import ForkJoin
@@ -17,11 +16,12 @@ from gradserve_server.layers.batch_norm.calls import ForwardCall, ForwardResult
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.events import Event
 from gradserve_server.layers.batch_norm.forwards import Forward
+from gradserve_server.layers.batch_norm.kind import REMEMBERED_FORWARDS, BatchNormKind
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.spec import BackwardOutputs, CallInputs
 from gradserve_server.layers.families import make_layer_families
 from gradserve_server.layers.initializers import TensorInitializer
-from gradserve_server.layers.registry import REMEMBERED_FORWARDS, LayerRegistry, Reuse
+from gradserve_server.layers.registry import LayerRegistry, Reuse
 from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.ops.operation import Family
@@ -44,7 +44,7 @@ class LayerBench:
         families: Mapping[str, Family] | None = None,
         journal: Journal[Event] | None = None,
         remembered: int = REMEMBERED_FORWARDS,
-        **limits: Any,
+        max_layers: int = 1 << 20,
     ) -> None:
         """Takes `families` of ops and layers together with their device; without, the CPU's."""
         self.now = 0.0
@@ -63,19 +63,18 @@ class LayerBench:
         self.runner.prepare = lambda: None  # type: ignore[method-assign]
         ids = itertools.count(1)
         self.lifetimes = Lifetimes(lambda: self.now, 60.0)
-        self.registry = LayerRegistry(
+        kind = BatchNormKind(
             runner=self.runner,
             compute=InlineCompute(),
             memory=self.memory,
             handles=self.handles,
-            limits=LimitsConfig(**limits),
-            lifetimes=self.lifetimes,
             clock=lambda: self.now,
             new_id=lambda: str(next(ids)),
             new_seed=lambda: 7,
             journal_of=lambda _: journal or NoJournal(),
             remembered=remembered,
         )
+        self.registry = LayerRegistry(kind, Quota(max_layers, "layers"), self.lifetimes)
 
     def layer(self, key: ResourceKey = KEY, reuse: Reuse = Reuse.ALLOWED, **arguments: Any) -> BatchNormLayer:
         """Returns a layer with the arguments of `client.batch_norm`, as the golden cases have them."""

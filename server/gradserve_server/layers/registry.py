@@ -2,33 +2,24 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from enum import Enum, auto
 from functools import partial
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 
-from gradserve_server.config import LimitsConfig
-from gradserve_server.devices.compute import Compute
 from gradserve_server.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ServiceError
-from gradserve_server.layers.batch_norm.config import MAX_NAME_BYTES, BatchNormConfig
-from gradserve_server.layers.batch_norm.differences import describe_differences
-from gradserve_server.layers.batch_norm.events import Event
-from gradserve_server.layers.batch_norm.layer import BatchNormLayer
+from gradserve_server.layers.kind import ConfigT, LayerKind, LayerT
+from gradserve_server.layers.names import MAX_ID_BYTES, MAX_NAME_BYTES, check_length
 from gradserve_server.leases.lifetime import SHARED, Lifetime
 from gradserve_server.leases.lifetimes import Lifetimes
-from gradserve_server.ops.runner import OpRunner
 from gradserve_server.resources import Directory, ResourceKey
-from gradserve_server.state.journal import Journal, NoJournal
 from gradserve_server.tensors.quotas import Quota
 
 _log = logging.getLogger(__name__)
 
-REMEMBERED_FORWARDS = 4096
-"""The number of latest forwards of which a layer remembers whether they were counted."""
-_MAX_ID_BYTES = 128
 _LOOKED_AT_ONCE = 512
 """Layers, before others get their turn."""
 
@@ -41,64 +32,31 @@ class Reuse(Enum):
     FORBIDDEN = auto()
 
 
-class LayerRegistry:
-    """Creates, finds and deletes layers.
+class LayerRegistry(Generic[ConfigT, LayerT]):
+    """Creates, finds and deletes layers of one kind.
+
+    Attributes:
+        count: The layers that there are.
 
     Not thread-safe: used on the event loop only.
     """
 
-    def __init__(
-        self,
-        *,
-        runner: OpRunner,
-        compute: Compute,
-        memory: Quota,
-        handles: Quota,
-        limits: LimitsConfig,
-        lifetimes: Lifetimes,
-        clock: Callable[[], float],
-        new_id: Callable[[], str],
-        new_seed: Callable[[], int],
-        journal_of: Callable[[ResourceKey], Journal[Event]] = lambda _: NoJournal(),
-        remembered: int = REMEMBERED_FORWARDS,
-    ) -> None:
-        """Takes what layers are made with, and what counts them.
-
-        Args:
-            runner: Runs their computations.
-            compute: Runs their initializers.
-            memory: Bytes.
-            handles: One for each forward that they keep.
-            limits: How many there may be.
-            lifetimes: What ends them.
-            clock: Monotonic, in seconds.
-            new_id: A source of unique ids.
-            new_seed: A source of seeds.
-            journal_of: Makes each a journal.
-            remembered: The number of latest forwards of which a layer remembers whether they were counted.
-        """
-        self._runner = runner
-        self._compute = compute
-        self._memory = memory
-        self._handles = handles
-        self._clock = clock
-        self._new_id = new_id
-        self._new_seed = new_seed
-        self._journal_of = journal_of
-        self._remembered = remembered
-        self._layers: Directory[BatchNormLayer] = Directory("layer", lifetimes, self._delete, article="a")
+    def __init__(self, kind: LayerKind[ConfigT, LayerT], count: Quota, lifetimes: Lifetimes) -> None:
+        """Takes what makes layers, how many there may be, and what ends them."""
+        self.count = count
+        self._kind = kind
+        self._layers: Directory[LayerT] = Directory("layer", lifetimes, self._delete, article="a")
         # Those that have forwards left: mostly few of many.
-        self._keeping: dict[ResourceKey, BatchNormLayer] = {}
-        self.count = Quota(limits.max_layers, "layers")
+        self._keeping: dict[ResourceKey, LayerT] = {}
 
     def create(
         self,
         key: ResourceKey,
-        config: BatchNormConfig,
+        config: ConfigT,
         reuse: Reuse,
         creation_id: str,
         lifetime: Lifetime = SHARED,
-    ) -> tuple[BatchNormLayer, bool]:
+    ) -> tuple[LayerT, bool]:
         """Returns the layer of this name, and whether it is new.
 
         Raises:
@@ -112,19 +70,19 @@ class LayerRegistry:
         if found is not None:
             return found, False
         layer = self._new(key, config, creation_id)
-        self._layers.add(key, layer, lifetime, layer.config.collections)
+        self._layers.add(key, layer, lifetime, layer.collections)
         return layer, True
 
     async def create_built(
         self,
         key: ResourceKey,
-        config: BatchNormConfig,
+        config: ConfigT,
         reuse: Reuse,
         creation_id: str,
         dtype: np.dtype[Any],
         shape: Sequence[int],
         lifetime: Lifetime = SHARED,
-    ) -> tuple[BatchNormLayer, bool]:
+    ) -> tuple[LayerT, bool]:
         """Returns the layer of this name with its variables, and whether it is new; nobody finds it without them.
 
         Args:
@@ -150,7 +108,7 @@ class LayerRegistry:
                 # Somebody else may have been faster.
                 found = self._existing(key, config, reuse, creation_id, lifetime)
                 if found is None:
-                    self._layers.add(key, layer, lifetime, layer.config.collections)
+                    self._layers.add(key, layer, lifetime, layer.collections)
                     return layer, True
             except BaseException:
                 self._close(layer)
@@ -161,22 +119,23 @@ class LayerRegistry:
         return found, False
 
     def _existing(
-        self, key: ResourceKey, config: BatchNormConfig, reuse: Reuse, creation_id: str, lifetime: Lifetime
-    ) -> BatchNormLayer | None:
+        self, key: ResourceKey, config: ConfigT, reuse: Reuse, creation_id: str, lifetime: Lifetime
+    ) -> LayerT | None:
         """Returns the layer of this name, nothing if one is to be created; raises what `create` does."""
         if reuse is Reuse.REQUIRED and not key.name:
             raise InvalidArgumentError(
                 "reuse=True cannot be used without a name_or_scope; expected the name of a layer", field="layer.name"
             )
         found = self._layers.find(key)
-        _check_length(key.container, MAX_NAME_BYTES, "layer.container")
-        _check_length(key.name, MAX_NAME_BYTES, "layer.name")
-        _check_length(creation_id, _MAX_ID_BYTES, "creation_id")
-        config.check()
+        check_length(key.container, MAX_NAME_BYTES, "layer.container")
+        check_length(key.name, MAX_NAME_BYTES, "layer.name")
+        check_length(creation_id, MAX_ID_BYTES, "creation_id")
+        self._kind.check(config)
+        variable = f"{key.name}/{self._kind.first_variable}"
         if found is None:
             if reuse is Reuse.REQUIRED:
                 raise NotFoundError(
-                    f"Variable {key.name}/beta does not exist: there is no layer {str(key)!r}, and reuse is True. "
+                    f"Variable {variable} does not exist: there is no layer {str(key)!r}, and reuse is True. "
                     "Expected the name of one, or reuse=None",
                     field="layer.name",
                 )
@@ -184,11 +143,11 @@ class LayerRegistry:
         is_retry = bool(creation_id) and creation_id == found.creation_id
         if reuse is Reuse.FORBIDDEN and not is_retry:
             raise AlreadyExistsError(
-                f"Variable {key.name}/beta already exists, disallowed: there is a layer {str(key)!r}, and reuse is "
+                f"Variable {variable} already exists, disallowed: there is a layer {str(key)!r}, and reuse is "
                 "False. Did you mean to set reuse=True or None?",
                 field="layer.name",
             )
-        differences = describe_differences(found.config, config.with_seeds_of(found.config))
+        differences = self._kind.differences(found, config)
         if differences:
             raise AlreadyExistsError(
                 f"layer {str(key)!r} exists with another configuration: {differences}", field="config"
@@ -197,7 +156,7 @@ class LayerRegistry:
         self._layers.renew(key)
         return found
 
-    def get(self, key: ResourceKey, incarnation: str = "") -> BatchNormLayer:
+    def get(self, key: ResourceKey, incarnation: str = "") -> LayerT:
         """Returns the layer of this name, and of this incarnation if one is given.
 
         Raises:
@@ -206,7 +165,7 @@ class LayerRegistry:
         """
         return self._layers.get(key, incarnation)
 
-    def use(self, key: ResourceKey, incarnation: str = "") -> AbstractContextManager[BatchNormLayer]:
+    def use(self, key: ResourceKey, incarnation: str = "") -> AbstractContextManager[LayerT]:
         """Finds a layer as `get` does, and keeps it from ending by itself while a call uses it."""
         return self._layers.use(key, incarnation)
 
@@ -231,7 +190,7 @@ class LayerRegistry:
 
     def page(
         self, container: str, after: str, size: int, *, scope: str, collection: str
-    ) -> list[tuple[ResourceKey, BatchNormLayer]]:
+    ) -> list[tuple[ResourceKey, LayerT]]:
         """Returns up to `size` layers of a container whose names come after `after`, by name.
 
         Args:
@@ -244,12 +203,12 @@ class LayerRegistry:
         return self._layers.page(container, after, size, prefix=scope, tag=collection)
 
     async def run_updates(self, container: str, collection: str, forward_ids: Sequence[str]) -> int:
-        """Runs the updates of all layers of a container that have a collection for them; see `BatchNormLayer`."""
+        """Runs the updates of all layers of a container that have a collection for them; see `Layer`."""
         count = 0
         for index, (key, layer) in enumerate(list(self._keeping.items())):
             if index % _LOOKED_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            if key.container == container and collection in layer.config.updates_collections:
+            if key.container == container and collection in layer.updates_collections:
                 await asyncio.sleep(0)
                 count += await layer.run_updates(forward_ids)
         return count
@@ -265,24 +224,10 @@ class LayerRegistry:
                 _log.warning("the forwards of layer %s did not expire: %s", key, error)
         return count
 
-    def _new(self, key: ResourceKey, config: BatchNormConfig, creation_id: str) -> BatchNormLayer:
+    def _new(self, key: ResourceKey, config: ConfigT, creation_id: str) -> LayerT:
         self.count.acquire()
         try:
-            return BatchNormLayer(
-                key.name,
-                config.with_seeds(self._new_seed),
-                incarnation=self._new_id(),
-                creation_id=creation_id,
-                runner=self._runner,
-                compute=self._compute,
-                memory=self._memory,
-                handles=self._handles,
-                clock=self._clock,
-                new_id=self._new_id,
-                journal=self._journal_of(key),
-                remembered=self._remembered,
-                on_presence=partial(self._note_forwards, key),
-            )
+            return self._kind.make(key, config, creation_id, partial(self._note_forwards, key))
         except BaseException:
             self.count.release()
             raise
@@ -293,12 +238,6 @@ class LayerRegistry:
         else:
             self._keeping.pop(key, None)
 
-    def _close(self, layer: BatchNormLayer) -> None:
+    def _close(self, layer: LayerT) -> None:
         self.count.release()
         layer.close()
-
-
-def _check_length(text: str, limit: int, field: str) -> None:
-    num_bytes = len(text.encode())
-    if num_bytes > limit:
-        raise InvalidArgumentError(f"expected at most {limit} bytes, got {num_bytes}", field=field)

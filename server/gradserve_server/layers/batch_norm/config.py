@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.layers.initializers import Initializer, NamedInitializer
+from gradserve_server.layers.names import MAX_NAME_BYTES
 from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.ops.activation.spec import check_activation
 
@@ -15,8 +16,6 @@ UPDATE_OPS = "update_ops"
 INITIALIZED = ("beta", "gamma", "moving_mean", "moving_variance")
 REGULARIZED = ("beta", "gamma")
 CLIPPED = ("rmax", "rmin", "dmax")
-MAX_NAME_BYTES = 1024
-"""In UTF-8."""
 _MAX_ENTRIES = 64
 """Initializers, and regularizers: far more than there are variables, as names without one only make warnings."""
 _MAX_COLLECTIONS = 1024

@@ -43,14 +43,13 @@ from gradserve_server.layers.batch_norm.spec import (
 from gradserve_server.layers.batch_norm.state import LayerState
 from gradserve_server.layers.batch_norm.updates import UpdateAttributes, UpdateInputs
 from gradserve_server.layers.batch_norm.variables import Variables, initial_variables, variable_bytes
+from gradserve_server.layers.names import MAX_ID_BYTES, check_length
 from gradserve_server.ops.dtypes import widened
 from gradserve_server.ops.runner import CheckedCall, Computed, OpRunner, arrays_of, check_call, with_arrays
 from gradserve_server.state.journal import Journal
 from gradserve_server.tensors.quotas import Account, Quota
 
 _LOSSES = ("beta_regularization_loss", "gamma_regularization_loss")
-
-_MAX_ID_BYTES = 128
 
 EventT = TypeVar("EventT", bound=Event)
 AnswerT = TypeVar("AnswerT")
@@ -128,6 +127,16 @@ class BatchNormLayer:
         """Held from the moment that an event is decided until it has been applied."""
 
     @property
+    def collections(self) -> Collection[str]:
+        """The tags to list it by."""
+        return self.config.collections
+
+    @property
+    def updates_collections(self) -> Collection[str]:
+        """The tags to run its updates by."""
+        return self.config.updates_collections
+
+    @property
     def variables(self) -> Variables | None:
         """The variables as they are now; None until they are created."""
         return self._state.variables
@@ -174,10 +183,7 @@ class BatchNormLayer:
             ResourceExhaustedError: Outputs, or what is kept, do not fit.
             MemoryError: The device has no memory left.
         """
-        if len(call.forward_id.encode()) > _MAX_ID_BYTES:
-            raise InvalidArgumentError(
-                f"expected at most {_MAX_ID_BYTES} bytes, got {len(call.forward_id.encode())}", field="forward_id"
-            )
+        check_length(call.forward_id, MAX_ID_BYTES, "forward_id")
         saves = call.is_training if call.keep_for_backward is None else call.keep_for_backward
         attributes = ForwardAttributes(self.config, call.is_training, saves)
         forward_id = call.forward_id or self._new_id()

@@ -14,6 +14,7 @@ from gradserve.wire.contents import WithContents
 from gradserve.wire.dtypes import to_dtype
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError, request_fields
+from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.given import open_variables
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.spec import CallInputs
@@ -47,7 +48,7 @@ class BatchNormLayerServicer:
 
     def __init__(
         self,
-        registry: LayerRegistry,
+        registry: LayerRegistry[BatchNormConfig, BatchNormLayer],
         opener: TensorOpener,
         deliverer: TensorDeliverer,
         lease_seconds: Callable[[float | None], float],

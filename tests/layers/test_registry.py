@@ -1,0 +1,121 @@
+"""The registry looks after layers of any kind."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradserve_server.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from gradserve_server.layers.registry import LayerRegistry, Reuse
+from gradserve_server.leases.lifetimes import Lifetimes
+from gradserve_server.resources import ResourceKey
+from gradserve_server.tensors.quotas import Quota
+
+KEY = ResourceKey("c", "name")
+
+
+class Scaling:
+    """A layer of a kind of its own: its configuration is a factor."""
+
+    def __init__(self, factor: int, creation_id: str, on_presence: Callable[[bool], object]) -> None:
+        self.factor = factor
+        self.creation_id = creation_id
+        self.incarnation = f"incarnation of {creation_id}"
+        self.collections = ("scaling", "mine")
+        self.updates_collections = ("mine",)
+        self.waiting = 0
+        self.num_channels = 0
+        self.is_closed = False
+        self._on_presence = on_presence
+
+    def forward(self) -> None:
+        self.waiting += 1
+        self._on_presence(True)
+
+    async def build(self, dtype: np.dtype[Any], shape: Sequence[int]) -> None:
+        if shape[-1] < 1:
+            raise InvalidArgumentError("expected channels")
+        self.num_channels = shape[-1]
+
+    async def run_updates(self, forward_ids: Sequence[str]) -> int:
+        return self._let_go()
+
+    async def expire(self) -> int:
+        return self._let_go()
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def _let_go(self) -> int:
+        count, self.waiting = self.waiting, 0
+        self._on_presence(False)
+        return count
+
+
+class ScalingKind:
+    first_variable = "factor"
+
+    def check(self, config: int) -> None:
+        if config < 0:
+            raise InvalidArgumentError(f"expected a factor of at least 0, got {config}")
+
+    def differences(self, layer: Scaling, config: int) -> str:
+        return "" if layer.factor == config else f"factor is {layer.factor}, not {config}"
+
+    def make(self, key: ResourceKey, config: int, creation_id: str, on_presence: Callable[[bool], object]) -> Scaling:
+        return Scaling(config, creation_id, on_presence)
+
+
+@pytest.fixture
+def registry() -> LayerRegistry[int, Scaling]:
+    return LayerRegistry(ScalingKind(), Quota(2, "layers"), Lifetimes(lambda: 0.0, 60.0))
+
+
+def test_it_creates_and_finds(registry: LayerRegistry[int, Scaling]) -> None:
+    layer, created = registry.create(KEY, 3, Reuse.ALLOWED, "id")
+    assert (layer.factor, created) == (3, True)
+    assert registry.create(KEY, 3, Reuse.REQUIRED, "") == (layer, False)
+    assert registry.create(KEY, 3, Reuse.FORBIDDEN, "id") == (layer, False)
+    assert registry.page("c", "", 5, scope="n", collection="scaling") == [(KEY, layer)]
+    assert registry.page("c", "", 5, scope="n", collection="other") == []
+    assert registry.delete(KEY)
+    assert layer.is_closed
+    assert registry.count.used == 0
+
+
+def test_it_refuses_in_the_words_of_the_kind(registry: LayerRegistry[int, Scaling]) -> None:
+    with pytest.raises(InvalidArgumentError, match="expected a factor of at least 0, got -1"):
+        registry.create(KEY, -1, Reuse.ALLOWED, "")
+    with pytest.raises(NotFoundError, match="Variable name/factor does not exist"):
+        registry.create(KEY, 1, Reuse.REQUIRED, "")
+    registry.create(KEY, 1, Reuse.ALLOWED, "")
+    with pytest.raises(AlreadyExistsError, match="Variable name/factor already exists"):
+        registry.create(KEY, 1, Reuse.FORBIDDEN, "")
+    with pytest.raises(AlreadyExistsError, match="with another configuration: factor is 1, not 2"):
+        registry.create(KEY, 2, Reuse.ALLOWED, "")
+    registry.create(ResourceKey("c", "other"), 1, Reuse.ALLOWED, "")
+    with pytest.raises(ResourceExhaustedError, match="too many layers"):
+        registry.create(ResourceKey("c", "third"), 1, Reuse.ALLOWED, "")
+
+
+async def test_what_cannot_be_built_is_not_found(registry: LayerRegistry[int, Scaling]) -> None:
+    dtype = np.dtype(np.float32)
+    with pytest.raises(InvalidArgumentError, match="expected channels"):
+        await registry.create_built(KEY, 1, Reuse.ALLOWED, "", dtype, (-1, 0))
+    assert registry.count.used == 0
+    layer, created = await registry.create_built(KEY, 1, Reuse.ALLOWED, "", dtype, (-1, 4))
+    assert (layer.num_channels, created) == (4, True)
+
+
+async def test_it_looks_after_those_that_keep_forwards(registry: LayerRegistry[int, Scaling]) -> None:
+    layer, _ = registry.create(KEY, 1, Reuse.ALLOWED, "")
+    assert await registry.expire() == 0
+    for _ in range(2):
+        layer.forward()
+    assert await registry.run_updates("c", "scaling", ()) == 0
+    assert await registry.run_updates("other", "mine", ()) == 0
+    assert await registry.run_updates("c", "mine", ()) == 2
+    layer.forward()
+    assert await registry.expire() == 1
+    assert await registry.expire() == 0
