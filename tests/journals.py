@@ -9,16 +9,31 @@ EventT = TypeVar("EventT")
 
 
 class ListedJournal(Generic[EventT]):
-    """Keeps events in a list; fails, or holds them up, when told to."""
+    """Keeps events in a list; fails, or holds them up, when told to.
+
+    Attributes:
+        events: Those that it let take effect.
+        failure: What it raises instead.
+        begun: Set when an event has arrived.
+        go_on: Cleared to hold events up.
+    """
 
     def __init__(self) -> None:
         self.events: list[EventT] = []
         self.failure: ServiceError | None = None
+        self.begun = asyncio.Event()
         self.go_on = asyncio.Event()
         self.go_on.set()
 
     async def append(self, event: EventT) -> None:
+        self.begun.set()
         await self.go_on.wait()
         if self.failure is not None:
             raise self.failure
         self.events.append(event)
+
+    async def hold(self) -> None:
+        """Waits for the next event, and holds it up."""
+        self.begun.clear()
+        self.go_on.clear()
+        await self.begun.wait()

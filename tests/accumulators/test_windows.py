@@ -140,9 +140,8 @@ async def test_one_that_waits_for_the_journal_can_be_cancelled_and_joined() -> N
     acc = bench.accumulator()
     await Call("push_pull", "a", 1).make(acc)
     before = contents(acc._ledger)
-    journal.go_on.clear()
     calls = [asyncio.ensure_future(apply(acc, 1, call=RequestId("a", 2))) for _ in range(3)]
-    await turns()
+    await journal.hold()
     calls[0].cancel()
     await turns()
     assert contents(acc._ledger) == before
@@ -174,9 +173,8 @@ async def test_takers_are_served_though_the_call_that_was_heard_of_is_gone() -> 
     journal: ListedJournal[Event] = ListedJournal()
     acc = Bench(journal=journal, **LIMITS).accumulator()
     await Call("push_pull", "a", 1).make(acc)
-    journal.go_on.clear()
     late = asyncio.ensure_future(take(acc, 5, RequestId("a", 2)))
-    await turns()
+    await journal.hold()
     taking = asyncio.ensure_future(take(acc, 1, timeout=5))
     await turns()
     late.cancel()

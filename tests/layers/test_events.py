@@ -240,10 +240,8 @@ async def test_what_the_journal_refuses_has_not_happened(config: str, name: str)
 async def test_nothing_shows_before_the_journal_has_it(config: str, name: str, is_cancelled: bool) -> None:
     worker, journal = await prepared(config)
     before = contents(worker.layer)
-    journal.go_on.clear()
     changing = asyncio.ensure_future(CHANGES[name](worker))
-    for _ in range(10):
-        await asyncio.sleep(0)
+    await journal.hold()
     assert not changing.done()
     assert contents(worker.layer) == before
     if is_cancelled:
@@ -281,10 +279,8 @@ async def test_what_cannot_expire_now_expires_later(caplog: pytest.LogCaptureFix
 async def test_two_forwards_that_wait_for_the_journal_count_once() -> None:
     """And so for draws of an adjustment."""
     worker, journal = await prepared("random")
-    journal.go_on.clear()
     calls = [asyncio.ensure_future(worker.forward("x")) for _ in range(3)]
-    for _ in range(10):
-        await asyncio.sleep(0)
+    await journal.hold()
     journal.go_on.set()
     first, *others = await asyncio.gather(*calls)
     assert all(other.outputs.tobytes() == first.outputs.tobytes() for other in others)
@@ -295,11 +291,10 @@ async def test_two_forwards_that_wait_for_the_journal_count_once() -> None:
 async def test_what_expires_while_its_update_is_computed_is_not_counted() -> None:
     worker, journal = await prepared("delayed")
     worker.bench.now += 100
-    journal.go_on.clear()
     expiring = asyncio.ensure_future(worker.layer.expire())
-    await asyncio.sleep(0)
+    await journal.hold()
     updating = asyncio.ensure_future(worker.layer.run_updates(("a",)))
-    for _ in range(10):
+    for _ in range(10):  # until it waits for its turn
         await asyncio.sleep(0)
     journal.go_on.set()
     assert await expiring == 2

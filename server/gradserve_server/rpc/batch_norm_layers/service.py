@@ -2,30 +2,26 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve.v1 import tensor_pb2
 from gradserve.wire.contents import WithContents
-from gradserve.wire.dtypes import to_dtype
-from gradserve_server.devices.device import Array
-from gradserve_server.errors import InvalidArgumentError, request_fields
+from gradserve_server.errors import request_fields
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
+from gradserve_server.layers.batch_norm.delivering import OutputsGradient, deliver_backward, deliver_forward
 from gradserve_server.layers.batch_norm.given import open_variables
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.spec import CallInputs
 from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.ops.inputs import open_inputs
-from gradserve_server.ops.runner import arrays_of
 from gradserve_server.resources import DEFAULT_CONTAINER
+from gradserve_server.rpc.batch_norm_layers.configs import decode_config
 from gradserve_server.rpc.batch_norm_layers.messages import (
     MAX_VARIABLES,
-    decode_config,
+    decode_collection,
     decode_forward,
+    decode_input_dtype,
     decode_key,
     decode_reuse,
     decode_variables,
@@ -39,7 +35,7 @@ from gradserve_server.rpc.boundary.lifetimes import decode_lifetime
 from gradserve_server.rpc.boundary.paging import page_of
 from gradserve_server.rpc.gradient_ops.calls import decode_inputs
 from gradserve_server.rpc.tensors.messages import MAX_COMPONENTS, check_count, decode_placement
-from gradserve_server.tensors.delivery import Delivered, Delivery, TensorDeliverer
+from gradserve_server.tensors.delivery import Delivery, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
 
 
@@ -67,7 +63,7 @@ class BatchNormLayerServicer:
         config = await decode_config(request.config, self._opener)
         with request_fields({"activation_fn": "config.activation_fn", "inputs": "input_shape"}):
             if request.input_dtype or request.input_shape:
-                build = (_decode_dtype(request.input_dtype), request.input_shape, lifetime)
+                build = (decode_input_dtype(request.input_dtype), request.input_shape, lifetime)
                 layer, created = await self._registry.create_built(key, config, reuse, request.creation_id, *build)
             else:
                 layer, created = self._registry.create(key, config, reuse, request.creation_id, lifetime)
@@ -107,34 +103,15 @@ class BatchNormLayerServicer:
         with self._using(request.layer) as layer, self._delivery(request.placement) as delivery:
             forward = decode_forward(request, self._lease_seconds)
             with open_inputs(self._opener, decode_inputs(request, CallInputs), CallInputs) as opened:
-                keeps = delivery.keeps(opened.inputs.inputs.nbytes)
-                # What is kept of the forward refers to its inputs too.
-                opened.tensors.share()
-                delivered: list[Delivered] = []
-                result = await layer.forward(
-                    opened.inputs,
-                    forward,
-                    on_host=not keeps,
-                    deliver=lambda outputs: delivered.extend(delivery.deliver([outputs], shared=True)),
-                    room=delivery.room,
-                )
-                opened.tensors.relocate(result.moved)
-            return encode_forward(result, delivered)
+                result, outputs = await deliver_forward(layer, opened, forward, delivery)
+            return encode_forward(result, outputs)
 
     async def BatchNormBackward(self, request: messages_pb2.BatchNormBackwardRequest, call: Call) -> WithContents:
+        forward_id, retain = request.forward_id, request.retain_forward
         with self._using(request.layer) as layer, self._delivery(request.placement) as delivery:
-            with open_inputs(self._opener, decode_inputs(request, _OutputsGradient), _OutputsGradient) as opened:
-                backward = layer.check_backward(request.forward_id, opened.inputs.outputs_gradient)
-                delivered: dict[str, Delivered] = {}
-                computed = await layer.backward(
-                    backward,
-                    retain=request.retain_forward,
-                    on_host=not delivery.keeps(backward.checked.output_bytes),
-                    deliver=lambda gradients: delivered.update(delivery.deliver_named(arrays_of(gradients))),
-                    room=delivery.room,
-                )
-                opened.tensors.relocate(computed.moved)
-            return encode_gradients(delivered)
+            with open_inputs(self._opener, decode_inputs(request, OutputsGradient), OutputsGradient) as opened:
+                gradients = await deliver_backward(layer, opened, forward_id, delivery, retain=retain)
+            return encode_gradients(gradients)
 
     async def ReleaseBatchNormForwards(
         self, request: messages_pb2.ReleaseBatchNormForwardsRequest, call: Call
@@ -149,13 +126,8 @@ class BatchNormLayerServicer:
     ) -> messages_pb2.RunBatchNormUpdatesResponse:
         check_count(request.forward_ids, MAX_COMPONENTS, "forwards", "forward_ids")
         if request.WhichOneof("target") == "collection":
-            collection = request.collection
-            if not collection.name:
-                raise InvalidArgumentError(
-                    "expected the name of a collection, got an empty one", field="collection.name"
-                )
-            container = collection.container or DEFAULT_CONTAINER
-            count = await self._registry.run_updates(container, collection.name, request.forward_ids)
+            container, collection = decode_collection(request.collection)
+            count = await self._registry.run_updates(container, collection, request.forward_ids)
         else:
             with self._using(request.layer) as layer:
                 count = await layer.run_updates(request.forward_ids)
@@ -185,17 +157,3 @@ class BatchNormLayerServicer:
 
     def _using(self, ref: batch_norm_pb2.BatchNormLayerRef) -> AbstractContextManager[BatchNormLayer]:
         return self._registry.use(decode_key(ref), ref.incarnation)
-
-
-@dataclass(frozen=True)
-class _OutputsGradient:
-    """The one input of a backward that comes with the request."""
-
-    outputs_gradient: Array
-
-
-def _decode_dtype(data_type: tensor_pb2.DataType) -> np.dtype[Any]:
-    try:
-        return to_dtype(data_type)
-    except ValueError as error:
-        raise InvalidArgumentError(str(error), field="input_dtype") from None
