@@ -5,11 +5,12 @@ from hashlib import blake2b
 import numpy as np
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, tensor_pb2
+from gradserve.v1 import accumulator_pb2
 from gradserve_server.accumulators.given import GivenComponent, GivenDense, GivenGradient, GivenSparse
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.rpc.tensors.messages import MAX_COMPONENTS, check_count, decode_reference
+from gradserve_server.tensors.references import Inline, Reference, Stored
 
 _SUMMARY_BYTES = 4096
 MAX_UNANSWERED = 1024
@@ -32,7 +33,7 @@ def decode_gradient(request: GradientRequest) -> tuple[RequestId | None, Contrib
     """
     check_count(request.gradient, MAX_COMPONENTS, "components", "gradient")
     given = GivenGradient([_given(part) for part in request.gradient], request.release_handles)
-    return _gradient_id(request), _contribution(request), given
+    return _gradient_id(request, given), _contribution(request), given
 
 
 def _given(part: accumulator_pb2.ComponentGradient) -> GivenComponent:
@@ -47,7 +48,7 @@ def _given(part: accumulator_pb2.ComponentGradient) -> GivenComponent:
     return GivenComponent(part.name, value)
 
 
-def _gradient_id(request: GradientRequest) -> RequestId | None:
+def _gradient_id(request: GradientRequest, given: GivenGradient) -> RequestId | None:
     """Returns the id of an apply or push_pull, None if it has none.
 
     Its fingerprint covers everything that a caller repeats when it sends a gradient again; not handles, which change
@@ -58,14 +59,6 @@ def _gradient_id(request: GradientRequest) -> RequestId | None:
     pull = None
     if isinstance(request, messages_pb2.PushPullRequest):
         pull = (request.num_required, counts_one_per_worker(request))
-    digest = blake2b(digest_size=16)
-    for component in request.gradient:
-        digest.update(component.name.encode() + b"\0")
-        for tensor in _tensors_of(component):
-            digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
-            digest.update(_summary(tensor.content))
-        if component.sparse.HasField("dense_shape"):
-            digest.update(repr(tuple(component.sparse.dense_shape.dims)).encode())
     return _request_id(
         request.request_id,
         type(request).__name__,
@@ -73,15 +66,36 @@ def _gradient_id(request: GradientRequest) -> RequestId | None:
         request.local_step,
         request.weight if request.HasField("weight") else 1.0,
         request.worker_id,
-        digest.digest(),
+        _digest(given),
     )
 
 
-def _summary(content: bytes) -> bytes:
-    """Returns a digest that very probably differs for different contents, fast even for megabytes."""
-    words = len(content) // 8
-    folded = np.bitwise_xor.reduce(np.frombuffer(content, np.uint64, words)) if words else np.uint64(0)
-    return content[:_SUMMARY_BYTES] + content[-_SUMMARY_BYTES:] + folded.tobytes() + str(len(content)).encode()
+def _digest(given: GivenGradient) -> bytes:
+    digest = blake2b(digest_size=16)
+    for component in given.components:
+        digest.update(component.name.encode() + b"\0")
+        match component.value:
+            case GivenDense(tensor):
+                _add_tensor(digest, tensor)
+            case GivenSparse(indices, values, dense_shape):
+                _add_tensor(digest, indices)
+                _add_tensor(digest, values)
+                digest.update(repr(dense_shape).encode())
+    return digest.digest()
+
+
+def _add_tensor(digest: blake2b, tensor: Reference) -> None:
+    """Adds what very probably differs for different contents, fast even for megabytes: both ends, and all folded."""
+    if not isinstance(tensor, Inline):
+        digest.update(repr(tensor.spec if isinstance(tensor, Stored) else tensor).encode())
+        return
+    content = tensor.array.reshape(-1).view(np.uint8)
+    words = content.size // 8
+    digest.update(repr((tensor.array.dtype.name, tensor.array.shape)).encode())
+    digest.update(content[:_SUMMARY_BYTES].data)
+    digest.update(content[-_SUMMARY_BYTES:].data)
+    if words:
+        digest.update(np.bitwise_xor.reduce(content[: words * 8].view(np.uint64)).tobytes())
 
 
 def counts_one_per_worker(request: messages_pb2.PushPullRequest) -> bool:
@@ -102,9 +116,3 @@ def _contribution(request: GradientRequest) -> Contribution:
         worker_id=request.worker_id,
         sequence=request.request_id.sequence,
     )
-
-
-def _tensors_of(part: accumulator_pb2.ComponentGradient) -> list[tensor_pb2.Tensor]:
-    if part.WhichOneof("value") == "sparse":
-        return [part.sparse.indices, part.sparse.values]
-    return [part.dense]
