@@ -20,9 +20,9 @@ from gradserve_server.ops.layer_norm.spec import (
 
 
 class CudaLayerNorm:
-    """A few threads for each group, and sums over groups in blocks of columns. Safe to use from several threads.
+    """Kernels that give each group a few threads, and sums over groups a block for some columns.
 
-    Sums are always in the same order, so results depend on the inputs and on the kind of GPU alone.
+    Sums have a fixed order, so results depend only on the inputs and the kind of GPU. Safe to use from several threads.
     """
 
     def __init__(self, device: KernelDevice) -> None:

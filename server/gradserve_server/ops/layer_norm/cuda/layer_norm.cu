@@ -1,16 +1,16 @@
 // LayerNorm and its gradient; the formulas are in reference.py. x is a matrix with a row for each group. The members of
 // each struct are those of `ARGUMENTS` in kernels.py, in this order.
 //
-// A few elements are added up in U, and those sums in double: so the error does not grow with their number. Always in the
-// same order, so that the result is always the same.
+// A few elements are added up in U, and those sums in double, so the error does not grow with the number of elements. The
+// order is fixed, so the result is the same every time.
 
 extern __shared__ uint4 shared_memory[];
 
-// Elements that a thread loads before it uses the first, and adds up in U.
+// Elements that a thread adds up in U. Their loads do not wait for each other.
 constexpr int BATCH = 8;
 
-// A block has `threads_of_group` threads, a power of two, for each of a few groups. Those with `is_active` false have
-// none, but go through every barrier.
+// What a thread works on. A block has `threads_of_group` threads, a power of two, for each of its groups. Behind the last
+// group `is_active` is false: such threads do nothing, but meet every barrier.
 struct Place {
     int threads_of_group;
     int lane;
@@ -49,8 +49,8 @@ struct Place {
     }
 };
 
-// Goes through the groups of a block, those of all its threads at a time. Groups of a block are counted with 32 bits: a
-// long division would call a function, for which registers spill.
+// The first group of a block, and how far it is to the next that the block takes. The division has 32 bits: that of long
+// numbers calls a function, for which registers spill.
 struct GroupWalk {
     long long first;
     long long step;
@@ -109,7 +109,8 @@ struct ForwardArguments {
     double epsilon;
 };
 
-// y, mean and rstd. The sums are those of differences from the first element, then from the mean.
+// Computes y, mean and rstd. The sums are of differences: from the first element for the mean, from the mean for the
+// variance.
 template <int WIDTH, typename T, typename U>
 __device__ __forceinline__ void forward(const ForwardArguments<T, U>& arguments) {
     const long long size = arguments.size;
@@ -195,6 +196,7 @@ struct XGradientArguments {
     long long threads_of_group;
 };
 
+// Computes x_backprop.
 template <int WIDTH, typename T, typename U>
 __device__ __forceinline__ void x_gradient(const XGradientArguments<T, U>& arguments) {
     const long long size = arguments.size;
@@ -266,7 +268,8 @@ struct ParamSumsArguments {
     long long size;
 };
 
-// Sums over groups. A block has COLUMNS columns; gridDim.y blocks, its splits, share their groups.
+// Adds up over groups. A block has COLUMNS columns; the gridDim.y blocks of the same columns, their splits, share the
+// groups.
 template <int COLUMNS, typename T, typename U>
 __device__ __forceinline__ void param_sums(const ParamSumsArguments<T, U>& arguments) {
     const long long size = arguments.size;
@@ -320,7 +323,7 @@ struct ParamGradientArguments {
     long long size;
 };
 
-// Adds up what the splits of `param_sums` have left.
+// Computes scale_backprop and offset_backprop from the sums of the splits, in their order.
 template <typename U>
 __device__ __forceinline__ void param_gradient(const ParamGradientArguments<U>& arguments) {
     const long long size = arguments.size;
