@@ -66,14 +66,15 @@ demo: $(DEMO_INSTALLED)  ## Train on real data with four workers, beside one pro
 serve: $(SERVER_INSTALLED)  ## Run a server on 127.0.0.1:50051
 	$(BIN)/gradserve serve $(SERVE_FLAGS)
 
-test: $(INSTALLED) $(NODE_INSTALLED)  ## Run every test
-	$(BIN)/python -m pytest $(TEST_FLAGS)
+test: $(INSTALLED) $(NODE_INSTALLED)  ## Run every test and measure their coverage, or those of TEST_FLAGS
+	$(if $(TEST_FLAGS),,PYTEST_PLUGINS=tests.coverage) $(BIN)/python -m pytest $(TEST_FLAGS)
 
 lint: $(INSTALLED)  ## Check style, layers and protos
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
 	$(BUF) lint
+	deploy/check_breaking.sh $(BUF)
 
 types: $(INSTALLED)  ## Check types
 	$(BIN)/mypy
