@@ -15,7 +15,7 @@ import pytest
 
 import gradserve.aio
 from tests.process.test_shutdown import HalfUpload, raw
-from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 from tests.servers.process import ServerProcess
 
 BOTH = [signal.SIGTERM, signal.SIGINT]
@@ -82,8 +82,7 @@ async def test_a_server_whose_clients_never_finish(tmp_path: Path, monkeypatch: 
             take = asyncio.create_task(acc.take_grad(1, timeout=600))
             upload = HalfUpload(stub)
             await upload.begin()
-            while (usage := await stub.usage()).num_waiters == 0 or usage.num_handles == 0:
-                await asyncio.sleep(0.01)
+            await eventually_async(stub.usage, lambda usage: usage.num_waiters > 0 < usage.num_handles)
             started = time.monotonic()
             assert await asyncio.to_thread(end, server.process, signal.SIGTERM) == 0
             assert time.monotonic() - started > 0.9

@@ -148,8 +148,11 @@ async def test_a_call_waits_for_ever_aio(
     async with gradserve.aio.connect(noted_address, timeout=of_client) as client:
         acc = (await make_things_aio(client))["dense"]
         waiting = asyncio.create_task(acc.take_grad(1, of_call))
-        while not limits:
-            await asyncio.sleep(0)
+
+        async def noted_limits() -> list[float | None]:
+            return limits
+
+        await eventually_async(noted_limits)
         await acc.apply_grad(GRAD)
         assert np.array_equal(await waiting, GRAD)
     assert limits == [None]

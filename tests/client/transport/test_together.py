@@ -22,7 +22,7 @@ from gradserve.transport.aio.transport import AsyncGrpcTransport
 from gradserve.transport.blocking.transport import GrpcTransport
 from gradserve.transport.settings import ConnectionSettings
 from gradserve_server.testing import LocalServer
-from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 
 T = TypeVar("T")
 
@@ -142,10 +142,10 @@ def test_pauses_run_together(transport: Any, calls: ClientCalls) -> None:
         ended.append(seconds)
         return seconds
 
-    operations: list[Operation[Any]] = [pausing(0.3), pausing(0.1), calls.server_info(), pausing(0.2)]
+    operations: list[Operation[Any]] = [pausing(0.7), pausing(0.1), calls.server_info(), pausing(0.4)]
     results = transport.run(together(*operations))
-    assert [results[0], results[1], results[3]] == [0.3, 0.1, 0.2]
-    assert ended == [0.1, 0.2, 0.3]
+    assert [results[0], results[1], results[3]] == [0.7, 0.1, 0.4]
+    assert ended == [0.1, 0.4, 0.7]
 
 
 def test_the_first_error_ends_the_others(
@@ -263,18 +263,19 @@ async def test_closing_and_cancelling_end_all_aio(
     accumulator = await transport.run(calls.conditional_accumulator("float64", (2,), name))
     before = asyncio.all_tasks()
 
+    async def num_waiting() -> int:
+        return (await transport.run(accumulator.info())).num_waiting
+
     async def take() -> asyncio.Task[Any]:
         task = asyncio.create_task(transport.run(together(accumulator.take_grad(1), accumulator.take_grad(1))))
-        while (await transport.run(accumulator.info())).num_waiting < 2:
-            await asyncio.sleep(0.01)
+        await eventually_async(num_waiting, lambda count: count == 2)
         return task
 
     task = await take()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    while (await transport.run(accumulator.info())).num_waiting:
-        await asyncio.sleep(0.01)
+    await eventually_async(num_waiting, lambda count: count == 0)
     assert {each for each in asyncio.all_tasks() - before if "gradserve" in repr(each.get_coro())} == set()
     task = await take()
     await transport.close()

@@ -1,0 +1,1 @@
+"""What clients have for themselves or share, and how it ends."""
