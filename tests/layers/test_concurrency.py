@@ -28,12 +28,15 @@ class Gate:
     Attributes:
         closed: The kinds that are stopped.
         failing: The kinds that fail for want of memory instead.
+        stopped: All that were stopped, and what lets each through.
+        arrivals: What lets each through, to wait for.
     """
 
     def __init__(self, bench: LayerBench) -> None:
         self.closed: set[str] = set()
         self.failing: set[str] = set()
         self.stopped: list[tuple[str, asyncio.Event]] = []
+        self.arrivals: asyncio.Queue[asyncio.Event] = asyncio.Queue()
         self._run = bench.runner.run
         bench.runner.run = self.run  # type: ignore[method-assign]
 
@@ -43,6 +46,7 @@ class Gate:
         if kind in self.closed:
             event = asyncio.Event()
             self.stopped.append((kind, event))
+            self.arrivals.put_nowait(event)
             await event.wait()
         if kind in self.failing:
             raise MemoryError
@@ -176,9 +180,9 @@ class TestOverlaps:
         calls = [await started(forward(layer)) for _ in range(4)]
         calls.append(await started(layer.set_variables({"moving_mean": np.full(3, 64, np.float32)})))
         calls += [await started(forward(layer, x=np.zeros_like(X))) for _ in range(2)]
-        while not all(call.done() for call in calls):
-            gate.stopped.pop(0)[1].set()
-            await settle()
+        for _ in range(6):
+            (await gate.arrivals.get()).set()
+        await asyncio.gather(*calls)
         assert layer.num_updates == 7
         np.testing.assert_array_equal(layer.get_variables(["moving_mean"])["moving_mean"], [16.0] * 3)
 

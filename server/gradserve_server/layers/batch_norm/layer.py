@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,20 +15,11 @@ from gradserve_server.errors import AbortedError, InvalidArgumentError
 from gradserve_server.layers.batch_norm.adjustment import draw_adjustment
 from gradserve_server.layers.batch_norm.averages import MovingAverages
 from gradserve_server.layers.batch_norm.calls import BackwardCall, ForwardCall, ForwardResult
+from gradserve_server.layers.batch_norm.changes import LayerChanges
 from gradserve_server.layers.batch_norm.checking import check_name, check_shared, check_values, variables_for
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.declaration import BACKWARD, FORWARD, UPDATE
-from gradserve_server.layers.batch_norm.events import (
-    AdjustmentDrawn,
-    BackwardEnded,
-    Event,
-    ForwardEnded,
-    ForwardsExpired,
-    ForwardsReleased,
-    UpdatesRun,
-    VariablesCreated,
-    VariablesSet,
-)
+from gradserve_server.layers.batch_norm.events import Event
 from gradserve_server.layers.batch_norm.forwards import Forwards
 from gradserve_server.layers.batch_norm.saved import Moments, Saved
 from gradserve_server.layers.batch_norm.spec import (
@@ -51,9 +42,6 @@ from gradserve_server.tensors.quotas import Account, Quota
 
 _LOSSES = ("beta_regularization_loss", "gamma_regularization_loss")
 
-EventT = TypeVar("EventT", bound=Event)
-AnswerT = TypeVar("AnswerT")
-
 
 def _ignore(_results: object) -> None:
     pass
@@ -65,8 +53,8 @@ class BatchNormLayer:
     Its variables are values of one moment, replaced as a whole: whoever computes with them goes on with those it began
     with. Changes of them wait for each other, in order of arrival.
 
-    Every change is an event: it is computed, which can fail; then it is decided, the journal takes the event, and the
-    state applies it, which cannot fail, before anything else is decided.
+    Every change is an event: it is computed, which can fail; then `LayerChanges` decides it, the journal takes the
+    event, and the state applies it, which cannot fail.
 
     Not thread-safe: used on the event loop only.
     """
@@ -114,7 +102,7 @@ class BatchNormLayer:
         self.creation_id = creation_id
         self.forwards = Forwards(memory, handles, clock, remembered=remembered, on_presence=on_presence)
         self._state = LayerState(self.forwards)
-        self._journal = journal
+        self._changes = LayerChanges(self._state, journal)
         self._runner = runner
         self._compute = compute
         self._account = Account(memory)
@@ -123,8 +111,6 @@ class BatchNormLayer:
         self._closed = False
         self._changing = asyncio.Lock()
         """Held from the moment that a change of the variables is computed from them."""
-        self._deciding = asyncio.Lock()
-        """Held from the moment that an event is decided until it has been applied."""
 
     @property
     def collections(self) -> Collection[str]:
@@ -271,10 +257,7 @@ class BatchNormLayer:
             computed = await self._runner.run(call.checked, on_host=on_host, room=room)
             deliver(computed.outputs)
             if not retain:
-                async with self._deciding:
-                    # A repeated forward may have saved anew meanwhile: that is for another backward.
-                    if forward.saved is saved:
-                        await self._commit(BackwardEnded(forward.forward_id), self._state.end_backward)
+                await self._changes.end_backward(forward, saved)
         return computed
 
     async def run_updates(self, forward_ids: Sequence[str]) -> int:
@@ -291,21 +274,17 @@ class BatchNormLayer:
                 # It may have been released meanwhile.
                 if forward.pending is not None:
                     with self.forwards.hold(forward):
-                        count += await self._run_update(forward.forward_id, forward.pending)
+                        averages = await self._moved(forward.pending)
+                        count += await self._changes.run_updates(forward.forward_id, averages)
         return count
 
     async def release(self, forward_ids: Sequence[str], *, with_updates: bool) -> int:
         """Lets go of what the backwards of forwards need, and of their updates; returns how many there were."""
-        async with self._deciding:
-            if not any(self.forwards.find(forward_id) for forward_id in forward_ids):
-                return 0
-            return await self._commit(ForwardsReleased(tuple(forward_ids), with_updates), self._state.release)
+        return await self._changes.release(forward_ids, with_updates=with_updates)
 
     async def expire(self) -> int:
         """Forgets forwards whose lease has run out and that nobody uses; returns how many."""
-        async with self._deciding:
-            expired = self.forwards.expired()
-            return await self._commit(ForwardsExpired(expired), self._state.expire) if expired else 0
+        return await self._changes.expire()
 
     def replay(self, event: Event) -> None:
         """Applies an event that was decided earlier, on a layer that nobody uses yet; the journal does not get it."""
@@ -334,12 +313,13 @@ class BatchNormLayer:
             InvalidArgumentError: A value has another dtype or shape than its variable.
         """
         check_values(self.name, self.variables, values)
-        async with self._changing, self._deciding:
-            await self._commit(VariablesSet(dict(values)), self._state.set_variables)
+        async with self._changing:
+            await self._changes.set_variables(values)
 
     def close(self) -> None:
         """Lets go of everything. Calls under way end as if it were still there."""
         self._closed = True
+        self._changes.close()
         self.forwards.close()
         self._account.settle(0)
 
@@ -354,8 +334,7 @@ class BatchNormLayer:
                     self._account.grow(num_bytes)
                     try:
                         created = await self._compute.run(num_bytes, initial_variables, self.config, channels, dtype)
-                        async with self._deciding:
-                            await self._commit(VariablesCreated(created), self._state.create_variables)
+                        await self._changes.create_variables(created)
                     except BaseException:
                         self._account.settle(self.config.num_bytes)
                         raise
@@ -371,10 +350,7 @@ class BatchNormLayer:
         adjustment = self.config.adjustment
         if adjustment is None or not call.is_training:
             return None
-        async with self._deciding:
-            number = self.forwards.fate(forward_id).draw
-            if number is None:
-                number = await self._commit(AdjustmentDrawn(forward_id, self._state.num_draws), self._state.draw)
+        number = await self._changes.draw(forward_id)
         x, data_format = given.inputs, self.config.data_format
         channels = x.shape[channel_axis(len(x.shape), data_format)]
         shape = channel_shape(len(x.shape), data_format, channels)
@@ -407,25 +383,14 @@ class BatchNormLayer:
                 # A call with the same id may have come first.
                 if moves is not None and not self.forwards.fate(forward_id).was_counted:
                     averages = await self._moved(moves)
-                async with self._deciding:
-                    event = ForwardEnded(
-                        forward_id=forward_id,
-                        lease=call.lease,
-                        saved=saved,
-                        pending=None if self.forwards.fate(forward_id).was_counted else waits,
-                        averages=averages,
-                        released=tuple(call.released),
-                    )
-                    return await self._commit(event, self._state.end_forward)
-
-    async def _run_update(self, forward_id: str, moments: Moments) -> int:
-        """Moves the averages by a forward whose update waits; returns how many were run."""
-        averages = await self._moved(moments)
-        async with self._deciding:
-            if not self.forwards.fate(forward_id).was_counted:
-                return 0  # It has just expired.
-            await self._commit(UpdatesRun(forward_id, averages), self._state.run_updates)
-            return 1
+                return await self._changes.end_forward(
+                    forward_id,
+                    lease=call.lease,
+                    saved=saved,
+                    pending=waits,
+                    averages=averages,
+                    released=call.released,
+                )
 
     async def _moved(self, moments: Moments) -> MovingAverages:
         """Returns the moving averages after an update; nobody else changes the variables meanwhile."""
@@ -434,9 +399,3 @@ class BatchNormLayer:
         inputs = UpdateInputs.of(variables.averages, moments.mean, moments.variance)
         checked = check_call(UPDATE, inputs, UpdateAttributes(self.config, moments.implementation))
         return (await self._runner.run(checked, on_host=False)).outputs
-
-    async def _commit(self, event: EventT, apply: Callable[[EventT], AnswerT]) -> AnswerT:
-        """Applies an event once the journal has it. Called by who holds `_deciding`, and decided the event therein."""
-        if not self._closed:
-            await self._journal.append(event)
-        return apply(event)

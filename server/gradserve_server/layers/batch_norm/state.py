@@ -38,10 +38,9 @@ class LayerState:
         self.num_draws = 0
         self.forwards = forwards
 
-    def create_variables(self, event: VariablesCreated) -> Variables:
-        """Applies the creation of the variables; returns them."""
+    def create_variables(self, event: VariablesCreated) -> None:
+        """Applies the creation of the variables."""
         self.variables = event.variables
-        return event.variables
 
     def set_variables(self, event: VariablesSet) -> None:
         """Applies that variables were set."""
