@@ -1,1 +1,1 @@
-"""Where arrays live and arithmetic runs."""
+"""Devices: memory for arrays, and the arithmetic on them."""

@@ -10,23 +10,23 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 INLINE_BYTES = 1 << 20
-"""Element-wise work on less than this takes a tenth of a millisecond: less than a thread takes to wake up."""
+"""Element-wise work on less than this takes a tenth of a millisecond, less than waking up a thread."""
 
 
 class Compute(Protocol):
-    """Something that runs functions, and raises what they raise."""
+    """Runs functions, and raises what they raise."""
 
     async def run(self, num_bytes: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs element-wise work on `num_bytes` of data."""
         ...
 
     async def run_in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs work that takes its time. A caller that is cancelled meanwhile goes on once the work has ended."""
+        """Runs work that takes time. If the caller is cancelled meanwhile, it still waits for the work to end."""
         ...
 
 
 class ThreadCompute:
-    """Runs big work on a pool of threads, small work at once.
+    """Runs large work on a pool of threads, small work at once.
 
     NumPy releases the GIL in its loops, so the event loop goes on meanwhile.
     """
@@ -35,15 +35,15 @@ class ThreadCompute:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="gradserve-compute")
 
     async def run(self, num_bytes: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs element-wise work on `num_bytes` of data: at once when it is little."""
+        """Runs element-wise work on `num_bytes` of data: small work at once."""
         if num_bytes <= INLINE_BYTES:
             return function(*args, **kwargs)
         return await self.run_in_thread(function, *args, **kwargs)
 
     async def run_in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs work that takes its time. A caller that is cancelled meanwhile goes on once the work has ended.
+        """Runs work that takes time. If the caller is cancelled meanwhile, it still waits for the work to end.
 
-        So nobody lets go of memory that the thread still reads or writes.
+        So nobody frees memory that the thread still reads or writes.
         """
         work = self._threads.submit(function, *args, **kwargs)
         result = asyncio.wrap_future(work)
@@ -54,16 +54,16 @@ class ThreadCompute:
                 while not result.done():
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.wait([result])
-                result.exception()  # seen: nobody else will ask
+                result.exception()  # retrieved here, because nobody else will
             raise
 
     def close(self) -> None:
-        """Waits for what is running and ends the threads."""
+        """Waits for running work, and ends the threads."""
         self._threads.shutdown()
 
 
 class InlineCompute:
-    """Runs everything at once: for tests and simulations, where order must be certain."""
+    """Runs everything at once: for tests and simulations that need a fixed order."""
 
     async def run(self, num_bytes: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Returns what `function` returns and raises what it raises."""

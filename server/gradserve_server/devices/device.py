@@ -1,4 +1,4 @@
-"""What a device is to the rest of the server."""
+"""The interface of devices, and the host as one."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from gradserve_server.devices.host.pool import BufferPool
 
 Array: TypeAlias = Any
-"""A C-contiguous array in the memory of some device: NumPy's on the host, CuPy's on a GPU. Both tell `dtype`,
-`shape` and `nbytes`."""
+"""A C-contiguous array in the memory of some device: NumPy's on the host, CuPy's on a GPU. Both have `dtype`, `shape`
+and `nbytes`."""
 
 
 class Device(Protocol):
-    """Memory for arrays, and what computes on them. Safe to use from several threads."""
+    """Memory for arrays, and arithmetic on them. Safe to use from several threads."""
 
     @property
     def name(self) -> str:
@@ -24,31 +24,31 @@ class Device(Protocol):
 
     @property
     def inline_bytes(self) -> int:
-        """Work on up to so many bytes takes less time than waking up a thread."""
+        """The most bytes on which work takes less time than waking up a thread."""
         ...
 
     def holds(self, array: Array) -> bool:
-        """Tells whether an array is in this device's memory."""
+        """Returns True if an array is in this device's memory."""
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Returns an uninitialised array.
 
         Raises:
-            MemoryError: There is not that much memory.
+            MemoryError: There is not enough memory.
         """
         ...
 
     def from_host(self, array: NDArray[Any]) -> Array:
-        """Returns a host array in this device's memory: itself where that is the host's."""
+        """Returns a host array in this device's memory: the array itself if that is the host's."""
         ...
 
     def to_host(self, array: Array) -> NDArray[Any]:
-        """Returns an array of this device in host memory: itself where that is the device's."""
+        """Returns an array of this device in host memory: the array itself if it is there already."""
         ...
 
     def computing(self) -> AbstractContextManager[None]:
-        """Work started by this thread inside the block is finished when the block is left."""
+        """Ensures that work started by this thread in the block is finished when the block is left."""
         ...
 
 
@@ -57,20 +57,20 @@ class CpuDevice:
 
     name = "cpu"
     inline_bytes = 1 << 18
-    """The most bytes of inputs and outputs: memory-bound work on as much takes some 50 microseconds."""
+    """The most bytes of inputs and outputs; memory-bound work on them takes some 50 microseconds."""
 
     def __init__(self, pool: BufferPool) -> None:
         self._pool = pool
 
     def holds(self, array: Array) -> bool:
-        """Tells whether an array is in host memory."""
+        """Returns True if an array is in host memory."""
         return isinstance(array, np.ndarray)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Returns an uninitialised array.
 
         Raises:
-            MemoryError: There is not that much memory.
+            MemoryError: There is not enough memory.
         """
         return self._pool.empty(shape, dtype)
 
@@ -85,5 +85,5 @@ class CpuDevice:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Does nothing: work is finished when it returns."""
+        """Does nothing, because functions on the host return when their work is finished."""
         yield

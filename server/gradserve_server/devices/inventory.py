@@ -9,12 +9,12 @@ from gradserve_server.machine import memory_bytes, num_cores
 
 @dataclass(frozen=True)
 class DeviceDescription:
-    """One device.
+    """A device of this machine.
 
     Attributes:
         name: "cpu", "cuda:0", ...
-        description: What it is, in words.
-        total_memory_bytes: How much memory it has.
+        description: A description in words.
+        total_memory_bytes: The size of its memory.
     """
 
     name: str
@@ -23,7 +23,7 @@ class DeviceDescription:
 
 
 def list_devices() -> tuple[DeviceDescription, ...]:
-    """Returns the CPU and, where CuPy and a driver are installed, the CUDA devices."""
+    """Returns the CPU and, if CuPy and a driver are installed, the CUDA devices."""
     cpu = DeviceDescription("cpu", _cpu_description(), memory_bytes())
     return (cpu, *_cuda_devices())
 

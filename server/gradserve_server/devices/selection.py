@@ -8,19 +8,19 @@ from gradserve_server.devices.inventory import DeviceDescription
 
 
 class NoSuchDeviceError(Exception):
-    """The machine does not have the device that was asked for; the message says what it has."""
+    """The machine does not have the requested device; the message lists those it has."""
 
 
 def choose_device(wanted: str, host: CpuDevice, devices: Sequence[DeviceDescription]) -> Device:
-    """Returns the device of a name as `gradserve info` lists it, or for "auto" the first GPU, else the host.
+    """Returns the device with a name from `gradserve info`; for "auto" the first GPU, or the host if there is none.
 
     Args:
         wanted: The name, or "cuda" for the first GPU.
         host: The device of the CPU.
-        devices: Those of the machine.
+        devices: The devices of the machine.
 
     Raises:
-        NoSuchDeviceError: There is none of this name.
+        NoSuchDeviceError: The machine has no device of this name.
     """
     names = [device.name for device in devices]
     if wanted == "auto":

@@ -1,4 +1,4 @@
-"""The dtypes that ops compute with, and how TensorFlow writes dtypes and shapes."""
+"""The dtypes of ops, and dtypes and shapes as TensorFlow writes them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
 
 FLOATING = (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)
-"""In the order of TensorFlow's messages."""
+"""The floating dtypes, in the order of TensorFlow's messages."""
 
 
 def dtype_text(dtype: np.dtype[Any]) -> str:
@@ -28,10 +28,10 @@ def widened(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def check_type_attribute(dtype: np.dtype[Any], field: str, allowed: Sequence[np.dtype[Any]] = FLOATING) -> None:
-    """Checks the dtype that TensorFlow calls T, that of the input `field`.
+    """Checks the dtype that TensorFlow calls T, which is the dtype of the input `field`.
 
     Raises:
-        InvalidArgumentError: It is none of those allowed; says so in TensorFlow's words.
+        InvalidArgumentError: The dtype is not allowed; the message is TensorFlow's.
     """
     if dtype not in allowed:
         known = ", ".join(map(dtype_text, allowed))

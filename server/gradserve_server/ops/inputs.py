@@ -1,4 +1,4 @@
-"""The inputs of a call, from what its request refers to."""
+"""Opens the inputs of a call."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class OpenInputs(Generic[InputsT]):
-    """The inputs of a call, as long as it uses them.
+    """The inputs of a call, while it uses them.
 
     Attributes:
-        inputs: Read-only arrays, each in the memory of the device it lies in.
-        tensors: The same as tensors of the request.
+        inputs: Read-only arrays, each in the memory of its device.
+        tensors: The same as opened tensors of the request.
     """
 
     inputs: InputsT
@@ -33,12 +33,12 @@ def open_inputs(
     """Holds the inputs of a call while it uses them.
 
     Args:
-        opener: What opens them.
-        references: By the name of the input; "weights[1]" is one of a tuple.
+        opener: Opens the tensors.
+        references: The references by the names of inputs; "weights[1]" is one of a tuple.
         kind: The dataclass of the inputs.
 
     Raises:
-        InvalidArgumentError: One is malformed.
+        InvalidArgumentError: An input is malformed.
         NotFoundError: A handle does not exist.
     """
     with ExitStack() as used_by_the_call:
@@ -49,7 +49,7 @@ def open_inputs(
 
 
 def joined(kind: type[Any], values: Mapping[str, T]) -> dict[str, T | tuple[T, ...]]:
-    """Returns values by the names of a dataclass's fields, those of one tuple together."""
+    """Returns values by the names of a dataclass's fields, with the values of a tuple joined."""
     by_field: dict[str, T | tuple[T, ...]] = {}
     for field in fields(kind):
         if field.name in values:
@@ -61,7 +61,7 @@ def joined(kind: type[Any], values: Mapping[str, T]) -> dict[str, T | tuple[T, .
 
 @contextmanager
 def _inputs_named(names: Iterable[str]) -> Iterator[None]:
-    """Begins the message of an error about an input with its name."""
+    """Puts the name of an input at the beginning of the message of an error about it."""
     try:
         yield
     except ServiceError as error:

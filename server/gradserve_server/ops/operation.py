@@ -1,4 +1,4 @@
-"""An op, apart from how it travels and where it runs."""
+"""Ops, without their transport and their devices."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ OutputsT = TypeVar("OutputsT")
 
 
 class Plan(Protocol):
-    """A call that was checked."""
+    """A checked call."""
 
     @property
     def output_specs(self) -> Sequence[TensorSpec]:
@@ -24,12 +24,12 @@ PlanT = TypeVar("PlanT", bound=Plan)
 
 
 class Family(Protocol):
-    """The computations of some ops on one device. Safe to use from several threads."""
+    """The computation of some ops on one device. Safe to use from several threads."""
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`.
 
-        Calls before its end give right results, but may be slower.
+        Calls before it has ended give right results, but may be slower.
         """
         ...
 
@@ -39,16 +39,15 @@ class Op(Generic[InputsT, AttributesT, OutputsT, PlanT]):
     """An op.
 
     Attributes:
-        name: That of its RPC.
+        name: The name of its RPC.
         family: The name of the family that computes it; see `registry.make_families`.
-        inputs: Dataclass of arrays, with the names of the fields of the request; those that may be missing have the
-            default None.
-        attributes: Dataclass of the other fields of the request, each with its default.
-        outputs: Dataclass of arrays, with the names of the fields of the response.
-        plan: Checks a call. Looks at dtypes and shapes only. Raises InvalidArgumentError.
-        compute: Computes a call that was checked, on the device of the family, in whose memory the inputs are.
-        is_quick: Whether a call on little data takes little time, less than a thread takes to wake up. Not so where
-            many steps, or many small tensors, make up one call.
+        inputs: A dataclass of arrays, with the names of the request's fields; optional ones have the default None.
+        attributes: A dataclass of the other fields of the request, each with its default.
+        outputs: A dataclass of arrays, with the names of the response's fields.
+        plan: Checks a call, of which it reads only dtypes and shapes. Raises InvalidArgumentError.
+        compute: Computes a checked call on the device of the family, in whose memory the inputs are.
+        is_quick: Whether a call on little data takes less time than waking up a thread. False if a call consists of
+            many steps, or of many small tensors.
     """
 
     name: str

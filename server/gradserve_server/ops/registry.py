@@ -1,4 +1,4 @@
-"""What computes the ops on each kind of device."""
+"""The families that compute the ops on each kind of device."""
 
 import functools
 import secrets

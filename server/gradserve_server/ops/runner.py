@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CheckedCall(Generic[InputsT, AttributesT, OutputsT, PlanT]):
-    """A call of an op whose inputs and attributes fit."""
+    """A call of an op with checked inputs and attributes."""
 
     op: Op[InputsT, AttributesT, OutputsT, PlanT]
     inputs: InputsT
@@ -39,11 +39,11 @@ class CheckedCall(Generic[InputsT, AttributesT, OutputsT, PlanT]):
 
 @dataclass(frozen=True)
 class Computed(Generic[OutputsT]):
-    """What a call gave.
+    """The results of a call.
 
     Attributes:
-        outputs: In host memory where that was asked for, else in the device's.
-        moved: The inputs that had to be brought into the device's memory, there, by name.
+        outputs: The outputs, in host memory if that was requested, otherwise in the device's.
+        moved: Copies of the inputs that had to be moved to the device's memory, by name.
     """
 
     outputs: OutputsT
@@ -56,13 +56,13 @@ def check_call(
     """Checks a call of an op.
 
     Raises:
-        InvalidArgumentError: Something does not fit.
+        InvalidArgumentError: An argument is not valid.
     """
     return CheckedCall(op, inputs, attributes, op.plan(inputs, attributes))
 
 
 def arrays_of(values: Any) -> dict[str, Array]:
-    """Returns the arrays of a dataclass that are there, by name: "weights[1]" for one of a tuple."""
+    """Returns the arrays of a dataclass, except missing ones, by name: "weights[1]" for one of a tuple."""
     arrays: dict[str, Array] = {}
     for field in fields(values):
         value = getattr(values, field.name)
@@ -74,7 +74,7 @@ def arrays_of(values: Any) -> dict[str, Array]:
 
 
 def with_arrays(values: T, arrays: Mapping[str, Array]) -> T:
-    """Returns a dataclass of inputs or outputs with other arrays in the places of those of these names."""
+    """Returns a dataclass of inputs or outputs with the named arrays replaced."""
     changes: dict[str, Any] = {}
     declared: Any = values
     for field in fields(declared):
@@ -92,12 +92,12 @@ def with_arrays(values: T, arrays: Mapping[str, Array]) -> T:
 class OpRunner:
     """Runs ops on one device. Used on one event loop.
 
-    Its kernels are prepared in a thread beside the calls, from the first call on at the latest; until they are ready,
-    calls may take longer.
+    Kernels are prepared in a thread beside the calls, which starts with the first call at the latest. Until they are
+    ready, calls may take longer.
     """
 
     def __init__(self, *, device: Device, families: Mapping[str, Family], compute: Compute, memory: Quota) -> None:
-        """Takes what computes each family of ops on the device."""
+        """Takes the device, the families of its ops, what runs them, and the quota of memory."""
         self._device = device
         self._families = families
         self._compute = compute
@@ -107,7 +107,7 @@ class OpRunner:
         self._preparation: threading.Thread | None = None
 
     def prepare(self) -> None:
-        """Starts loading or compiling the kernels, unless that was done."""
+        """Starts loading or compiling the kernels, unless that has been started."""
         if self._preparation is None:
             self._preparation = threading.Thread(target=self._prepare, name="gradserve-prepare")
             self._preparation.start()
@@ -118,11 +118,11 @@ class OpRunner:
         return self._prepared.is_set()
 
     def close(self) -> None:
-        """Breaks the preparation off, without waiting: the kernel being compiled, which takes seconds, is finished."""
+        """Stops the preparation without waiting. A kernel that is being compiled, which takes seconds, is finished."""
         self._stop.set()
 
     def join(self) -> None:
-        """Waits for the end of the preparation."""
+        """Waits until the preparation has ended."""
         if self._preparation is not None:
             self._preparation.join()
 
@@ -138,8 +138,8 @@ class OpRunner:
         Args:
             call: The call; its inputs may be in host memory or the device's.
             on_host: Whether the outputs are wanted in host memory, or the names of those that are.
-            room: What to reserve the memory for the outputs with; it stays there for whoever keeps them. None to
-                reserve it for the time of the computation.
+            room: The account that reserves the memory of the outputs, which stays reserved for whoever keeps them. None
+                to reserve it only for the time of the computation.
 
         Raises:
             ResourceExhaustedError: The outputs do not fit.

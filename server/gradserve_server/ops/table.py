@@ -1,4 +1,4 @@
-"""The ops that are served."""
+"""The served ops."""
 
 from collections.abc import Mapping
 
@@ -29,4 +29,4 @@ OPS: Mapping[str, AnyOp] = {
         LAYER_NORM_GRAD,
     )
 }
-"""By name, which is that of the RPC."""
+"""The ops by name, which is the name of their RPC."""

@@ -1,6 +1,6 @@
-"""cuDNN 9 by ctypes: what is needed for recurrent networks.
+"""The part of cuDNN 9 for recurrent networks, by ctypes.
 
-Names are those of cuDNN's headers, so that they can be compared with them.
+Names are those of cuDNN's headers, so that they can be compared.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ _Enum = c_int
 
 
 class Status(IntEnum):
-    """What of cudnnStatus_t is told apart."""
+    """The values of cudnnStatus_t that are distinguished."""
 
     CUDNN_STATUS_SUCCESS = 0
     CUDNN_STATUS_NOT_SUPPORTED = 3000
@@ -109,7 +109,7 @@ ENUMS: tuple[type[IntEnum], ...] = (
     *(DirectionMode, RnnInputMode, RnnDataLayout, ForwardMode, WgradMode),
 )
 CUDNN_RNN_PADDED_IO_ENABLED = 1
-"""The flag of a network whose sequences are not packed."""
+"""The flag of a network whose sequences are padded rather than packed."""
 
 CHECKED_FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
     "cudnnCreate": (_NewObject,),
@@ -154,14 +154,14 @@ CHECKED_FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
         *(c_size_t, _Memory, c_size_t, _Memory, c_size_t, _Memory),
     ),
 }
-"""The types of the arguments of functions that return a status."""
+"""The argument types of the functions that return a status."""
 
 OTHER_FUNCTIONS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "cudnnGetVersion": (c_size_t, ()),
     "cudnnGetErrorString": (c_char_p, (_Enum,)),
     "cudnnGetLastErrorString": (None, (c_char_p, c_size_t)),
 }
-"""The types of the result and the arguments of all other functions."""
+"""The result and argument types of all other functions."""
 
 _UNSUPPORTED = frozenset(status for status in Status if status.name.startswith("CUDNN_STATUS_NOT_SUPPORTED"))
 _OUT_OF_MEMORY = frozenset(status for status in Status if status.name.endswith("ALLOCATION_FAILED"))
@@ -170,13 +170,13 @@ _SONAME = "libcudnn.so.9"
 
 
 class Cudnn:
-    """The library. Safe to use from several threads that each have their own handles and descriptors."""
+    """The library. Safe to use from several threads, each with handles and descriptors of its own."""
 
     def __init__(self, library: Any) -> None:
         """Declares the functions of a loaded library.
 
         Raises:
-            AttributeError: It lacks one of them.
+            AttributeError: A function is missing.
         """
         signatures = {name: (c_int, arguments) for name, arguments in CHECKED_FUNCTIONS.items()} | dict(OTHER_FUNCTIONS)
         self._functions: dict[str, Any] = {}
@@ -190,16 +190,16 @@ class Cudnn:
         """Calls one of CHECKED_FUNCTIONS.
 
         Raises:
-            InvalidArgumentError: cuDNN does not support what it is asked for.
-            MemoryError: cuDNN found no memory.
-            InternalError: It failed in another way; says which function, and why.
+            InvalidArgumentError: cuDNN does not support the arguments.
+            MemoryError: There is not enough memory.
+            InternalError: cuDNN failed in another way; the message has the function and the reason.
         """
         status = self._functions[name](*arguments)
         if status != Status.CUDNN_STATUS_SUCCESS:
             raise self._error(name, status)
 
     def destroy(self, name: str, address: c_void_p) -> None:
-        """Calls a function that destroys something; a failure goes to the log, as there is nobody to tell."""
+        """Calls a function that destroys an object; logs a failure, because no caller can handle it."""
         try:
             self.call(name, address)
         except (InternalError, InvalidArgumentError, MemoryError) as error:
@@ -217,26 +217,26 @@ class Cudnn:
 
 
 class CudnnObject:
-    """A handle or a descriptor, which is destroyed with the last reference to this. ctypes takes it for its address."""
+    """A handle or a descriptor, destroyed with the last reference to it. ctypes passes it as its address."""
 
     def __init__(self, cudnn: Cudnn, kind: str) -> None:
         """Creates a "TensorDescriptor", a "DropoutDescriptor", ...; "" is a handle, for the current device.
 
         Raises:
-            InternalError: cuDNN cannot: for a handle, there may be no device.
-            MemoryError: There is no memory.
+            InternalError: cuDNN cannot create it; for a handle, there may be no device.
+            MemoryError: There is not enough memory.
         """
         self._as_parameter_ = c_void_p()
         cudnn.call(f"cudnnCreate{kind}", ctypes.byref(self._as_parameter_))
         finalizer = weakref.finalize(self, cudnn.destroy, f"cudnnDestroy{kind}", self._as_parameter_)
-        finalizer.atexit = False  # CUDA may be gone by then
+        finalizer.atexit = False  # CUDA may be gone at exit
 
 
 def load_cudnn() -> Cudnn:
-    """Loads cuDNN 9: that of NVIDIA's wheels, or else the system's.
+    """Loads cuDNN 9 from NVIDIA's wheels, or else from the system.
 
     Raises:
-        InternalError: There is none that can be loaded; says why.
+        InternalError: It cannot be loaded; the message has the reason.
     """
     try:
         from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
@@ -249,16 +249,16 @@ def load_cudnn() -> Cudnn:
 
 
 def int_array(values: Any) -> Any:
-    """Returns integers as cuDNN reads them.
+    """Returns integers in an array for cuDNN.
 
     Raises:
-        InvalidArgumentError: One does not fit into 32 bits.
+        InvalidArgumentError: An integer does not fit into 32 bits.
     """
     return (c_int * len(values))(*(int32(value) for value in values))
 
 
 def int32(value: int) -> int:
-    """Returns a number that cuDNN reads as an int32: ctypes would cut it.
+    """Returns a number for cuDNN as an int32, which ctypes would truncate silently.
 
     Raises:
         InvalidArgumentError: It does not fit.

@@ -1,4 +1,4 @@
-"""GPUs, by CuPy."""
+"""GPUs, through CuPy."""
 
 import threading
 from collections.abc import Iterator
@@ -13,20 +13,20 @@ from gradserve_server.devices.device import Array
 
 
 class CudaDevice:
-    """One GPU. CuPy is imported when the first is made.
+    """One GPU. The first one imports CuPy.
 
-    Every thread has a stream of its own. Arrays may go from thread to thread: they are finished when the `computing`
-    block that filled them is left, and their memory is not handed out again before those who read it have left
-    theirs, if they keep the arrays until then.
+    Every thread has a stream of its own. Arrays may pass from thread to thread: they are complete when the `computing`
+    block that filled them is left, and if their readers keep them until they leave their own blocks, the memory is not
+    reused before.
 
     bfloat16 is ml_dtypes', which CuPy 14 knows with NumPy 2.1.2 or newer.
     """
 
     inline_bytes = 0
-    """Kernels may wait for others, so they never run on the event loop."""
+    """Zero: kernels may wait for others, so they never run on the event loop."""
 
     def __init__(self, index: int) -> None:
-        """Takes the GPU that CUDA counts as `index`.
+        """Takes the index of the GPU, as CUDA counts.
 
         Raises:
             ImportError: CuPy is not installed.
@@ -43,14 +43,14 @@ class CudaDevice:
         self._programs: dict[Program, _CudaProgram] = {}
 
     def holds(self, array: Array) -> bool:
-        """Tells whether an array is in this GPU's memory."""
+        """Returns True if an array is in this GPU's memory."""
         return isinstance(array, self._cupy.ndarray) and array.device == self._device
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Returns an uninitialised array out of CuPy's memory pool.
+        """Returns an uninitialised array from CuPy's memory pool.
 
         Raises:
-            MemoryError: There is not that much memory, even after the pool gave back what it holds for later.
+            MemoryError: There is not enough memory, even after the pool has freed what it holds for later.
         """
         if self._thread().depth:
             return self._cupy.empty(shape, dtype)
@@ -61,7 +61,7 @@ class CudaDevice:
         """Returns a copy in this GPU's memory.
 
         Raises:
-            MemoryError: There is not that much memory.
+            MemoryError: There is not enough memory.
         """
         copy = self.empty(array.shape, array.dtype)
         if array.nbytes:
@@ -77,7 +77,7 @@ class CudaDevice:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Makes this GPU and this thread's stream CuPy's current ones; waits for the stream at the end."""
+        """Makes this GPU and this thread's stream current in CuPy; waits for the stream at the end."""
         with self._current():
             try:
                 yield
@@ -91,20 +91,20 @@ class CudaDevice:
         return capability
 
     def stream(self) -> int:
-        """Returns this thread's stream, as a cudaStream_t. It is the same in all its `computing` blocks."""
+        """Returns this thread's stream, a cudaStream_t that is the same in all its `computing` blocks."""
         stream: int = self._thread().stream.ptr
         return stream
 
     def address(self, array: Array) -> int:
-        """Returns where the elements of an array of this device are."""
+        """Returns the address of the elements of an array on this device."""
         address: int = array.data.ptr
         return address
 
     def scratch(self, num_bytes: int) -> int:
-        """Returns the address of memory of this thread's own, which its next kernels may overwrite.
+        """Returns the address of this thread's scratch memory, which its next kernels may overwrite.
 
         Raises:
-            MemoryError: There is not that much memory.
+            MemoryError: There is not enough memory.
         """
         thread = self._thread()
         if thread.scratch is None or thread.scratch.nbytes < num_bytes:
@@ -113,10 +113,10 @@ class CudaDevice:
         return self.address(thread.scratch)
 
     def tickets(self, count: int) -> int:
-        """Returns the address of uint32 counters of this thread's own. They are 0; kernels leave them so.
+        """Returns the address of this thread's uint32 counters, which are 0 before and after every kernel.
 
         Raises:
-            MemoryError: There is not that much memory.
+            MemoryError: There is not enough memory.
         """
         thread = self._thread()
         if thread.tickets is None or thread.tickets.size < count:
@@ -128,7 +128,7 @@ class CudaDevice:
         return self.address(thread.tickets)
 
     def compiled(self, program: Program) -> CompiledProgram:
-        """Returns a program compiled, once, for this device; CuPy keeps the result on disk for the next process.
+        """Returns a program compiled for this device, once; CuPy caches it on disk for the next process.
 
         Raises:
             cupy.cuda.compiler.CompileException: It does not compile.
@@ -158,7 +158,7 @@ class CudaDevice:
 
 
 class _Thread:
-    """What a thread has on a device; `depth` counts the blocks it is in that make the device current."""
+    """A thread's state on a device; `depth` counts its nested blocks that make the device current."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -191,5 +191,5 @@ class _CudaProgram:
 
 
 def _room(wanted: int) -> int:
-    """Doubles, so that growing tensors seldom need new scratch memory."""
+    """Returns twice the bytes, so that growing tensors seldom need new scratch memory."""
     return max(1 << wanted.bit_length(), 1 << 10)

@@ -1,4 +1,4 @@
-"""How families declare, compile and launch their CUDA kernels. Nothing here needs a GPU."""
+"""Declares, compiles and launches the CUDA kernels of families. Nothing here needs a GPU."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ ELEMENTS: Mapping[np.dtype[Any], str] = {
 
 ELEMENT_THREADS = 256
 _BLOCKS_PER_MULTIPROCESSOR = 16
-"""Twice what runs at a time: where there is more to do, threads do several elements or vectors."""
+"""Twice the number that runs at a time. For more work, threads take several elements or vectors."""
 
 KeyT = TypeVar("KeyT")
 
@@ -30,7 +30,7 @@ def instance(name: str, bounds: str, struct: str, template: str) -> str:
     """Returns the definition of a kernel, which instantiates a template.
 
     Args:
-        name: Of the kernel.
+        name: The name of the kernel.
         bounds: The arguments of `__launch_bounds__`.
         struct: The C++ type of its only argument.
         template: The function template, with its arguments.
@@ -42,7 +42,7 @@ def instance(name: str, bounds: str, struct: str, template: str) -> str:
 
 
 def element_launch(kernel: str, count: int, limits: Limits, *, width: int = 1) -> Launch:
-    """Returns the launch of a kernel whose threads take `width` elements at a time, of `count`, at least one."""
+    """Returns the launch of a kernel for `count` elements, at least one, of which threads take `width` at a time."""
     blocks = min(-(-count // (width * ELEMENT_THREADS)), _BLOCKS_PER_MULTIPROCESSOR * limits.num_multiprocessors)
     return Launch(kernel, (blocks, 1), ELEMENT_THREADS, 0)
 
@@ -63,12 +63,12 @@ class Struct:
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """The struct as C++ lays it out."""
+        """The struct in the layout of C++."""
         kinds = ((self.arrays, np.uint64), (self.numbers, np.int64), (self.floats, np.float64))
         return np.dtype([(name, kind) for names, kind in kinds for name in names])
 
     def of(self, addresses: Mapping[str, int], numbers: Mapping[str, float]) -> NDArray[Any]:
-        """Returns the argument of a launch; takes what it needs of both."""
+        """Returns the argument of a launch, with the addresses and numbers that the struct has."""
         arguments = np.zeros((), self.dtype)
         for name in self.arrays:
             arguments[name] = addresses[name]
@@ -78,17 +78,17 @@ class Struct:
 
 
 class Programs(Generic[KeyT]):
-    """The programs of a family, compiled for one device: each when it is first needed, or all beforehand."""
+    """The programs of a family, compiled for one device: each when it is first needed, or all in advance."""
 
     def __init__(self, device: KernelDevice, program: Callable[[KeyT], Program], keys: Iterable[KeyT]) -> None:
-        """Compiles for `device` what `program` returns for each of `keys`, in their order when all are prepared."""
+        """Takes a function that returns the program of a key, and the keys, in the order in which to prepare them."""
         self._device = device
         self._program = program
         self._keys = tuple(keys)
         self._compiled: dict[KeyT, CompiledProgram] = {}
 
     def prepare(self, stop: Callable[[], bool]) -> None:
-        """Compiles all, or loads them from a cache; ends early, between two programs, once `stop()`."""
+        """Compiles all programs, or loads them from a cache; ends early, between two programs, once `stop()`."""
         for key in self._keys:
             if stop():
                 return

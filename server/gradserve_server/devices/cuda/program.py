@@ -1,4 +1,4 @@
-"""CUDA C++ programs, launches of their kernels, and what runs them: nothing here needs a GPU."""
+"""CUDA C++ programs, the launches of their kernels, and the interface of devices that run them. Needs no GPU."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 from gradserve_server.devices.device import Array
 
 COMPILE_OPTIONS = ("--std=c++17",)
-"""For NVRTC. CuPy adds the architecture and `-ftz=true`."""
+"""Options for NVRTC. CuPy adds the architecture and `-ftz=true`."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What of a device decides how work is cut into blocks.
+    """The properties of a device that decide how work is cut into blocks.
 
     Attributes:
-        num_multiprocessors: Its streaming multiprocessors.
-        shared_bytes: The most dynamic shared memory that a block may ask for.
+        num_multiprocessors: The number of its streaming multiprocessors.
+        shared_bytes: The most dynamic shared memory that a block may use.
     """
 
     num_multiprocessors: int
@@ -29,10 +29,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Program:
-    """What NVRTC compiles in one go.
+    """A source that NVRTC compiles at once.
 
     Attributes:
-        name: For messages.
+        name: Its name, for messages.
         source: CUDA C++ that includes no header.
         kernels: The names of its kernels, which are `extern "C"`.
     """
@@ -47,10 +47,10 @@ class Launch:
     """One launch of a kernel whose only argument is a struct.
 
     Attributes:
-        kernel: Its name.
-        grid: Blocks, along x and y.
-        threads: Of a block, along x.
-        shared_bytes: Dynamic shared memory of a block.
+        kernel: The name of the kernel.
+        grid: The number of blocks along x and y.
+        threads: The number of threads in a block, along x.
+        shared_bytes: The dynamic shared memory of a block.
     """
 
     kernel: str
@@ -63,56 +63,56 @@ class CompiledProgram(Protocol):
     """A program on one device. Safe to use from several threads."""
 
     def launch(self, launch: Launch, arguments: NDArray[Any]) -> None:
-        """Starts a kernel behind what this thread started before; `arguments` is its struct."""
+        """Starts a kernel after everything that this thread started before; `arguments` is its struct."""
         ...
 
 
 class KernelDevice(Protocol):
-    """A device as those who launch kernels see it. Safe to use from several threads."""
+    """A device for launching kernels. Safe to use from several threads."""
 
     @property
     def limits(self) -> Limits:
-        """What decides how work is cut into blocks."""
+        """The properties that decide how work is cut into blocks."""
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Returns an uninitialised array.
 
         Raises:
-            MemoryError: There is not that much memory.
+            MemoryError: There is not enough memory.
         """
         ...
 
     def computing(self) -> AbstractContextManager[None]:
-        """Work started by this thread inside the block is finished when the block is left."""
+        """Ensures that work started by this thread in the block is finished when the block is left."""
         ...
 
     def address(self, array: Array) -> int:
-        """Returns where the elements of an array of this device are."""
+        """Returns the address of the elements of an array on this device."""
         ...
 
     def scratch(self, num_bytes: int) -> int:
-        """Returns the address of memory of this thread's own, which its next kernels may overwrite.
+        """Returns the address of this thread's scratch memory, which its next kernels may overwrite.
 
         Raises:
-            MemoryError: There is not that much memory.
+            MemoryError: There is not enough memory.
         """
         ...
 
     def tickets(self, count: int) -> int:
-        """Returns the address of uint32 counters of this thread's own. They are 0; kernels leave them so.
+        """Returns the address of this thread's uint32 counters, which are 0 before and after every kernel.
 
         Raises:
-            MemoryError: There is not that much memory.
+            MemoryError: There is not enough memory.
         """
         ...
 
     def compiled(self, program: Program) -> CompiledProgram:
-        """Returns a program compiled, once, for this device."""
+        """Returns a program compiled for this device, once."""
         ...
 
 
 def element_sources() -> tuple[str, ...]:
-    """Returns what every program begins with: what takes PTX for float16, then all else that is about elements."""
+    """Returns the sources with which every program begins: the PTX for float16, then all other code for elements."""
     folder = resources.files(__package__)
     return tuple((folder / f"{name}.cu").read_text(encoding="utf-8") for name in ("half", "floats", "elements"))

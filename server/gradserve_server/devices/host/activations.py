@@ -1,8 +1,8 @@
-"""sigmoid, tanh and what such functions need for Numba's loops, out of arithmetic that LLVM makes vectors of.
+"""sigmoid, tanh and the functions they need, for Numba's loops: arithmetic that LLVM can vectorise.
 
-Numba calls the C library for an exponential, one element at a time. Here e^t of a t <= 0 is 2^k (1 + p), with k the
-integer next to t / ln 2 and p = e^s - 1 for s = t - k ln 2. As |s| <= ln 2 / 2, p needs few terms of its Taylor series:
-what is left out is less than the rounding. No function overflows, or loses digits near 0.
+Numba calls the C library for an exponential, one element at a time. Here, for t <= 0, e^t is 2^k (1 + p), with k the
+integer nearest to t / ln 2, and p = e^s - 1 for s = t - k ln 2. As |s| <= ln 2 / 2, p needs few terms of its Taylor
+series: the rest is smaller than the rounding. No function overflows, or loses digits near 0.
 """
 
 from typing import Any
@@ -14,10 +14,10 @@ from numba.extending import overload, register_jitable
 from gradserve_server.devices.host.intrinsics import intrinsic
 
 INLINED: Any = {"fastmath": {"contract"}, "forceinline": True}
-"""By LLVM, which takes less time than by Numba."""
+"""Inlined by LLVM, which takes less time than by Numba."""
 
 _LEAST_FLOAT32, _LEAST_FLOAT64 = np.float32(-87), -708.0
-"""Where 2^k is about to become subnormal: below, it counts as 0."""
+"""The least t for which 2^k is not subnormal. Below, 2^k counts as 0."""
 
 
 @register_jitable(**INLINED)
@@ -56,7 +56,7 @@ def log_of_1_plus(e: Any) -> Any:
 
 @intrinsic
 def number_like(typing_context: Any, x: Any, number: Any) -> Any:
-    """A number in the dtype of x: beside a float32, compiled code takes a plain one for float64."""
+    """A number in the dtype of x, because with a float32, compiled code treats a plain number as float64."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return context.cast(builder, args[1], number, x)
@@ -71,12 +71,12 @@ def one_like(x: Any) -> Any:
 
 
 def artanh_series(square: Any) -> Any:
-    """1/3 + v / 5 + v^2 / 7 + ... for 0 <= v <= 1/9, as Chebyshev interpolations in few terms."""
+    """1/3 + v / 5 + v^2 / 7 + ... for 0 <= v <= 1/9, by Chebyshev interpolations with few terms."""
     return _artanh_series_float32(square) if isinstance(square, np.float32) else _artanh_series_float64(square)
 
 
 def exponential(t: Any) -> Any:
-    """2^k and p for a float32 or float64 t <= 0; 0 for 2^k where that is subnormal. NaN makes p NaN."""
+    """2^k and p for a float32 or float64 t <= 0. A subnormal 2^k becomes 0. For NaN, p is NaN."""
     return _float32(t) if isinstance(t, np.float32) else _float64(t)
 
 
@@ -114,7 +114,7 @@ def _float32(t: Any) -> Any:
     rounder = np.float32(1.5 * 2**23)
     is_nothing = t < _LEAST_FLOAT32
     t = _LEAST_FLOAT32 if is_nothing else t
-    # The sum has no digits behind the point, and k as its last bits.
+    # The sum has no fraction, and k in its last bits.
     rounded = np.float32(t * np.float32(1.4426950408889634) + rounder)
     k = rounded - rounder
     s = (t - k * np.float32(0.693359375)) - k * np.float32(-2.1219444005469057e-4)

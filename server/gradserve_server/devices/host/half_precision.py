@@ -1,7 +1,7 @@
 """float16 and bfloat16 in LLVM's code. Importing this imports Numba, which takes half a second.
 
-Processors that do not convert float16 (x86-64 before F16C) get arithmetic on its bits: LLVM would call functions of a
-compiler's runtime library, which a process need not have.
+Processors that cannot convert float16 (x86-64 before F16C) compute on its bits. LLVM would call functions of a
+compiler's runtime library, which a process may not have.
 """
 
 import functools
@@ -22,10 +22,10 @@ _FLOAT = ir.FloatType()
 _FLOAT16_INFINITY = 0x7C00
 _FLOAT16_NAN = 0x7E00
 _LEAST_NORMAL = 0x38800000
-"""2^-14, that of float16, as the bits of float32."""
+"""The bits of 2^-14, the least normal float16, as a float32."""
 _LEAST_SUBNORMAL = 2.0**-24
 _REBIAS = 0x38000000
-"""What the exponent of float32 is more than that of float16, in its place."""
+"""The difference between the exponent biases of float32 and float16, at the exponent's place."""
 
 _PROBE = """
 define void @probe(ptr %half, ptr %single) {
@@ -41,12 +41,12 @@ define void @probe(ptr %half, ptr %single) {
 
 
 def widened(dtype: Any) -> Any:
-    """Returns Numba's type of arithmetic with elements of another."""
+    """Returns Numba's type for arithmetic with elements of a type."""
     return types.float32 if dtype in (FLOAT16_BITS, BFLOAT16_BITS) else dtype
 
 
 def widen(context: Any, builder: Any, dtype: Any, element: Any) -> Any:
-    """Returns an element, or a vector of them, in the dtype of arithmetic."""
+    """Returns an element, or a vector of elements, in the dtype of arithmetic."""
     if dtype == FLOAT16_BITS:
         if converts_float16(context):
             half = builder.bitcast(element, _as_many(element, ir.HalfType()))
@@ -59,7 +59,7 @@ def widen(context: Any, builder: Any, dtype: Any, element: Any) -> Any:
 
 
 def narrow(context: Any, builder: Any, dtype: Any, number: Any) -> Any:
-    """Returns a number of the dtype of arithmetic as an element: the nearest, ties to even; NaN remains NaN."""
+    """Returns a number from arithmetic as an element: the nearest, ties to even; NaN remains NaN."""
     if dtype == FLOAT16_BITS:
         if converts_float16(context):
             return builder.bitcast(builder.fptrunc(number, ir.HalfType()), ir.IntType(16))
@@ -107,7 +107,7 @@ def _to_float16(builder: Any, number: Any) -> Any:
     normal = builder.lshr(builder.sub(rounded, _i32(_REBIAS)), _i32(13))
     too_large = builder.icmp_unsigned(">", normal, _i32(_FLOAT16_INFINITY))
     normal = builder.select(too_large, _i32(_FLOAT16_INFINITY), normal)
-    # The last digit of 0.5 as float32 is that of a subnormal float16: adding 0.5 rounds to it.
+    # The last digit of 0.5 as float32 is the last digit of a subnormal float16, so adding 0.5 rounds to it.
     half = ir.Constant(_FLOAT, 0.5)
     sum_bits = builder.bitcast(builder.fadd(builder.bitcast(magnitude, _FLOAT), half), _I32)
     subnormal = builder.sub(sum_bits, builder.bitcast(half, _I32))
@@ -122,7 +122,7 @@ def _to_bfloat16(builder: Any, number: Any) -> Any:
     bits = builder.bitcast(number, _I32)
     odd = builder.and_(builder.lshr(bits, _i32(16)), _i32(1))
     rounded = builder.add(bits, builder.add(odd, _i32(0x7FFF)))
-    quiet_nan = builder.or_(bits, _i32(0x400000))  # rounding could carry a NaN on to zero
+    quiet_nan = builder.or_(bits, _i32(0x400000))  # else rounding could carry a NaN over to zero
     bits = builder.select(builder.fcmp_unordered("uno", number, number), quiet_nan, rounded)
     return builder.trunc(builder.lshr(bits, _i32(16)), ir.IntType(16))
 
@@ -137,7 +137,7 @@ def _count(value: Any) -> int:
 
 
 def _as_many(value: Any, element: Any) -> Any:
-    """Returns the type of as many elements as a value has."""
+    """Returns a type with as many elements as a value has."""
     return ir.VectorType(element, _count(value)) if _count(value) else element
 
 

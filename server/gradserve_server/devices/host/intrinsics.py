@@ -1,9 +1,9 @@
-"""What Numba's language lacks for our kernels: half precision, arrays that do not overlap, counters for threads.
+"""Additions to Numba's language for our kernels: half precision, arrays that do not overlap, counters for threads.
 
 Importing this imports Numba, which takes half a second.
 
-Numba has no arrays of float16 or bfloat16. They are passed as arrays of the integers whose bits they are, int16 for
-float16 and uint16 for bfloat16; arithmetic is in float32. For every other dtype arithmetic is in the dtype itself.
+Numba has no arrays of float16 or bfloat16. They are passed as arrays of integers with the same bits: int16 for float16
+and uint16 for bfloat16. Their arithmetic is in float32; for every other dtype it is in the dtype itself.
 """
 
 from collections.abc import Callable
@@ -17,17 +17,17 @@ from gradserve_server.devices.host import half_precision
 from gradserve_server.devices.host.half_precision import widened
 
 intrinsic: Callable[[Any], Any] = extending.intrinsic
-"""Its own annotations give what it returns the signature of what it is applied to."""
+"""Numba's decorator, retyped: its annotations would give the result the signature of the decorated function."""
 
 _NUM_PLACES = 6
 
 DONE = 0
-"""The counter, in every kernel, of the chunks that are done."""
+"""The index of the counter of finished chunks, in every kernel."""
 
 
 @intrinsic
 def read(typing_context: Any, array: Any, index: Any) -> Any:
-    """Returns array[index], widened for arithmetic. For arrays that the kernel may write, too."""
+    """Returns array[index], widened for arithmetic. The kernel may also write the array."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         value = builder.load(element_address(context, builder, signature, args), align=element_align(array))
@@ -38,7 +38,7 @@ def read(typing_context: Any, array: Any, index: Any) -> Any:
 
 @intrinsic
 def write(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
-    """Sets array[index] to `value`, rounded like `store` does. For arrays that the kernel may `read`, too."""
+    """Sets array[index] to `value`, rounded as by `store`. The kernel may also `read` the array."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         number = _narrow(context, builder, array, args[2], value)
@@ -52,8 +52,8 @@ def write(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
 def load(typing_context: Any, array: Any, index: Any) -> Any:
     """Returns array[index], widened for arithmetic.
 
-    For arrays that the kernel does not write. Numba does not tell LLVM that arrays do not overlap, so that loops with
-    more than a few arrays are not vectorised; `load` says that it reads nothing that `store` has written.
+    The kernel must not write the array. Numba does not tell LLVM that arrays do not overlap, so LLVM does not vectorise
+    loops with more than a few arrays; `load` tells LLVM that it reads nothing that `store` has written.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -81,12 +81,12 @@ def store(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
 def store_at(typing_context: Any, place: Any, array: Any, index: Any, value: Any) -> Any:
     """Sets array[index] to `value`.
 
-    To what `store` promises, that nothing `load` reads is written, this adds that nothing is written by
-    stores with different places, literal numbers. Without that LLVM compares all addresses that a loop writes before it
-    runs it with vectors.
+    `store` tells LLVM that it writes nothing that `load` reads. This adds that stores with different places, which are
+    literal numbers, write to different memory. Otherwise LLVM compares all addresses that a loop writes before it runs
+    the loop with vectors.
     """
     if not isinstance(place, types.IntegerLiteral):
-        return None  # Numba asks again with the literal
+        return None  # Numba calls this again with the literal
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         number = context.cast(builder, args[3], value, array.dtype)
@@ -115,7 +115,7 @@ def widen(typing_context: Any, array: Any, value: Any) -> Any:
 
 @intrinsic
 def count_up(typing_context: Any, counters: Any, index: Any) -> Any:
-    """Adds one to counters[index], of an int64 array, and returns what it was, atomically among threads."""
+    """Adds one to counters[index] of an int64 array, atomically among threads; returns the old value."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = element_address(context, builder, signature, args)
@@ -126,13 +126,13 @@ def count_up(typing_context: Any, counters: Any, index: Any) -> Any:
 
 @register_jitable
 def wait_for(counters: Any, index: Any, value: Any) -> None:
-    """Waits until other threads have counted counters[index] up to `value`. For moments only: it does not sleep."""
+    """Waits until other threads have counted counters[index] up to `value`. For short waits only: it does not sleep."""
     while _read(counters, index) < value:
         _sched_yield()
 
 
 def wait_until_done(counters: Any, num_chunks: Any) -> None:
-    """A kernel: waits until all chunks are done, also those that other threads have taken."""
+    """A kernel that waits until all chunks are finished, including those that other threads have taken."""
     wait_for(counters, DONE, num_chunks)
 
 
@@ -148,7 +148,7 @@ _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 
 
 def element_address(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Returns the address of array[index], for the arguments of an intrinsic that begin with both."""
+    """Returns the address of array[index] for the arguments of an intrinsic that begin with both."""
     array = context.make_array(signature.args[0])(context, builder, args[0])
     return builder.gep(array.data, [args[1]], inbounds=True)
 
@@ -159,7 +159,7 @@ def element_align(array: Any) -> int:
 
 
 def read_only(builder: Any, value: Any) -> None:
-    """Says of what was loaded that no `store` writes it."""
+    """Marks a loaded value as one that no `store` writes."""
     value.set_metadata("noalias", _written(builder))
 
 

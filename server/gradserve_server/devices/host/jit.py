@@ -1,4 +1,4 @@
-"""Compiles loops with Numba. Importing this imports Numba, which takes half a second: leave it to those who compile."""
+"""Compiles loops with Numba. Importing this imports Numba, which takes half a second."""
 
 import ast
 import functools
@@ -20,17 +20,17 @@ from gradserve_server.devices.host.object_file import undefined_symbols
 
 
 def compile_kernel(function: Callable[..., None], argument_types: tuple[Any, ...]) -> Callable[..., None]:
-    """Compiles a function for one signature; takes it from Numba's cache on disk where it is there.
+    """Compiles a function for one signature, or loads it from Numba's cache on disk.
 
-    The result releases the GIL, divides by zero without an exception and takes no other types.
+    The result releases the GIL, divides by zero without an exception, and takes no other types.
 
     Args:
-        function: In the part of Python that Numba compiles. What it calls must be in files of the same folder or of
-            this one: changes of those that it imports make the cache forget it.
-        argument_types: Numba's. Declare arrays that are only read as read-only: it takes both kinds then.
+        function: A function in the part of Python that Numba compiles. Functions that it calls must be in files of the
+            same folder or of this one: the cache notices changes of the files there that it imports.
+        argument_types: Numba's types. Declare arrays that are only read as read-only: then it takes both kinds.
 
     Raises:
-        KernelError: It does not compile for the processor of this machine, or needs what the process does not have.
+        KernelError: It does not compile for this machine's processor, or needs symbols that the process does not have.
     """
     signature = numba.void(*argument_types)
     kernel = _dispatcher(function)
@@ -39,7 +39,7 @@ def compile_kernel(function: Callable[..., None], argument_types: tuple[Any, ...
             kernel._cache = _Cache(function)  # type: ignore[no-untyped-call]
             kernel.compile(signature)
         except (RuntimeError, OSError):
-            # There is no folder to write the cache to, as in a read-only container, or no space.
+            # There is no folder for the cache, as in a read-only container, or no space.
             kernel = _dispatcher(function)
             kernel.compile(signature)
     except (errors.NumbaError, RuntimeError) as error:
@@ -50,7 +50,7 @@ def compile_kernel(function: Callable[..., None], argument_types: tuple[Any, ...
 
 
 def argument_types(declared: str) -> tuple[Any, ...]:
-    """Returns Numba's types of arguments; see `kernel_table.Declared`."""
+    """Returns Numba's types for declared arguments; see `kernel_table.Declared`."""
     return tuple(_argument_type(argument) for argument in declared.split(", "))
 
 
@@ -67,14 +67,14 @@ def _dispatcher(function: Callable[..., None]) -> Any:
 
 
 class _Library(JITCodeLibrary):
-    """Makes sure of all symbols before LLVM links the code: LLVM ends the process when it does not find one."""
+    """Checks all symbols before LLVM links the code, because LLVM ends the process if one is missing."""
 
     def _finalize_final_module(self) -> None:
         content = self._codegen._tm.emit_object(self._final_module)
         missing = sorted(name for name in undefined_symbols(content) if not self._is_known(name))
         if missing:
             raise KernelError(f"{self.name} needs {', '.join(missing)}, which the process does not have")
-        # LLVM takes this and does not make it again; Numba's cache gets it, too.
+        # LLVM uses this object instead of making it again; Numba's cache stores it, too.
         self._set_compiled_object(content)  # type: ignore[no-untyped-call]
         super()._finalize_final_module()  # type: ignore[no-untyped-call]
         self._compiled_object = content
@@ -99,7 +99,7 @@ class _MakeLibrary(compiler_machinery.AnalysisPass):
 
 
 class _Compiler(compiler.CompilerBase):
-    """Numba's, with a library of our own."""
+    """Numba's compiler, with a library of our own."""
 
     def define_pipelines(self) -> list[Any]:
         manager = compiler.DefaultPassBuilder.define_nopython_pipeline(self.state)  # type: ignore[no-untyped-call]
@@ -112,7 +112,7 @@ _PACKAGE = Path(__file__).parents[2]
 
 
 class _Cache(FunctionCache):
-    """Numba's, which only sees changes of the file that the function itself is in."""
+    """Numba's cache, which by itself only notices changes of the file that has the function."""
 
     def _index_key(self, signature: Any, codegen: Any) -> tuple[Any, ...]:
         digest = hashlib.sha256()
@@ -123,7 +123,7 @@ class _Cache(FunctionCache):
 
 
 def _source_files(function: Callable[..., None]) -> set[Path]:
-    """Returns this file, that of a function, and what it imports from its folder and the server's packages."""
+    """Returns this file, a function's file, and the files that it imports from its folder and the server's packages."""
     first = Path(function.__code__.co_filename)
     found, waiting = {Path(__file__)}, [first]
     while waiting:
@@ -138,7 +138,7 @@ def _source_files(function: Callable[..., None]) -> set[Path]:
 
 @functools.cache
 def _imports(source: bytes) -> tuple[str, ...]:
-    """Returns the names of what may be modules. All kernels ask for the same few files, and parsing takes long."""
+    """Returns the names that may be modules. Cached: all kernels ask for the same files, and parsing takes long."""
     imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
     return tuple(
         name

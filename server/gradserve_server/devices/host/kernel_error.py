@@ -2,4 +2,4 @@
 
 
 class KernelError(Exception):
-    """A kernel cannot be made on this machine."""
+    """A kernel cannot be compiled on this machine."""

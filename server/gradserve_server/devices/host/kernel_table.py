@@ -1,6 +1,6 @@
-"""Tables of kernels for the host: from which function each is compiled, for which dtypes, and what it takes.
+"""Tables of kernels for the host: the function, the dtypes and the arguments of each.
 
-A table is data, and declares kernels without importing Numba: the functions are imported when they are compiled.
+A table is data, which declares kernels without importing Numba: functions are imported when they are compiled.
 """
 
 import importlib
@@ -20,7 +20,7 @@ Kernel: TypeAlias = Callable[..., None]
 
 _COUNTERS = "int64[]"
 _NUM_COUNTERS = 5
-"""At most: see `intrinsics` for what they count."""
+"""The most counters of a kernel; see `intrinsics`."""
 
 ELEMENTS: Mapping[np.dtype[Any], str] = {
     np.dtype(np.float16): "int16",
@@ -28,18 +28,18 @@ ELEMENTS: Mapping[np.dtype[Any], str] = {
     np.dtype(np.float32): "float32",
     np.dtype(np.float64): "float64",
 }
-"""How kernels take elements of each dtype. Numba has no floats of 16 bits: each kind comes as one kind of integers."""
+"""The types in which kernels take elements of each dtype: integers for 16-bit floats, which Numba does not have."""
 
 _log = logging.getLogger(__name__)
 
 
 def aligned(array: NDArray[Any]) -> NDArray[Any]:
-    """Returns an array as kernels take it, or a copy: inline inputs lie anywhere in their message."""
+    """Returns an array aligned for kernels, copied if needed: inline inputs lie anywhere in their message."""
     return array if array.flags.aligned else array.copy()
 
 
 def flat(array: NDArray[Any]) -> NDArray[Any]:
-    """Returns the elements of an array as kernels take them: aligned, in one dimension, 16-bit floats as integers."""
+    """Returns the elements of an array for kernels: aligned, in one dimension, 16-bit floats as integers."""
     return aligned(array).reshape(-1).view(ELEMENTS[array.dtype])
 
 
@@ -47,8 +47,9 @@ def flat(array: NDArray[Any]) -> NDArray[Any]:
 class ChunkedKernels:
     """Kernels that take chunks of their work until none is left.
 
-    Any number of threads may call one with the same arguments, at the same time or later, and one alone does it all.
-    What comes out does not depend on how many threads there are. Each takes counters of chunks as its last argument.
+    Any number of threads may call a kernel with the same arguments, at the same time or later; a single one does all
+    the work. The result does not depend on the number of threads. The last argument of each kernel is an array of
+    counters.
     """
 
     wait_until_done: Kernel
@@ -66,8 +67,8 @@ class Declared:
 
     Attributes:
         function: "module.function", in the package of the table.
-        arguments: The types that it takes, as in C: "const {T}[], int64, float64[3]" are an array that is only read, a
-            number, and an array of three axes; arrays are contiguous. In braces, names from the types of the table.
+        arguments: The types that it takes, as in C: "const {T}[], int64, float64[3]" are a read-only array, a number,
+            and an array of three axes; arrays are contiguous. Names in braces come from the types of the table.
     """
 
     function: str
@@ -83,9 +84,9 @@ class KernelTable(Generic[KernelsT]):
 
     Attributes:
         what: What they compute, for the log.
-        package: Where the modules of the functions are.
-        kernels: Dataclass of the compiled kernels. Those of `ChunkedKernels` get counters as a last argument.
-        types: For each dtype what the names in braces stand for, in the order in which the dtypes are prepared.
+        package: The package with the modules of the functions.
+        kernels: The dataclass of the compiled kernels. Those of `ChunkedKernels` get counters as a last argument.
+        types: For each dtype, the meaning of names in braces, in the order in which dtypes are prepared.
         declared: The kernels, by their names in the dataclass.
     """
 
@@ -96,12 +97,13 @@ class KernelTable(Generic[KernelsT]):
     declared: Mapping[str, Declared]
 
     def compile(self, dtype: np.dtype[Any], stop: Callable[[], bool]) -> KernelsT | None:
-        """Compiles the kernels for a dtype, or takes them from the cache; returns nothing once `stop()`.
+        """Compiles the kernels for a dtype, or loads them from the cache; returns None once `stop()`.
 
         The first call imports Numba, which takes half a second.
 
         Raises:
-            KernelError: One does not compile for this machine's processor, or needs what the process does not have.
+            KernelError: One does not compile for this machine's processor, or needs symbols that the process does not
+                have.
         """
         from gradserve_server.devices.host import jit
 
@@ -124,7 +126,7 @@ class KernelTable(Generic[KernelsT]):
             yield name, (getattr(importlib.import_module(f"{self.package}.{module}"), function), arguments)
 
     def __post_init__(self) -> None:
-        """Checks that a declaration is there for every kernel of the dataclass."""
+        """Checks that every kernel of the dataclass is declared."""
         own: Any = self.kernels
         assert {field.name for field in fields(own)} - {"wait_until_done"} == set(self.declared), self.what
 
@@ -132,18 +134,18 @@ class KernelTable(Generic[KernelsT]):
 class PreparedKernels(Generic[KernelsT]):
     """The kernels of some tables that are ready, by dtype.
 
-    One thread prepares them, while others may look what is there.
+    One thread prepares them, while others may look which are ready.
     """
 
     def __init__(self, *tables: KernelTable[KernelsT]) -> None:
-        """Takes tables, in the order in which they are prepared."""
+        """Takes the tables, in the order in which they are prepared."""
         self._tables = tables
         self._ready: dict[np.dtype[Any], KernelsT] = {}
 
     def prepare(self, stop: Callable[[], bool]) -> None:
-        """Compiles all, or takes them from the cache; ends early, between two kernels, once `stop()`.
+        """Compiles all kernels, or loads them from the cache; ends early, between two kernels, once `stop()`.
 
-        Of a dtype whose kernels cannot be made, one line is logged, and there are none.
+        A dtype whose kernels cannot be compiled has none; one line about it is logged.
         """
         for table in self._tables:
             for dtype in table.types:

@@ -1,7 +1,7 @@
-"""Vectors for Numba's loops: as many numbers as fill 64 bytes, which go through arithmetic together.
+"""Vectors for Numba's loops: as many numbers as fill 64 bytes.
 
-LLVM puts them into whatever registers the processor has. So a sum consists of the same partial sums on every processor;
-where LLVM makes vectors of a loop by itself, their number depends on the width of the registers.
+LLVM puts them into whatever registers the processor has, so a sum consists of the same partial sums on every processor.
+When LLVM vectorises a loop by itself, the number of partial sums depends on the width of the registers.
 
 Importing this imports Numba, which takes half a second.
 """
@@ -21,7 +21,7 @@ from gradserve_server.devices.host.intrinsics import element_address, element_al
 _BYTES = 64
 
 _NUM_WIDENED = 8
-"""So many partial sums of float32 are added up in float64."""
+"""The number of partial sums of float32 that are added up in float64."""
 
 
 class Lanes(types.Type):
@@ -43,7 +43,7 @@ class _LanesModel(models.PrimitiveModel):
 
 @intrinsic
 def num_lanes(typing_context: Any, array: Any) -> Any:
-    """Returns how many elements of an array make a vector."""
+    """Returns the number of elements of an array in a vector."""
     count = Lanes(widened(array.dtype)).count
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -54,7 +54,7 @@ def num_lanes(typing_context: Any, array: Any) -> Any:
 
 @intrinsic
 def load_lanes(typing_context: Any, array: Any, index: Any) -> Any:
-    """Returns the elements of an array from array[index] on, widened for arithmetic. See `intrinsics.load`."""
+    """Returns a vector of the elements from array[index] on, widened for arithmetic. See `intrinsics.load`."""
     lanes = Lanes(widened(array.dtype))
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -69,7 +69,7 @@ def load_lanes(typing_context: Any, array: Any, index: Any) -> Any:
 
 @intrinsic
 def in_all_lanes(typing_context: Any, number: Any) -> Any:
-    """Returns a vector of a float32 or float64."""
+    """Returns a vector with a float32 or float64 in every place."""
     lanes = Lanes(number)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -80,7 +80,7 @@ def in_all_lanes(typing_context: Any, number: Any) -> Any:
 
 @intrinsic
 def where_positive(typing_context: Any, lanes: Any, tested: Any) -> Any:
-    """Returns a vector with 0 in place of the numbers where another is not above 0."""
+    """Returns a vector with 0 in place of the numbers for which another vector is not above 0."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         zero = ir.Constant(context.get_value_type(lanes), None)
@@ -107,7 +107,8 @@ def last_lanes(typing_context: Any, lanes: Any, count: Any) -> Any:
 def sum_of_lanes(typing_context: Any, lanes: Any) -> Any:
     """Returns the sum of the numbers of a vector, a float64.
 
-    They are added up in pairs, the first half to the second: more than 8 in their own dtype, the rest in float64.
+    They are added in pairs, the first half to the second, in their own dtype while there are more than 8, then in
+    float64.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How this process gets memory from the system."""
+"""Settings of this process's memory allocator."""
 
 import ctypes
 import logging
@@ -16,9 +16,9 @@ _TOP_PAD_BYTES = 64 << 20
 def keep_freed_memory() -> None:
     """Tells glibc to reuse freed memory rather than return it.
 
-    Every 1 MiB message of a stream is an allocation that glibc would map, fault in page by page and unmap again;
-    reuse makes streams nearly twice as fast. For processes of our own only: it changes the whole process.
-    Without glibc nothing happens.
+    Every 1 MiB message of a stream is an allocation, which glibc would map, fault in page by page and unmap again.
+    Reuse makes streams nearly twice as fast. Only for processes of our own, because it changes the whole process.
+    Without glibc it has no effect.
     """
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt

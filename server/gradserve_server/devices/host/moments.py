@@ -1,7 +1,7 @@
 """Mean and variance in Numba's loops. Importing this imports Numba, which takes half a second.
 
-Moments are first those of differences from an estimate of the mean. Where it turns out to be further than a standard
-deviation from the mean, the sum of squares is too inexact: then they are computed again, with the mean that was found.
+Moments are first computed from differences from an estimate of the mean. If the estimate is further than a standard
+deviation from the mean, the sum of squares is too inexact, and they are computed again from the mean that was found.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from gradserve_server.devices.host.intrinsics import load, widen
 from gradserve_server.devices.host.lanes import in_all_lanes, last_lanes, load_lanes, num_lanes, sum_of_lanes
 
 BLOCK_ELEMENTS = 1024
-"""The most elements of a block: none of its sums is then rounded more than 40 times."""
+"""The most elements of a block, so that none of its sums is rounded more than 40 times."""
 
 
 @register_jitable(**INLINED)
@@ -40,23 +40,23 @@ def squares_around_mean(total: Any, squares: Any, count: Any) -> Any:
     Args:
         total: The sum of the differences from another number.
         squares: The sum of their squares.
-        count: How many numbers there are.
+        count: The number of numbers.
     """
     return squares - total * (total / count)
 
 
 @register_jitable(**INLINED)
 def is_far(total: Any, squares: Any, count: Any) -> Any:
-    """Tells whether that other number is further than a standard deviation from the mean; for NaN, it is.
+    """Returns True if that other number is further than a standard deviation from the mean, and for NaN.
 
-    Otherwise `squares` is at most twice what is left of it, and little is lost.
+    Otherwise `squares` is at most twice the result of `squares_around_mean`, and little is lost.
     """
     return not total * (total / count) <= squares_around_mean(total, squares, count)
 
 
 @register_jitable(**INLINED)
 def _estimated_mean(x: Any, first: Any, size: Any) -> Any:
-    """Returns the mean of eight elements from all over the block, in the dtype of arithmetic."""
+    """Returns the mean of eight elements from the whole block, in the dtype of arithmetic."""
     step = (size - 1) // 7
     a, b = load(x, first) + load(x, first + step), load(x, first + 2 * step) + load(x, first + 3 * step)
     first += 4 * step
@@ -100,5 +100,5 @@ def _differences_of_block(x: Any, first: Any, size: Any, center: Any) -> Any:
 
 @register_jitable(fastmath={"contract"})
 def _differences_again(x: Any, first: Any, size: Any, center: Any) -> Any:
-    """Does the same, as a function of its own: this is rarely needed."""
+    """Does the same in a function of its own, because this is rarely needed."""
     return _differences_of_block(x, first, size, center)

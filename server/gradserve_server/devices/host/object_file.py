@@ -1,4 +1,4 @@
-"""Reads which symbols an ELF object file needs from elsewhere."""
+"""Finds the symbols that an ELF object file needs from elsewhere."""
 
 import struct
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def undefined_symbols(content: bytes) -> set[str]:
 
 
 def _sections(content: bytes) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yields kind, offset, size, link and size of an entry of each section."""
+    """Yields the kind, offset, size, link and entry size of each section."""
     (table,) = struct.unpack_from("<Q", content, 0x28)
     header_size, count = struct.unpack_from("<HH", content, 0x3A)
     for position in range(table, table + count * header_size, header_size):

@@ -1,4 +1,4 @@
-"""Several threads do one piece of work."""
+"""Runs one piece of work on several threads."""
 
 import logging
 import threading
@@ -12,15 +12,15 @@ _log = logging.getLogger(__name__)
 class ForkJoin:
     """A few helper threads, for kernels that release the GIL.
 
-    Safe to use from several threads: whoever calls does work itself and waits for nobody who has not begun, so it
-    gets on even when all helpers are busy with the work of others.
+    Safe to use from several threads: callers work themselves, and wait only for helpers that have begun, so they make
+    progress even when all helpers are busy with other work.
 
-    Threads are woken up with little more than a lock: futures take 20 microseconds to start and, as the caller then
+    Waking up a thread takes little more than a lock. Futures take 20 microseconds to start and, as the caller then
     sleeps for a moment, 50 to end, which is as long as computing on a megabyte.
     """
 
     def __init__(self, num_threads: int) -> None:
-        """Runs work on up to `num_threads` threads, of which one is the caller."""
+        """Runs work on up to `num_threads` threads, including the caller."""
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._helpers = [
             threading.Thread(target=self._help, name=f"gradserve-kernel-{index}", daemon=True)
@@ -31,20 +31,20 @@ class ForkJoin:
 
     @property
     def num_threads(self) -> int:
-        """The most threads that work together, with the caller."""
+        """The most threads that work together, including the caller."""
         return len(self._helpers) + 1
 
     def run(self, work: Callable[[], object], num_parts: int) -> None:
-        """Calls `work` in this thread, and at the same time in helpers that are free.
+        """Calls `work` in this thread, and at the same time in free helpers.
 
         Args:
-            work: Does one part after the other until none is left, then waits for those that other calls of it are
-                doing: when one call returns everything is done, and one that begins later finds nothing to do.
-            num_parts: How many parts there are: no more threads than that are woken up.
+            work: Does one part after another until none is left, then waits for the parts of its other calls: when one
+                call returns, everything is done, and a later call finds nothing to do.
+            num_parts: The number of parts: no more threads than that are woken up.
 
         Raises:
-            BaseException: What `work` raised in this thread. What it raises in another is logged: the parts of that
-                call are missing, so if this is possible `work` must tell its other calls.
+            BaseException: The exception of `work` in this thread. Exceptions in others are logged: their parts are
+                missing, so if this can happen, `work` must tell its other calls.
         """
         call = _Call(work)
         for _ in range(min(len(self._helpers), num_parts - 1)):
@@ -55,10 +55,10 @@ class ForkJoin:
             call.work = None
 
     def run_all(self, pieces: Sequence[Callable[[], object]]) -> None:
-        """Calls functions that do not depend on each other, several at the same time, and returns when all have.
+        """Calls independent functions, several at the same time, and returns when all have returned.
 
         Raises:
-            BaseException: What the first of them raised that failed; the others have been called too.
+            BaseException: The exception of the first function that failed; the others have been called, too.
         """
         if len(pieces) == 1:
             pieces[0]()
@@ -68,7 +68,7 @@ class ForkJoin:
         work.wait()
 
     def close(self) -> None:
-        """Waits for what is running and ends the threads."""
+        """Waits for running work, and ends the threads."""
         for _ in self._helpers:
             self._calls.put(None)
         for helper in self._helpers:
@@ -85,7 +85,7 @@ class _Pieces:
         self._waiting = deque(pieces)
         self._num_pieces = len(pieces)
         self._finished: deque[BaseException | None] = deque()
-        """One for each piece: what went wrong."""
+        """The exception of each piece, or None."""
         self._all_finished = threading.Event()
         if not pieces:
             self._all_finished.set()
@@ -116,7 +116,7 @@ def _attempt(piece: Callable[[], object]) -> BaseException | None:
 
 
 class _Call:
-    """Work to take part in while `work` is there: afterwards it holds no memory, even if no helper has come."""
+    """Work for helpers while `work` is there. Afterwards it holds no memory, even if no helper has come."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self.work: Callable[[], object] | None = work

@@ -1,7 +1,7 @@
 """Reusable host memory.
 
-A fresh large allocation costs a page fault every 4 KiB, more than copying a gradient into it. The pool hands the
-same memory out again and again.
+A fresh large allocation costs a page fault every 4 KiB, which is more than copying a gradient into it. So the pool
+reuses memory.
 """
 
 import math
@@ -18,31 +18,31 @@ _HUGE_PAGE_BYTES = 1 << 21
 
 
 class _Block(np.ndarray[Any, np.dtype[np.uint8]]):
-    """The array at the root of all views of a block; its end is the end of the block's use."""
+    """The array at the root of all views of a block. When it is garbage-collected, the block is free."""
 
 
 class BufferPool:
-    """Allocates arrays; their memory comes back by itself when the last view of it is gone.
+    """Allocates arrays whose memory returns to the pool when the last view of it is gone.
 
-    Safe to use from several threads. Arrays smaller than 64 KiB are ordinary ones.
+    Safe to use from several threads. Arrays of less than 64 KiB are ordinary ones.
     """
 
     def __init__(self, max_idle_bytes: int) -> None:
-        """Keeps at most about `max_idle_bytes` of unused memory; more goes back to the system."""
+        """Takes the approximate limit of unused memory; more is returned to the system."""
         self._max_idle_bytes = max_idle_bytes
         self._idle: dict[int, deque[mmap.mmap]] = {}
         self._idle_bytes = 0
 
     @property
     def idle_bytes(self) -> int:
-        """Memory that waits to be used again."""
+        """The unused memory in the pool."""
         return self._idle_bytes
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Returns an uninitialised C-contiguous array.
 
         Raises:
-            MemoryError: There is not that much memory.
+            MemoryError: There is not enough memory.
         """
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes < _MIN_POOLED_BYTES:
@@ -62,15 +62,15 @@ class BufferPool:
         return memory
 
     def _recycle(self, memory: mmap.mmap, size: int) -> None:
-        # Runs wherever the last view died, so it takes no lock: deques are atomic, and the count, a
-        # matter of tidiness, may be off by a block for a moment.
+        # Runs in whatever thread dropped the last view, so it takes no lock: deques are atomic, and the count may
+        # be off by a block for a moment.
         if self._idle_bytes + size <= self._max_idle_bytes:
             self._idle.setdefault(size, deque()).append(memory)
             self._idle_bytes += size
 
 
 def _block_size(num_bytes: int) -> int:
-    """Rounds up by at most an eighth, so that nearly equal sizes share blocks."""
+    """Returns a size rounded up by at most an eighth, so that nearly equal sizes share blocks."""
     step = max(1 << (num_bytes.bit_length() - 4), mmap.PAGESIZE)
     return -(-num_bytes // step) * step
 

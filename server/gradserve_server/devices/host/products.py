@@ -12,7 +12,7 @@ from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.summation import Summation, multiply
 
 _PART_MULTIPLICATIONS = 1 << 20
-"""Some 20 microseconds: for less, no thread is woken up."""
+"""The least work for a part: some 20 microseconds. For less, no thread is woken up."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Product:
     """out = left right, in float32 or float64.
 
     Attributes:
-        left: [m, k]. Of this and the others, one axis is contiguous.
+        left: [m, k]. In this and the others, one axis is contiguous.
         right: [k, n].
-        out: [m, n]: the result.
-        summation: How the k terms of each element are added up.
+        out: [m, n], the result.
+        summation: The way in which the k terms of each element are added up.
     """
 
     left: NDArray[Any]
@@ -32,16 +32,16 @@ class Product:
     summation: Summation = Summation.CHAIN
 
     def compute(self) -> None:
-        """Computes it in this thread."""
-        with np.errstate(all="ignore"):  # which every thread has for itself
+        """Computes the product in this thread."""
+        with np.errstate(all="ignore"):  # which is set per thread
             multiply(self.left, self.right, self.out, self.summation)
 
     def parts(self, most: int) -> "Iterator[Product]":
-        """Yields products that make up this one, of about equal size and at most so many."""
+        """Yields at most this many products of about equal size, which make up this one."""
         rows, columns = self.out.shape
         wanted = min(most, self.out.size * self.left.shape[1] // _PART_MULTIPLICATIONS)
         size = max(-(-max(rows, columns) // max(wanted, 1)), 1)
-        # The smaller operand is read whole by every part.
+        # Every part reads the whole smaller operand.
         for first in range(0, max(rows, columns), size):
             part = slice(first, first + size)
             if rows > columns:
@@ -51,11 +51,11 @@ class Product:
 
 
 class Products:
-    """Products by NumPy's BLAS, cut into parts that several threads take.
+    """Products by NumPy's BLAS, cut into parts for several threads.
 
-    BLAS's own threads wait for each other at every step. Where other work runs beside them, as in a server, one that
-    gets no processor for a moment holds up all, and a product may take ten times as long. So let BLAS have one, by
-    `use_one_blas_thread`.
+    BLAS's own threads wait for each other at every step. If other work runs beside them, as in a server, one that gets
+    no processor for a moment holds up all, and a product may take ten times as long. So restrict BLAS to one thread
+    with `use_one_blas_thread`.
     """
 
     def __init__(self, parallel: ForkJoin) -> None:
@@ -72,8 +72,8 @@ class Products:
 
 
 def use_one_blas_thread() -> None:
-    """Makes BLAS compute every product in the thread that asks for it.
+    """Makes BLAS compute every product in the calling thread.
 
-    For processes of our own only: it changes the whole process.
+    Only for processes of our own, because it changes the whole process.
     """
     threadpoolctl.threadpool_limits(1, user_api="blas")

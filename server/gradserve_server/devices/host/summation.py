@@ -1,7 +1,7 @@
-"""How the terms of a product of matrices are added up, and the rows of a matrix.
+"""Adds up the terms of a product of matrices, and the rows of a matrix.
 
-BLAS adds up the k terms of each element one after the other. In float32 that makes an error of up to k 2^-24 of the sum
-of their magnitudes: where k counts the rows of a batch, the largest error of a whole call.
+BLAS adds up the k terms of each element one after another. In float32 the error is up to k 2^-24 of the sum of their
+magnitudes; if k is the number of rows of a batch, that is the largest error of a whole call.
 """
 
 from enum import Enum, auto
@@ -11,33 +11,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LONGEST_BLOCKS = {1024: 64, 4096: 128}
-"""How many terms BLAS may add one after the other, for up to so many in all. It is slower with short blocks, and over
-many blocks errors average out."""
+"""The most terms that BLAS may add one after another, for sums of up to this many terms. BLAS is slower with short
+blocks, and over many blocks errors average out."""
 
 _LONGEST_BLOCK = 256
-"""The same for any number."""
+"""The most terms that BLAS may add one after another, for any number of terms."""
 
 _LONGEST_CHAIN = 128
-"""So few terms are not cut."""
+"""The most terms that are not cut into blocks."""
 
 _BLOCK_ROWS = 64
-"""Rows that are added up in their dtype: this takes as long as reading them."""
+"""Rows that are added up in their own dtype, which takes as long as reading them."""
 
 _TILE_SIDE = 512
-"""Sums of blocks, of which there are a few at a time, stay in the cache if they are not larger."""
+"""The longest side of a tile, so that the sums of a few blocks stay in the cache."""
 
 _ELEMENTS_AT_ONCE = 1 << 15
-"""Blocks of which the products have no more elements are multiplied in one call: calls take as long as so little."""
+"""The most elements of products whose blocks are multiplied in one call, because a call takes as long as so few."""
 
 
 class Summation(Enum):
-    """How the k terms of each element are added up.
+    """The way in which the k terms of each element are added up.
 
     Attributes:
-        CHAIN: As BLAS does: the fastest way.
-        BLOCKS: In blocks, and their sums in pairs, so that no term takes part in more than 256 + log2(k / 128)
+        CHAIN: As BLAS does, which is fastest.
+        BLOCKS: In blocks, whose sums are added in pairs, so that no term takes part in more than 256 + log2(k / 128)
             additions, whatever BLAS does.
-        WIDE: In float64, and rounded once. Takes twice as long as CHAIN.
+        WIDE: In float64, with a single rounding. Takes twice as long as CHAIN.
     """
 
     CHAIN = auto()
@@ -51,8 +51,8 @@ def multiply(left: NDArray[Any], right: NDArray[Any], out: NDArray[Any], summati
     Args:
         left: [m, k], float32 or float64.
         right: [k, n], likewise.
-        out: [m, n], likewise: the result.
-        summation: How the k terms of each element are added up.
+        out: [m, n], likewise; the result.
+        summation: The way in which the k terms of each element are added up.
     """
     if summation is Summation.WIDE:
         out[...] = left.astype(np.float64, copy=False) @ right.astype(np.float64, copy=False)
@@ -65,7 +65,7 @@ def multiply(left: NDArray[Any], right: NDArray[Any], out: NDArray[Any], summati
 
 
 def sum_of_rows(matrix: NDArray[Any]) -> NDArray[np.float64]:
-    """Adds up the rows of a matrix: up to 64 in its dtype, by BLAS, and those sums in float64."""
+    """Adds up the rows of a matrix: up to 64 rows in its dtype, by BLAS, and their sums in float64."""
     rows, columns = matrix.shape
     num_blocks = rows // _BLOCK_ROWS
     whole, rest = np.split(matrix, [num_blocks * _BLOCK_ROWS])
@@ -84,7 +84,7 @@ def _block_size(num_terms: int) -> int:
 
 
 class _Blocks:
-    """A product of matrices, its terms in blocks."""
+    """A product of matrices with its terms cut into blocks."""
 
     def __init__(self, left: NDArray[Any], right: NDArray[Any]) -> None:
         self._left = left
@@ -98,7 +98,7 @@ class _Blocks:
         self._add_up(0, self._left.shape[1], out, 0)
 
     def _add_up(self, begin: int, end: int, out: NDArray[Any], depth: int) -> None:
-        """Adds up the terms from `begin`, where a block begins, to `end`."""
+        """Adds up the terms from `begin`, the beginning of a block, to `end`."""
         num_blocks = -(-(end - begin) // self._block)
         if num_blocks == 1:
             np.matmul(self._left[:, begin:end], self._right[begin:end], out=out)

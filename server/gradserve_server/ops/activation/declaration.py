@@ -1,4 +1,4 @@
-"""What computes activation functions on a device."""
+"""The interface of activation functions on a device."""
 
 from typing import Protocol
 
@@ -9,20 +9,20 @@ FAMILY = "activation"
 
 
 class Activation(Family, Protocol):
-    """The computations on one device, inside its `computing`.
+    """Activation functions on one device, inside its `computing`.
 
     All arrays of a call are in its memory, C-contiguous, and have the same shape and dtype: float16, bfloat16, float32
-    or float64. 16 bits are widened to float32 for the arithmetic, and the result is rounded once. `out` may be one of
-    the other arrays itself, but must not overlap them in another way.
+    or float64. The arithmetic for 16 bits is in float32, and the result is rounded once. `out` may be one of the other
+    arrays, but must not overlap them in another way.
     """
 
     def forward(self, name: str, x: Array, out: Array) -> None:
         """Computes an activation function; `name` is one of `spec.NAMES`.
 
         Args:
-            name: Which.
+            name: The name of the function.
             x: The input.
-            out: Becomes the result. May be `x`.
+            out: The array for the result. May be `x`.
         """
         ...
 
@@ -30,9 +30,9 @@ class Activation(Family, Protocol):
         """Computes the gradient with respect to the input; `name` is one of `spec.NAMES`.
 
         Args:
-            name: Which.
+            name: The name of the function.
             dy: The gradient with respect to the result.
-            saved: The result where `spec.gradient_of_result(name)`, else the input.
-            out: Becomes the gradient. May be `dy` or `saved`.
+            saved: The result if `spec.gradient_of_result(name)`, otherwise the input.
+            out: The array for the gradient. May be `dy` or `saved`.
         """
         ...

@@ -9,7 +9,7 @@ are below 2e-8 for float32 and 4e-17 for float64. erf would lose all digits of t
 SHIFT = 5.0
 
 LARGEST = 38.0
-"""Where e^(-a^2 / 2) is about to be below the least normal number."""
+"""Where e^(-a^2 / 2) is almost below the least normal number."""
 
 FLOAT32 = (
     0.0003829018183024107,
@@ -47,4 +47,4 @@ FLOAT64 = (
     -0.6653825028900567,
     0.769193049750063,
 )
-"""Coefficients of P, that of the highest power first."""
+"""Coefficients of P, the highest power first."""

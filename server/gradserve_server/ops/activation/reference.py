@@ -1,8 +1,8 @@
 """The mathematics of activation functions, over NumPy or CuPy.
 
-What the kernels are compared with; the definitions are in `spec`. All is computed in float32 when the arrays have 16
-bits, else in their dtype, and rounded to that at the end. Nothing overflows unless a result does, and no digits are
-lost near 0 or in tails.
+The kernels are compared with it; the definitions are in `spec`. Arrays of 16 bits are computed in float32, others in
+their dtype, and the result is rounded to the dtype at the end. Nothing overflows unless a result does, and no digits
+are lost near 0 or in tails.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from gradserve_server.ops.dtypes import widened
 
 _INVERSE_SQRT_2_PI = 0.3989422804014327
 _ALMOST_INFINITE = 1e30
-"""A float32 beside which 1 is nothing."""
+"""A float32 to which adding 1 makes no difference."""
 
 
 def activation(xp: Any, name: str, x: Array) -> Array:
@@ -28,9 +28,9 @@ def activation_grad(xp: Any, name: str, dy: Array, saved: Array) -> Array:
 
     Args:
         xp: NumPy or CuPy.
-        name: Of the activation function.
+        name: The name of the activation function.
         dy: The gradient with respect to the result.
-        saved: The result where `gradient_of_result(name)`, else the input.
+        saved: The result if `gradient_of_result(name)`, otherwise the input.
     """
     dtype = widened(dy.dtype)
     return _GRADIENT[name](xp, dy.astype(dtype), saved.astype(dtype)).astype(dy.dtype)

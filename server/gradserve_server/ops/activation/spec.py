@@ -1,4 +1,4 @@
-"""The activation functions that there are: TensorFlow's, of tf.nn.
+"""The supported activation functions, which are TensorFlow's in tf.nn.
 
 x is the input, y the result and dy the gradient with respect to it. Each function works element by element.
 
@@ -15,7 +15,7 @@ x is the input, y the result and dy the gradient with respect to it. Each functi
     gelu         x F(x), F(x) = (1 + erf(x / 2^.5)) / 2   dy (F(x) + x e^(-x^2 / 2) / (2 pi)^.5)
     swish        x s(x)                                dy s(x) (1 + x (1 - s(x)))
 
-At infinities y and the gradient are the limits; TensorFlow's softsign, gelu and swish have NaN at some of them. NaN
+At infinities y and the gradient are the limits; TensorFlow's softsign, gelu and swish give NaN at some of them. NaN
 stays NaN.
 """
 
@@ -37,7 +37,7 @@ NAMES = (
 
 LEAKY_RELU_SLOPE = 0.2
 SELU_SCALE = 1.0507009873554805
-"""L. This and A are Klambauer et al.'s, "Self-Normalizing Neural Networks", 2017."""
+"""L. Both L and A are from Klambauer et al., "Self-Normalizing Neural Networks", 2017."""
 SELU_SCALE_ALPHA = 1.7580993408473769
 """L A."""
 
@@ -45,7 +45,7 @@ _WITH_GRADIENTS_OF_RESULTS = frozenset({"relu", "relu6", "tanh", "sigmoid", "elu
 
 
 def gradient_of_result(name: str) -> bool:
-    """True if the gradient is a function of the result, y; else it is one of the input, x."""
+    """True if the gradient is a function of the result, y; otherwise it is a function of the input, x."""
     return name in _WITH_GRADIENTS_OF_RESULTS
 
 
@@ -53,7 +53,7 @@ def check_activation(name: str) -> None:
     """Checks the name of an activation function.
 
     Raises:
-        InvalidArgumentError: There is none of this name; lists those that there are.
+        InvalidArgumentError: The function is not supported; the message lists the supported ones.
     """
     if name not in NAMES:
         known = ", ".join(f'"{known}"' for known in NAMES)

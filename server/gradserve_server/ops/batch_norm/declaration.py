@@ -1,4 +1,4 @@
-"""FusedBatchNorm and FusedBatchNormGrad as ops, and what computes them on a device."""
+"""FusedBatchNorm and FusedBatchNormGrad as ops, and their interface on a device."""
 
 from typing import Protocol, runtime_checkable
 
@@ -19,7 +19,7 @@ from gradserve_server.ops.operation import Family, Op
 
 
 class BatchNorm(Family, Protocol):
-    """The computations on one device. Inputs are checked, and in its memory; outputs come from it."""
+    """FusedBatchNorm on one device. Inputs are checked and in its memory, where outputs are, too."""
 
     def forward(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
         """Computes FusedBatchNorm."""
@@ -32,7 +32,7 @@ class BatchNorm(Family, Protocol):
 
 @runtime_checkable
 class BatchNormRelu(BatchNorm, Protocol):
-    """Computes a relu behind FusedBatchNorm in the same pass over memory, and its gradient. Not every device does."""
+    """FusedBatchNorm with a relu behind it, in the same pass over memory, and its gradient. Not every device has it."""
 
     def forward_relu(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
         """Computes FusedBatchNorm with max(y, 0) for y."""
@@ -43,13 +43,13 @@ class BatchNormRelu(BatchNorm, Protocol):
     ) -> GradOutputs:
         """Computes the gradients of `forward_relu`.
 
-        Where y was above 0 is found out from x, by the arithmetic of the forward.
+        It computes again from x where y was above 0, by the arithmetic of the forward call.
 
         Args:
-            inputs: `y_backprop` is the gradient with respect to max(y, 0).
-            offset: U, shape [C]: that of the forward.
-            attributes: As for `gradient`.
-            geometry: As for `gradient`.
+            inputs: The inputs; `y_backprop` is the gradient with respect to max(y, 0).
+            offset: U, shape [C]: the forward call's.
+            attributes: See `gradient`.
+            geometry: See `gradient`.
         """
         ...
 

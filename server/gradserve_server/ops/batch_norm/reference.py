@@ -1,6 +1,6 @@
 """The mathematics of FusedBatchNorm, over NumPy or CuPy.
 
-What the kernels are compared with. The formulas are those of TensorFlow's CPU kernels (`fused_batch_norm_op.cc`),
+The kernels are compared with it. The formulas are those of TensorFlow's CPU kernels (`fused_batch_norm_op.cc`),
 which follow Ioffe and Szegedy, "Batch Normalization", 2015.
 """
 
@@ -23,8 +23,8 @@ def fused_batch_norm(
 ) -> ForwardOutputs:
     """Normalises x over all its axes but the channels.
 
-    y = (x - mean) / sqrt(variance + epsilon) * scale + offset, with the moments of x in training, the inputs `mean`
-    and `variance` otherwise. All is computed in U, but for sums, which are in float64; y is rounded to T.
+    y = (x - mean) / sqrt(variance + epsilon) * scale + offset, with the moments of x in training, and otherwise with
+    the inputs `mean` and `variance`. Sums are computed in float64, everything else in U; y is rounded to T.
 
     With f = exponential_avg_factor and Bessel's correction B = M / max(M - 1, 1), in training
     batch_mean = (1 - f) mean + f mu and batch_variance = (1 - f) variance + f B var; for f = 1 the inputs are not read.
@@ -41,7 +41,7 @@ def fused_batch_norm(
     if attributes.is_training:
         mean = _sums(x) / geometry.count
         deviations = x - mean.astype(param_dtype)[:, None]
-        # The rounding of the mean counts where the deviations are small beside it.
+        # The rounding of the mean matters if the deviations are small beside it.
         correction = _sums(deviations) / geometry.count
         variance = (_sums(xp.square(deviations)) / geometry.count - correction**2).astype(param_dtype)
         mean = mean.astype(param_dtype)
@@ -76,16 +76,16 @@ def fused_batch_norm_grad(
     geometry: Geometry,
     relu_offset: Array | None = None,
 ) -> GradOutputs:
-    """Gradients of FusedBatchNorm with respect to x, scale and offset.
+    """Computes the gradients of FusedBatchNorm with respect to x, scale and offset.
 
-    With m and v the reserve spaces, both taken as they are, and c = 1 / sqrt(v + epsilon):
+    With the reserve spaces m and v, used as they are, and c = 1 / sqrt(v + epsilon):
 
     offset_backprop = sum dy
     scale_backprop  = c sum dy (x - m)
     x_backprop      = scale c (dy - mean(dy) - (x - m) c^2 mean(dy (x - m)))  in training
                     = scale c dy                                              otherwise
 
-    With `relu_offset`, the offset of the forward, dy is the gradient behind a relu: where (x - m) scale c + offset is
+    With `relu_offset`, the forward call's offset, dy is the gradient behind a relu: where (x - m) scale c + offset is
     not above 0, it counts as 0.
     """
     param_dtype = inputs.scale.dtype

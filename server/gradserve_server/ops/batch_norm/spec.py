@@ -1,7 +1,7 @@
-"""What FusedBatchNorm and FusedBatchNormGrad take and give, and what they refuse.
+"""The inputs, attributes, outputs and checks of FusedBatchNorm and FusedBatchNormGrad.
 
-T is the dtype of x, U that of everything there is one of for each channel: float32, or float64 when T is. C is the
-number of channels. Messages are TensorFlow's where it has one, and so is the order of the checks.
+T is the dtype of x. U is the dtype of all per-channel values: float32, or float64 if T is. C is the number of channels.
+Messages, and the order of the checks, are TensorFlow's where it has them.
 """
 
 import math
@@ -16,7 +16,7 @@ from gradserve_server.ops.dtypes import check_type_attribute, dtype_text, shape_
 from gradserve_server.tensors.store import TensorSpec
 
 _RANKS = {"NHWC": 4, "NCHW": 4, "NDHWC": 5, "NCDHW": 5}
-"""By data_format."""
+"""The rank of x, by data_format."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class ForwardInputs:
         x: T, of rank 4 or 5.
         scale: U, shape [C].
         offset: U, shape [C].
-        mean: U. In training with an exponential_avg_factor of 1 not read, of any length; else shape [C].
-        variance: As `mean`.
+        mean: U, shape [C]. In training with an exponential_avg_factor of 1 not read, and of any length.
+        variance: U, likewise.
     """
 
     x: Array
@@ -120,7 +120,7 @@ class GradOutputs:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Where the channels of x are: it is seen as [outer, channels, inner].
+    """The place of the channels in x, which is treated as [outer, channels, inner].
 
     Channels last: outer is the number of elements of a channel and inner is 1. Channels first: outer is the batch
     and inner the size of an image.
@@ -143,11 +143,11 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Plan:
-    """A call that was checked.
+    """A checked call.
 
     Attributes:
-        geometry: Of x.
-        output_specs: Of all outputs, in their order.
+        geometry: The geometry of x.
+        output_specs: The specs of all outputs, in their order.
     """
 
     geometry: Geometry
@@ -158,7 +158,7 @@ def plan_forward(inputs: ForwardInputs, attributes: ForwardAttributes) -> Plan:
     """Checks a call of FusedBatchNorm.
 
     Raises:
-        InvalidArgumentError: Something does not fit; says which argument, what was given and what was expected.
+        InvalidArgumentError: An argument is not valid; the message names it, what was given and what was expected.
     """
     _check_format(attributes.data_format)
     param_dtype = _check_input_dtype(inputs.x, "x")
@@ -184,7 +184,7 @@ def plan_gradient(inputs: GradInputs, attributes: GradAttributes) -> Plan:
     """Checks a call of FusedBatchNormGrad.
 
     Raises:
-        InvalidArgumentError: Something does not fit; says which argument, what was given and what was expected.
+        InvalidArgumentError: An argument is not valid; the message names it, what was given and what was expected.
     """
     _check_format(attributes.data_format)
     param_dtype = _check_input_dtype(inputs.y_backprop, "y_backprop")
@@ -242,7 +242,7 @@ def _check_image_rank(array: Array, name: str) -> None:
 
 
 def _check_format_rank(array: Array, data_format: str, name: str) -> None:
-    """Checks the rank as TensorFlow's shape function does; its kernels treat ranks 4 and 5 alike."""
+    """Checks the rank as TensorFlow's shape function does; its kernels accept ranks 4 and 5 for any format."""
     rank = _RANKS[data_format]
     if len(array.shape) != rank:
         raise InvalidArgumentError(

@@ -1,1 +1,1 @@
-"""CudnnRNN, CudnnRNNBackprop and what goes with their parameters, with the semantics of TensorFlow's V3 ops."""
+"""CudnnRNN, CudnnRNNBackprop and the ops on their parameters, with the semantics of TensorFlow's V3 ops."""

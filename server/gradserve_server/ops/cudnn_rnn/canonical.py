@@ -1,4 +1,4 @@
-"""CudnnRNNParamsSize, CudnnRNNParamsToCanonical and CudnnRNNCanonicalToParams as ops, and what computes them."""
+"""CudnnRNNParamsSize, CudnnRNNParamsToCanonical and CudnnRNNCanonicalToParams as ops, and their computation."""
 
 from collections.abc import Callable
 
@@ -22,13 +22,13 @@ from gradserve_server.ops.operation import Op
 
 
 class CudnnRnnParams:
-    """The computations on one device, whichever it is: copies. Inputs are in its memory; outputs come from it."""
+    """The ops on parameters on any device: copies. Inputs are in its memory, where outputs are, too."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
 
     def prepare(self, stop: Callable[[], bool]) -> None:
-        """Does nothing: there are no kernels."""
+        """Does nothing, because there are no kernels."""
 
     def params_size(self, plan: ParamsPlan) -> ParamsSizeOutputs:
         """Computes CudnnRNNParamsSize."""

@@ -1,12 +1,12 @@
-"""What CudnnRNNParamsSize, CudnnRNNParamsToCanonical and CudnnRNNCanonicalToParams (V2) take, give and refuse.
+"""The inputs, attributes, outputs and checks of CudnnRNNParamsSize, -ParamsToCanonical and -CanonicalToParams (V2).
 
-The canonical form of a parameter vector is a list of matrices and one of biases. For each pseudo-layer: the matrices W
-of all gates, each [H, columns], R of all gates, each [H, H'], and P, [P, H], where there is a projection; the biases bW
-of all gates and bR of all gates, each [H]. With skip_input the matrices W of the first layer, which are not part of the
-vector, keep their places in the list: with no columns, [H, 0].
+The canonical form of a parameter vector is a list of matrices and a list of biases. For each pseudo-layer: the matrices
+W of all gates, each [H, columns], R of all gates, each [H, H'], and with a projection P, [P, H]; and the biases bW of
+all gates and bR of all gates, each [H]. With skip_input the matrices W of the first layer, which are not part of the
+vector, are in the list without columns: [H, 0].
 
-V1 gives one number of params for both lists and knows no projection. num_layers, num_units and input_size, which are
-tensors of one element to TensorFlow, are attributes here: what they are decides about the shapes of the outputs.
+V1 has one number of params for both lists, and no projection. num_layers, num_units and input_size, which TensorFlow
+takes as tensors of one element, are attributes here, because the shapes of the outputs depend on them.
 """
 
 import math
@@ -34,7 +34,7 @@ _SIZE_DTYPES = ("int32", "int64")
 
 @dataclass(frozen=True)
 class ParamsSizeInputs:
-    """CudnnRNNParamsSize has no inputs but those that are attributes here."""
+    """CudnnRNNParamsSize has no inputs: TensorFlow's are attributes here."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class CanonicalParams:
     """Inputs of CudnnRNNCanonicalToParams and outputs of CudnnRNNParamsToCanonical.
 
     Attributes:
-        weights: The matrices. As inputs, these and the biases may have any other shape of as many elements, as in
+        weights: The matrices. As inputs, matrices and biases may have any other shape with as many elements, as in
             TensorFlow, whose own converter passes vectors.
         biases: The biases, each [H].
     """
@@ -110,11 +110,11 @@ class CanonicalToParamsOutputs:
 
 @dataclass(frozen=True)
 class ParamsPlan:
-    """A call that was checked.
+    """A checked call.
 
     Attributes:
-        network: Whose parameters these are.
-        output_specs: Of all outputs, in their order; of lists one after the other.
+        network: The network that the parameters are for.
+        output_specs: The specs of all outputs, in their order; for lists, one after another.
     """
 
     network: Network
@@ -122,10 +122,10 @@ class ParamsPlan:
 
 
 def network_of(attributes: NetworkAttributes) -> Network:
-    """Returns the network whose parameters are meant.
+    """Returns the network that the parameters are for.
 
     Raises:
-        InvalidArgumentError: There is no such network.
+        InvalidArgumentError: Such a network cannot exist.
     """
     check_network_attributes(attributes)
     for name in ("num_layers", "num_units", "input_size"):
@@ -149,7 +149,7 @@ def plan_params_size(inputs: ParamsSizeInputs, attributes: ParamsSizeAttributes)
     """Checks a call of CudnnRNNParamsSize.
 
     Raises:
-        InvalidArgumentError: There is no such network, or S cannot hold the size.
+        InvalidArgumentError: Such a network cannot exist, or S cannot hold the size.
     """
     network = network_of(attributes)
     if attributes.s not in _SIZE_DTYPES:
@@ -167,7 +167,7 @@ def plan_params_to_canonical(inputs: ParamsToCanonicalInputs, attributes: Params
     """Checks a call of CudnnRNNParamsToCanonical.
 
     Raises:
-        InvalidArgumentError: Something does not fit; says which argument, what was given and what was expected.
+        InvalidArgumentError: An argument is not valid; the message names it, what was given and what was expected.
     """
     network = network_of(attributes)
     for name in ("num_params_weights", "num_params_biases"):
@@ -191,7 +191,7 @@ def plan_canonical_to_params(inputs: CanonicalParams, attributes: NetworkAttribu
     """Checks a call of CudnnRNNCanonicalToParams.
 
     Raises:
-        InvalidArgumentError: Something does not fit; says which argument, what was given and what was expected.
+        InvalidArgumentError: An argument is not valid; the message names it, what was given and what was expected.
     """
     network = network_of(attributes)
     for name, expected in (("weights", _num_matrices(network)), ("biases", _num_biases(network))):
@@ -215,7 +215,7 @@ def plan_canonical_to_params(inputs: CanonicalParams, attributes: NetworkAttribu
 
 
 def _check_counts(network: Network, num_weights: int, num_biases: int) -> None:
-    """TensorFlow's checks, in its words."""
+    """Makes TensorFlow's checks, with its messages."""
     for kind, count in (("weights", num_weights), ("biases", num_biases)):
         if count % network.num_pseudo_layers:
             raise InvalidArgumentError(

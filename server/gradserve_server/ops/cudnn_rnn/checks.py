@@ -1,7 +1,7 @@
-"""What CudnnRNN and CudnnRNNBackprop refuse.
+"""The checks of CudnnRNN and CudnnRNNBackprop.
 
-Messages are TensorFlow's where it has one, and so is the order of the checks. What TensorFlow does not check, or what
-ends its process, is checked after that.
+Messages, and the order of the checks, are TensorFlow's where it has them. Conditions that TensorFlow does not check, or
+that end its process, are checked after that.
 """
 
 from collections.abc import Mapping
@@ -41,16 +41,16 @@ _ALLOWED = {
 _INT8, _INT32 = np.dtype(np.int8), np.dtype(np.int32)
 
 _DTYPES = (BFLOAT16, FLOAT16, FLOAT32, FLOAT64)
-"""In the order of TensorFlow's messages."""
+"""The dtypes of floats, in the order of TensorFlow's messages."""
 
 
 def plan_forward(inputs: ForwardInputs, attributes: ForwardAttributes) -> Plan:
     """Checks a call of CudnnRNN.
 
-    The values of sequence_lengths are for the device to check.
+    The device checks the values of sequence_lengths.
 
     Raises:
-        InvalidArgumentError: Something does not fit; says which argument, what was given and what was expected.
+        InvalidArgumentError: An argument is not valid; the message names it, what was given and what was expected.
     """
     _check_attributes(attributes)
     check_floats(inputs.input, "input", _floats(inputs, attributes))
@@ -67,10 +67,10 @@ def plan_forward(inputs: ForwardInputs, attributes: ForwardAttributes) -> Plan:
 def plan_backprop(inputs: BackpropInputs, attributes: RnnAttributes) -> Plan:
     """Checks a call of CudnnRNNBackprop.
 
-    What sequence_lengths, reserve_space and host_reserved hold is for the device to check.
+    The device checks the contents of sequence_lengths, reserve_space and host_reserved.
 
     Raises:
-        InvalidArgumentError: Something does not fit; says which argument, what was given and what was expected.
+        InvalidArgumentError: An argument is not valid; the message names it, what was given and what was expected.
     """
     _check_attributes(attributes)
     outputs = ["output", "output_h", "output_backprop", "output_h_backprop"]
@@ -111,7 +111,7 @@ def make_network(
     """Returns the network that attributes and sizes describe.
 
     Raises:
-        InvalidArgumentError: The input cannot skip the first layer's matrices.
+        InvalidArgumentError: The attributes say to skip the first layer's matrices, but I and H differ.
     """
     mode = Mode(attributes.rnn_mode)
     if attributes.input_mode == "skip_input" and input_size != num_units:
@@ -143,7 +143,7 @@ def check_int32(attributes: Any, name: str) -> None:
 
 
 def check_floats(first: Array, first_name: str, others: Mapping[str, Array | None]) -> None:
-    """Checks that all arrays are there and of one dtype, one that the ops know."""
+    """Checks that all arrays are present, and have the same dtype, one that the ops support."""
     check_type_attribute(first.dtype, first_name, _DTYPES)
     for name, array in others.items():
         if array is None:
@@ -165,7 +165,7 @@ def check_params(params: Array, network: Network) -> None:
 
 
 def description(network: Network) -> str:
-    """Returns what determines the length of the parameter vector, in words."""
+    """Describes the properties that determine the length of the parameter vector."""
     extra = f", num_proj {network.num_proj}" if network.num_proj else ""
     extra += ", skip_input" if network.skip_input else ""
     direction = "unidirectional" if network.num_directions == 1 else "bidirectional"
@@ -180,13 +180,13 @@ def _check_attributes(attributes: RnnAttributes) -> None:
 
 
 def _floats(inputs: ForwardInputs | BackpropInputs, attributes: RnnAttributes) -> dict[str, Array | None]:
-    """The other inputs of CudnnRNN that have the dtype of `input`."""
+    """Returns the other inputs of CudnnRNN that have the dtype of `input`."""
     cell = {"input_c": inputs.input_c} if attributes.rnn_mode == Mode.LSTM.value else {}
     return {"input_h": inputs.input_h, **cell, "params": inputs.params}
 
 
 def _problem(inputs: ForwardInputs | BackpropInputs, attributes: RnnAttributes, *, is_training: bool) -> Problem:
-    """Checks the shapes that TensorFlow checks of the inputs of CudnnRNN."""
+    """Makes TensorFlow's checks of the shapes of CudnnRNN's inputs; returns the problem."""
     for name in ("input", "input_h"):
         if len(getattr(inputs, name).shape) != 3:
             raise InvalidArgumentError(f"RNN {name} must be a 3-D vector.", field=name)
@@ -215,7 +215,7 @@ def _problem(inputs: ForwardInputs | BackpropInputs, attributes: RnnAttributes, 
 
 
 def _check_cell(inputs: ForwardInputs | BackpropInputs, num_proj: int) -> int:
-    """Checks the shape of input_c beside that of input_h. Returns H."""
+    """Checks the shape of input_c against the shape of input_h; returns H."""
     hidden, cell = inputs.input_h.shape, inputs.input_c.shape  # type: ignore[union-attr]
     if not num_proj:
         if hidden != cell:
@@ -241,7 +241,7 @@ def _check_shape(array: Array, name: str, expected: tuple[int, ...]) -> None:
 def _check_beyond_tensorflow(
     inputs: ForwardInputs | BackpropInputs, attributes: RnnAttributes, problem: Problem
 ) -> None:
-    """Empty sequences, batches and states are among it: TensorFlow leaves them to cuDNN, which knows none."""
+    """Makes other checks, such as for empty sequences, batches and states, which TensorFlow leaves to cuDNN."""
     for name, sizes in (
         ("input", "max_seq_length, batch_size and input_size"),
         ("input_h", "num_layers and num_units"),
@@ -278,7 +278,7 @@ def _check_reserved(inputs: BackpropInputs) -> None:
 
 
 def _specs(problem: Problem) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
-    """Returns the specs of `output`, of hidden states, and of cell states or the scalar in their place."""
+    """Returns the specs of `output`, of hidden states, and of cell states or of the scalar that replaces them."""
     network, dtype = problem.network, problem.dtype
     output = problem.sequence_shape(network.num_directions * network.hidden_size)
     cell = problem.state_shape(network.num_units) if network.mode is Mode.LSTM else ()

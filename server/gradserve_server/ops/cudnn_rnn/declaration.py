@@ -1,4 +1,4 @@
-"""CudnnRNN and CudnnRNNBackprop as ops, and what computes them on a device."""
+"""CudnnRNN and CudnnRNNBackprop as ops, and their interface on a device."""
 
 from typing import Protocol
 
@@ -17,13 +17,13 @@ from gradserve_server.ops.operation import Family, Op
 
 
 class CudnnRnn(Family, Protocol):
-    """The computations on one device. Inputs are checked, and in its memory; outputs come from it."""
+    """CudnnRNN on one device. Inputs are checked and in its memory, where outputs are, too."""
 
     def forward(self, inputs: ForwardInputs, problem: Problem) -> ForwardOutputs:
         """Computes CudnnRNN.
 
         Raises:
-            InvalidArgumentError: A sequence length lies outside 1..T.
+            InvalidArgumentError: A sequence length is not from 1 to T.
         """
         ...
 
@@ -31,8 +31,8 @@ class CudnnRnn(Family, Protocol):
         """Computes CudnnRNNBackprop.
 
         Raises:
-            InvalidArgumentError: reserve_space or host_reserved come from something else than a forward call for this
-                problem on this device, or not from the same one; or a sequence length lies outside 1..T.
+            InvalidArgumentError: reserve_space or host_reserved are not from a forward call for this problem on this
+                device, or not from the same one; or a sequence length is not from 1 to T.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The dropout between the layers on the CPU: the same for a seed, at every call."""
+"""The dropout between layers on the CPU, which is the same in every call with the same seed."""
 
 from typing import Any
 
@@ -9,15 +9,15 @@ from gradserve_server.ops.cudnn_rnn.spec import Problem
 
 
 def dropout_masks(problem: Problem) -> tuple[NDArray[Any], ...]:
-    """Returns what the inputs of the layers but the first are multiplied with.
+    """Returns the factors of the inputs of all layers but the first.
 
-    The numbers of NumPy's counter-based Philox generator with the seed as its key, one after the other: for one
-    pseudo-layer after the other, and each of its own, whichever dimension is the first of the input. (cuDNN, on
-    a GPU, draws others for the same seed.)
+    They come from NumPy's counter-based Philox generator with the seed as its key, one after another: for each
+    pseudo-layer in turn, whichever dimension of the input comes first. (On a GPU, cuDNN draws other numbers for the
+    same seed.)
 
     Returns:
-        For each pseudo-layer of the layers >= 1 an array of the dtype that is computed in, [T, B, D * H']: 0 where an
-        element is dropped, else 1 / (1 - dropout). Nothing without dropout.
+        For each pseudo-layer of the layers >= 1 an array in the dtype of the computation, [T, B, D * H']: 0 for dropped
+        elements, 1 / (1 - dropout) for others. Empty without dropout.
     """
     if not problem.dropout:
         return ()

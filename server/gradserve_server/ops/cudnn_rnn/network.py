@@ -1,8 +1,8 @@
-"""The recurrent networks that cuDNN knows, and how their parameters lie in one vector.
+"""The recurrent networks that cuDNN supports, and the layout of their parameters in one vector.
 
-A network has num_layers layers of one or two directions. Layer and direction make a pseudo-layer, numbered
-layer * num_directions + direction; direction 1 goes through time backwards. Notation: G gates, H num_units, H' the size
-of the hidden state: the size of the projection where there is one, else H.
+A network has num_layers layers of one or two directions. A layer and a direction make a pseudo-layer, with the number
+layer * num_directions + direction; direction 1 runs backwards in time. Notation: G gates, H num_units, H' the size of
+the hidden state, which is the size of the projection if there is one, else H.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Mode(Enum):
 
     @property
     def num_gates(self) -> int:
-        """G. In their order: lstm input, forget, new memory, output; gru reset, update, new memory."""
+        """G. The order of gates is: lstm input, forget, new memory, output; gru reset, update, new memory."""
         return {Mode.LSTM: 4, Mode.GRU: 3}.get(self, 1)
 
 
@@ -34,10 +34,10 @@ class Network:
         mode: The kind of cell.
         num_layers: L, at least 1.
         num_directions: D, 1 or 2.
-        input_size: I, of the first layer.
+        input_size: I, the input size of the first layer.
         num_units: H.
         num_proj: P, the size of the projection of the hidden state; 0 for none.
-        skip_input: The first layer has no input matrices: its input, of size H, is added to every gate.
+        skip_input: Whether the first layer has no input matrices, so that its input, of size H, is added to every gate.
     """
 
     mode: Mode
@@ -64,11 +64,11 @@ class Network:
         return self.mode.num_gates * self.num_units
 
     def layer_input_size(self, layer: int) -> int:
-        """The size of what a layer reads: of both directions of the layer below."""
+        """The size of a layer's input, which is the output of both directions of the layer below."""
         return self.num_directions * self.hidden_size if layer else self.input_size
 
     def matrix_columns(self, layer: int) -> int:
-        """The columns of a layer's input matrices: 0 where it has none."""
+        """The columns of a layer's input matrices: 0 if it has none."""
         return 0 if self.skip_input and not layer else self.layer_input_size(layer)
 
     @property
@@ -78,7 +78,7 @@ class Network:
 
     @property
     def num_weights(self) -> int:
-        """The length of its first part, that of the matrices."""
+        """The length of its first part, the matrices."""
         return self.num_directions * (self._layer_weights(0) + (self.num_layers - 1) * self._layer_weights(1))
 
     def _layer_weights(self, layer: int) -> int:
@@ -108,9 +108,10 @@ class PseudoLayerParams:
 def split_params(network: Network, params: Array) -> list[PseudoLayerParams]:
     """Returns views of a parameter vector, NumPy's or CuPy's, for each pseudo-layer.
 
-    First come all matrices, for each pseudo-layer W_0.. of all gates, R_0.. of all gates, and the projection; then all
-    biases, for each pseudo-layer bW_0.. and bR_0... Each matrix multiplies columns from the left and lies in row-major
-    order. (The order in cuDNN's own buffer for networks without padding, and the one Keras fills it in.)
+    First come all matrices: for each pseudo-layer W_0.. of all gates, R_0.. of all gates, and the projection. Then come
+    all biases: for each pseudo-layer bW_0.. and bR_0... Each matrix multiplies columns from the left and is in
+    row-major order. (This is the order of cuDNN's own buffer for networks without padding, and the order in which Keras
+    fills it.)
     """
     size, units, hidden = network.gates_size, network.num_units, network.hidden_size
     position, bias_position = 0, network.num_weights

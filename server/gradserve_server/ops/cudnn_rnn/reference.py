@@ -1,7 +1,7 @@
 """The mathematics of CudnnRNN and CudnnRNNBackprop, over NumPy or CuPy.
 
-What the implementations are compared with. Everything is computed in the problem's compute_dtype, time first; the cells
-are in `reference_cells`. Beyond the end of a sequence states stay as they are, and outputs are 0.
+The implementations are compared with it. Everything is computed in the problem's compute_dtype, time first; the cells
+are in `reference_cells`. Beyond the end of a sequence states do not change, and outputs are 0.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from gradserve_server.ops.cudnn_rnn.spec import BackpropOutputs, ForwardInputs, 
 
 @dataclass(frozen=True)
 class Trace:
-    """What CudnnRNN computes.
+    """The results of CudnnRNN, with its steps.
 
     Attributes:
-        output: As in ForwardOutputs.
-        output_h: As in ForwardOutputs.
-        output_c: As in ForwardOutputs.
-        steps: Of each pseudo-layer, by time.
+        output: See ForwardOutputs.
+        output_h: See ForwardOutputs.
+        output_c: See ForwardOutputs.
+        steps: The steps of each pseudo-layer, by time.
     """
 
     output: Array
@@ -45,10 +45,9 @@ def cudnn_rnn(xp: Any, inputs: ForwardInputs, problem: Problem, masks: Sequence[
 
     Args:
         xp: NumPy or CuPy.
-        inputs: Those of the op. Sequence lengths are from 1 to T.
-        problem: What is computed; its dropout and seed are not looked at.
-        masks: For each pseudo-layer of the layers >= 1 what its input is multiplied with, [T, B, D * H']; none for no
-            dropout.
+        inputs: The inputs of the op. Sequence lengths are from 1 to T.
+        problem: The problem. Its dropout and seed are not used.
+        masks: The factors of the input of each pseudo-layer of the layers >= 1, [T, B, D * H']; empty for no dropout.
     """
     network, dtype = problem.network, problem.compute_dtype
     params = split_params(network, inputs.params.astype(dtype))
@@ -85,7 +84,7 @@ def cudnn_rnn_backprop(
     problem: Problem,
     masks: Sequence[Array] = (),
 ) -> BackpropOutputs:
-    """Gradients of CudnnRNN with respect to its inputs, from a trace of it with the same inputs and masks."""
+    """Computes the gradients of CudnnRNN for its inputs, from a trace of it with the same inputs and masks."""
     network, dtype = problem.network, problem.compute_dtype
     params = split_params(network, inputs.params.astype(dtype))
     params_backprop = xp.zeros(network.num_params, dtype)
@@ -126,7 +125,7 @@ def cudnn_rnn_backprop(
 
 @dataclass(frozen=True)
 class _Scan:
-    """A pseudo-layer's way through time: its steps by time, its output [T, B, H'] and its last states."""
+    """The pass of a pseudo-layer through time: its steps by time, its output [T, B, H'] and its last states."""
 
     steps: tuple[Step, ...]
     output: Array
@@ -181,7 +180,7 @@ def _scan_back(
     x: dict[int, Array] = {}
     for time in reversed(_times(len(steps), direction)):
         step = steps[time]
-        # At a step that a sequence does not have both are 0, and so is all that follows from them.
+        # For a step that a sequence does not have both are 0, and so is everything computed from them.
         d = xp.where(step.is_valid, output_backprop[time] + h, 0)
         dc = None if c is None else xp.where(step.is_valid, c, 0)
         if params.projection is not None:
@@ -207,7 +206,7 @@ def _times(count: int, direction: int) -> range:
 
 
 def _is_valid(xp: Any, inputs: ForwardInputs, problem: Problem) -> Array:
-    """True if a sequence has a step, [T, B, 1]."""
+    """Returns whether each sequence has each step, [T, B, 1]."""
     times = xp.arange(problem.max_seq_length)[:, None, None]
     if inputs.sequence_lengths is None:
         return xp.broadcast_to(times >= 0, (problem.max_seq_length, problem.batch, 1))
@@ -215,7 +214,7 @@ def _is_valid(xp: Any, inputs: ForwardInputs, problem: Problem) -> Array:
 
 
 def _cell_states(problem: Problem, states: Array | None) -> Sequence[Array | None]:
-    """By pseudo-layer; none but for lstm."""
+    """Returns the cell states by pseudo-layer; None except for lstm."""
     if problem.network.mode is not Mode.LSTM or states is None:
         return [None] * problem.network.num_pseudo_layers
     cells: Sequence[Array] = _time_first(problem, states).astype(problem.compute_dtype)
@@ -223,17 +222,17 @@ def _cell_states(problem: Problem, states: Array | None) -> Sequence[Array | Non
 
 
 def _cells(xp: Any, problem: Problem, cells: Sequence[Array | None]) -> Array:
-    """Returns output_c, or the scalar in its place."""
+    """Returns output_c, or the scalar that replaces it."""
     if problem.network.mode is not Mode.LSTM:
         return xp.zeros((), problem.dtype)
     return _given_order(xp, problem, xp.stack(cells))
 
 
 def _time_first(problem: Problem, array: Array) -> Array:
-    """Time, or the pseudo-layer, first."""
+    """Returns an array with time, or the pseudo-layer, first."""
     return array if problem.time_major else array.swapaxes(0, 1)
 
 
 def _given_order(xp: Any, problem: Problem, array: Array) -> Array:
-    """From what `_time_first` gives, and in the problem's dtype."""
+    """Reverses `_time_first`, and converts to the problem's dtype."""
     return xp.ascontiguousarray(_time_first(problem, array).astype(problem.dtype))

@@ -1,8 +1,8 @@
 """One step of the cells of CudnnRNN and its gradient, over NumPy or CuPy.
 
-The cells are those of cuDNN's manual for cudnnRNNMode_t, with both biases, and the gradients follow from them. At a
-step of a pseudo-layer, x is the input, hp and cp are the states before, q = R hp + bR, sigma is the logistic function,
-and products of vectors are those of their elements.
+The cells are as in cuDNN's manual for cudnnRNNMode_t, with both biases, and the gradients follow from them. At a step
+of a pseudo-layer, x is the input, hp and cp are the states before, q = R hp + bR, sigma is the logistic function, and
+products of vectors are elementwise.
 
     rnn   h = f(W x + bW + q), f being relu or tanh
     lstm  i, f, o = sigma(W x + bW + q), each with its own W, R and biases,  g = tanh(W x + bW + q) likewise,
@@ -21,17 +21,17 @@ from gradserve_server.ops.cudnn_rnn.network import Mode, Network, PseudoLayerPar
 
 @dataclass(frozen=True)
 class Step:
-    """What a pseudo-layer did at one step; all but `is_valid` in compute_dtype.
+    """The values of a pseudo-layer at one step; all but `is_valid` in compute_dtype.
 
     Attributes:
         x: Its input, [B, columns].
         previous_h: hp, [B, H'].
         previous_c: cp, [B, H]; for lstm.
-        gates: In their order, each [B, H]; h itself for rnn_relu and rnn_tanh.
+        gates: The gates in their order, each [B, H]; h itself for rnn_relu and rnn_tanh.
         candidate_q: q of the new memory n, [B, H]; for gru.
-        c: [B, H]; for lstm.
-        h: Before the projection, [B, H].
-        is_valid: [B, 1], whether the sequences have such a step.
+        c: c, [B, H]; for lstm.
+        h: h before the projection, [B, H].
+        is_valid: Whether the sequences have this step, [B, 1].
     """
 
     x: Array
@@ -49,10 +49,10 @@ class StepGradients:
     """Gradients at one step.
 
     Attributes:
-        a: Of what is the argument of each gate's function, [B, G * H].
-        dq: Of q, [B, G * H]: a, but for gru's n.
-        direct_h: Of hp, as far as it does not go through q.
-        c: Of cp; for lstm.
+        a: The gradient of the arguments of the gates' functions, [B, G * H].
+        dq: The gradient of q, [B, G * H]: equal to a, except for n of gru.
+        direct_h: The part of the gradient of hp that does not pass through q.
+        c: The gradient of cp; for lstm.
     """
 
     a: Array
@@ -64,7 +64,7 @@ class StepGradients:
 def step_forward(
     xp: Any, network: Network, params: PseudoLayerParams, x: Array, h: Array, c: Array | None, is_valid: Array
 ) -> Step:
-    """Takes a step from the states h and c."""
+    """Computes a step from the states h and c."""
     skips = not params.input_weights.shape[1]
     projected = xp.tile(x, network.mode.num_gates) if skips else x @ params.input_weights.T
     from_x = xp.split(projected + params.input_bias, network.mode.num_gates, axis=1)
@@ -90,7 +90,7 @@ def step_forward(
 
 
 def step_backward(xp: Any, mode: Mode, step: Step, d: Array, dc: Array | None) -> StepGradients:
-    """Goes back through one step, with the gradients of h before the projection and of c."""
+    """Computes the gradients of one step, from the gradients of h before the projection and of c."""
     if mode is Mode.LSTM:
         i, f, g, o = step.gates
         tanh_c = xp.tanh(step.c)

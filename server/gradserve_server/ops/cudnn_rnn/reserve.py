@@ -1,8 +1,8 @@
-"""What CudnnRNN leaves for CudnnRNNBackprop: a header that describes it, then what the device saved.
+"""The data that CudnnRNN leaves for CudnnRNNBackprop: a header that describes it, and the part that the device saved.
 
-reserve_space has the dtype of the floats of the call; its first 64 bytes are the header, the rest is the layout of the
-device. host_reserved is the header alone, as int8. It travels through clients, so nothing in it is trusted: its length
-and its header are checked before anything reads it, and what follows is numbers to compute with, never positions.
+reserve_space has the dtype of the call's floats; its first 64 bytes are the header, and the rest is in the device's
+layout. host_reserved is the header alone, as int8. Both travel through clients, so they are not trusted: length and
+header are checked before anything is read, and the rest is numbers to compute with, never positions.
 """
 
 import dataclasses
@@ -27,11 +27,12 @@ _HEADER = struct.Struct("<8sQ16s16s16s")
 
 
 def make_header(device: str, problem: Problem, call_id: bytes) -> NDArray[np.int8]:
-    """Returns the header of what a forward call leaves.
+    """Returns the header for a forward call.
 
     Args:
-        device: Names the layout, in at most 16 ASCII characters: whoever has the same name can read it.
-        problem: What was computed.
+        device: The name of the layout, at most 16 ASCII characters. Devices of the same name can read each other's
+            data.
+        problem: The problem of the call.
         call_id: 16 random bytes.
     """
     assert len(call_id) == CALL_ID_BYTES
@@ -40,7 +41,7 @@ def make_header(device: str, problem: Problem, call_id: bytes) -> NDArray[np.int
 
 
 def reserve_length(problem: Problem, num_bytes: int) -> int:
-    """The number of elements of a reserve_space whose device saved `num_bytes` behind the header."""
+    """Returns the number of elements of a reserve_space with `num_bytes` behind the header."""
     return -(-(HEADER_BYTES + num_bytes) // problem.dtype.itemsize)
 
 
@@ -52,18 +53,18 @@ def check(
     header: NDArray[Any],
     host_reserved: NDArray[Any] | None,
 ) -> None:
-    """Checks that a backward call gets what a forward call for the same problem left on the same kind of device.
+    """Checks that a backward call's inputs are from a forward call for the same problem on the same kind of device.
 
     Args:
         device: See `make_header`.
-        problem: Of the backward call.
-        num_bytes: What the device saves behind the header.
-        reserve_space: Only its shape is looked at.
-        header: The first 64 bytes of reserve_space, or fewer if there are no more, in host memory.
-        host_reserved: int8, in host memory; None where it is not at hand.
+        problem: The problem of the backward call.
+        num_bytes: The number of bytes that the device saves behind the header.
+        reserve_space: Only its shape is read.
+        header: The first 64 bytes of reserve_space, or all of it if it is shorter, in host memory.
+        host_reserved: int8, in host memory; None if it is not available.
 
     Raises:
-        InvalidArgumentError: It is not so; says which of the two inputs is wrong, and how.
+        InvalidArgumentError: They are not; the message has the wrong input, and the reason.
     """
     call_id = _check_header(device, problem, header.tobytes(), "reserve_space")
     expected = (reserve_length(problem, num_bytes),)
@@ -106,7 +107,7 @@ def _device_bytes(device: str) -> bytes:
 
 
 def _digest(problem: Problem) -> bytes:
-    """Returns a digest of all that decides what the saved bytes mean. Which dimension is time does not."""
+    """Returns a digest of everything that the meaning of the saved bytes depends on; not of which dimension is time."""
     network = {**dataclasses.asdict(problem.network), "mode": problem.network.mode.value}
     meaning = (
         network,

@@ -1,7 +1,6 @@
-"""What CudnnRNN and CudnnRNNBackprop take and give.
+"""The inputs, attributes and outputs of CudnnRNN and CudnnRNNBackprop.
 
-T is max_seq_length, B the batch, I input_size; G, L, D, H, P and H' are those of `network`. What is refused is in
-`checks`.
+T is max_seq_length, B the batch, I input_size; G, L, D, H, P and H' are as in `network`. The checks are in `checks`.
 """
 
 from dataclasses import dataclass
@@ -15,23 +14,23 @@ from gradserve_server.ops.dtypes import widened
 from gradserve_server.tensors.store import TensorSpec
 
 HEADER_BYTES = 64
-"""What a reserve_space in host memory may spend on saying which call it belongs to; and the size of host_reserved."""
+"""The size of the header of a reserve_space, which says which call it belongs to; and the size of host_reserved."""
 
 
 @dataclass(frozen=True)
 class RnnAttributes:
-    """What CudnnRNN and CudnnRNNBackprop have in common, with TensorFlow's defaults.
+    """The common attributes of CudnnRNN and CudnnRNNBackprop, with TensorFlow's defaults.
 
     Attributes:
         rnn_mode: The kind of cell: "rnn_relu", "rnn_tanh", "lstm" or "gru".
-        input_mode: "linear_input"; "skip_input", which takes I = H; or "auto_select", the latter where I = H.
+        input_mode: "linear_input"; "skip_input", which needs I = H; or "auto_select", which is skip_input if I = H.
         direction: "unidirectional" or "bidirectional".
-        dropout: The probability with which an element of the input of a layer but the first is dropped; in training.
-        seed: Of the dropout, with seed2. Both are int32.
+        dropout: The probability of dropping an element of a layer's input in training; the first layer drops none.
+        seed: The seed of the dropout, together with seed2. Both are int32.
         seed2: See `seed`.
-        num_proj: For lstm the size of the hidden state, at most H; there is no projection when it is 0 or H.
-        time_major: Whether time, or the batch, is the first dimension of sequences, and the batch the second or the
-            first one of states.
+        num_proj: For lstm the size of the hidden state, at most H; 0 and H mean no projection.
+        time_major: Whether time is the first dimension of sequences, rather than the batch; then the batch is the
+            second dimension of states, otherwise the first.
     """
 
     rnn_mode: str = "lstm"
@@ -57,7 +56,7 @@ class ForwardAttributes(RnnAttributes):
 
 @dataclass(frozen=True)
 class NetworkAttributes:
-    """A network as the ops on its parameters are told of it; `rnn_mode` to `num_proj` as in RnnAttributes.
+    """Attributes of a network, for the ops on its parameters; see RnnAttributes for `rnn_mode` to `num_proj`.
 
     Attributes:
         num_layers: L, at least 1.
@@ -76,7 +75,7 @@ class NetworkAttributes:
 
 @dataclass(frozen=True)
 class ForwardInputs:
-    """Inputs of CudnnRNN. All floats are of one dtype.
+    """Inputs of CudnnRNN. All floats have the same dtype.
 
     Attributes:
         input: [T, B, I]; without time_major [B, T, I].
@@ -99,10 +98,10 @@ class ForwardOutputs:
 
     Attributes:
         output: [T, B, D * H'], or [B, T, D * H'].
-        output_h: As input_h.
-        output_c: As input_c for lstm, else a scalar 0.
-        reserve_space: In training what CudnnRNNBackprop needs, one dimension; else a scalar 0.
-        host_reserved: int8. In training the description of reserve_space, one dimension; else a scalar 0.
+        output_h: The shape of input_h.
+        output_c: The shape of input_c for lstm, else a scalar 0.
+        reserve_space: In training the data for CudnnRNNBackprop, one-dimensional; else a scalar 0.
+        host_reserved: int8. In training the header of reserve_space, one-dimensional; else a scalar 0.
     """
 
     output: Array
@@ -114,10 +113,10 @@ class ForwardOutputs:
 
 @dataclass(frozen=True)
 class BackpropInputs:
-    """Inputs of CudnnRNNBackprop: those and the outputs of the forward call, and the gradients of the outputs.
+    """Inputs of CudnnRNNBackprop: the inputs and outputs of the forward call, and the gradients of the outputs.
 
     Attributes:
-        host_reserved: As the forward call gave it; None where it is not at hand.
+        host_reserved: The forward call's; None if it is not available.
     """
 
     input: Array
@@ -140,10 +139,10 @@ class BackpropOutputs:
     """Outputs of CudnnRNNBackprop.
 
     Attributes:
-        input_backprop: As input; 0 beyond the end of a sequence.
-        input_h_backprop: As input_h.
-        input_c_backprop: As input_c for lstm, else a scalar 0.
-        params_backprop: As params.
+        input_backprop: The shape of input; 0 beyond the end of a sequence.
+        input_h_backprop: The shape of input_h.
+        input_c_backprop: The shape of input_c for lstm, else a scalar 0.
+        params_backprop: The shape of params.
     """
 
     input_backprop: Array
@@ -154,19 +153,19 @@ class BackpropOutputs:
 
 @dataclass(frozen=True)
 class Problem:
-    """A network, and the sequences it is applied to.
+    """A network, and the sequences to which it is applied.
 
     Attributes:
         network: The network.
-        dtype: Of all floats.
+        dtype: The dtype of all floats.
         max_seq_length: T.
         batch: B.
-        time_major: Whether time, or the batch, is the first dimension.
-        dropout: The probability with which an element of the input of a layer but the first is dropped. 0 when not
-            training, or when there is but one layer.
-        seed: Of the dropout: 64 bits, the upper half from the attribute seed and the lower from seed2, which sets all
-            of the upper half when negative.
-        is_training: Whether reserve_space is wanted, or given.
+        time_major: Whether time is the first dimension, rather than the batch.
+        dropout: The probability of dropping an element of a layer's input, except the first layer's. 0 if not training,
+            or with only one layer.
+        seed: The seed of the dropout: 64 bits, the upper half from the attribute seed and the lower from seed2, which
+            sets all bits of the upper half if it is negative.
+        is_training: Whether there is a reserve_space.
     """
 
     network: Network
@@ -180,27 +179,27 @@ class Problem:
 
     @property
     def compute_dtype(self) -> np.dtype[Any]:
-        """What is computed in: float32 for 16 bits."""
+        """The dtype of the computation: float32 for 16 bits."""
         return widened(self.dtype)
 
     def sequence_shape(self, size: int) -> tuple[int, int, int]:
-        """The shape of something there is for each step of each sequence."""
+        """The shape of an array with values for each step of each sequence."""
         first, second = (self.max_seq_length, self.batch) if self.time_major else (self.batch, self.max_seq_length)
         return (first, second, size)
 
     def state_shape(self, size: int) -> tuple[int, int, int]:
-        """The shape of something there is for each pseudo-layer and sequence."""
+        """The shape of an array with values for each pseudo-layer and sequence."""
         count = self.network.num_pseudo_layers
         return (count, self.batch, size) if self.time_major else (self.batch, count, size)
 
     @property
     def max_reserve_bytes(self) -> int:
-        """The most that reserve_space takes, on any device.
+        """The most bytes of reserve_space on any device.
 
-        A header; and in compute_dtype, for each step of each sequence and for the states before the first and after the
-        last one: for each pseudo-layer its gates, its output, and two more values for each unit (such as lstm's c and
-        output before the projection, or gru's R_n h + bR_n); for each pseudo-layer of the layers but the first, its
-        input, which the host keeps with dropout and cuDNN always.
+        A header; and in compute_dtype, for each step of each sequence, for the states before the first one and for
+        those after the last one: for each pseudo-layer its gates, its output, and two more values for each unit (such
+        as lstm's c and output before the projection, or gru's R_n h + bR_n); for each pseudo-layer of the layers but
+        the first, its input, which the host keeps with dropout and cuDNN always.
 
             64 + itemsize (T + 2) B (L D ((G + 2) H + H') + (L - 1) D D H')
         """
@@ -213,12 +212,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Plan:
-    """A call that was checked.
+    """A checked call.
 
     Attributes:
-        problem: What is computed.
-        output_specs: Of all outputs, in their order. The sizes of reserve_space and host_reserved, which are for each
-            device to say, are those of `Problem.max_reserve_bytes` and HEADER_BYTES.
+        problem: The problem to compute.
+        output_specs: The specs of all outputs, in their order. Each device decides the sizes of reserve_space and
+            host_reserved; here they are `Problem.max_reserve_bytes` and HEADER_BYTES.
     """
 
     problem: Problem

@@ -1,4 +1,4 @@
-"""GRUBlockCell and GRUBlockCellGrad as ops, and what computes them on a device."""
+"""GRUBlockCell and GRUBlockCellGrad as ops, and their interface on a device."""
 
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from gradserve_server.ops.operation import Family, Op
 
 
 class GRU(Family, Protocol):
-    """The computations on one device. Inputs are checked, and in its memory; outputs come from it."""
+    """GRUBlockCell on one device. Inputs are checked and in its memory, where outputs are, too."""
 
     def cell(self, inputs: CellInputs, sizes: Sizes) -> CellOutputs:
         """Computes GRUBlockCell."""

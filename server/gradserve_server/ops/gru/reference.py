@@ -1,9 +1,9 @@
 """The mathematics of GRUBlockCell, over NumPy or CuPy.
 
-What the kernels are compared with. The formulas are those of TensorFlow's kernels (`gru_ops.cc`), after Cho et al.,
-"Learning Phrase Representations using RNN Encoder-Decoder for Statistical Machine Translation", 2014. All is computed
-in float32 when T has 16 bits, else in T, and rounded to T at the end; sums over the batch in float64. A dot is the
-product of matrices.
+The kernels are compared with it. The formulas are those of TensorFlow's kernels (`gru_ops.cc`), after Cho et al.,
+"Learning Phrase Representations using RNN Encoder-Decoder for Statistical Machine Translation", 2014. If T has 16 bits,
+the computation is in float32, else in T, and the result is rounded to T at the end; sums over the batch are in float64.
+A dot is the product of matrices.
 """
 
 from dataclasses import fields
@@ -35,7 +35,7 @@ def gru_block_cell(xp: Any, inputs: CellInputs, sizes: Sizes) -> CellOutputs:
 
 
 def gru_block_cell_grad(xp: Any, inputs: GradInputs, attributes: GradAttributes, sizes: Sizes) -> GradOutputs:
-    """Gradients of GRUBlockCell, for the r, u and c that are given.
+    """Computes the gradients of GRUBlockCell, for given r, u and c.
 
     d_c_bar       = d_h (1 - u) (1 - c^2)
     d_u_bar       = d_h (h_prev - c) u (1 - u)
@@ -77,7 +77,7 @@ def gru_block_cell_grad(xp: Any, inputs: GradInputs, attributes: GradAttributes,
 
 
 def sigmoid(xp: Any, x: Any) -> Any:
-    """1 / (1 + e^-x), without overflow, and with all digits where it is near 0."""
+    """1 / (1 + e^-x), without overflow, and with all digits near 0."""
     exponential = xp.exp(-xp.abs(x))
     return xp.where(x >= 0, 1, exponential) / (1 + exponential)
 

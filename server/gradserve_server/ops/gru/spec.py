@@ -1,8 +1,9 @@
-"""What GRUBlockCell and GRUBlockCellGrad take and give, and what they refuse.
+"""The inputs, attributes, outputs and checks of GRUBlockCell and GRUBlockCellGrad.
 
-T is the dtype of all tensors. B is the batch, I the size of the input and H that of the cell. Rows of weights: the
-first I belong to x, the last H to the state. Columns of w_ru, and everything of length 2H: first the reset gate r,
-then the update gate u. Messages are TensorFlow's where it has one, and so is the order of the checks.
+T is the dtype of all tensors, B the batch, I the size of the input and H the size of the cell. The first I rows of
+weights are for x, the last H for the state. The first half of w_ru's columns, and of everything of length 2H, is for
+the reset gate r, the second for the update gate u. Messages, and the order of the checks, are TensorFlow's where it has
+them.
 """
 
 from dataclasses import dataclass, fields
@@ -59,7 +60,7 @@ class CellOutputs:
 
 @dataclass(frozen=True)
 class GradInputs(CellInputs):
-    """Inputs of GRUBlockCellGrad: those of GRUBlockCell, what it gave, and the gradient.
+    """Inputs of GRUBlockCellGrad: the inputs and outputs of GRUBlockCell, and the gradient.
 
     Attributes:
         r: T, shape [B, H].
@@ -79,7 +80,7 @@ class GradAttributes:
     """Attributes of GRUBlockCellGrad.
 
     Attributes:
-        weight_gradients: Whether the gradients of weights and biases are wanted too.
+        weight_gradients: Whether to compute the gradients of weights and biases, too.
     """
 
     weight_gradients: bool = False
@@ -92,8 +93,8 @@ class GradOutputs:
     Attributes:
         d_x: T, shape [B, I].
         d_h_prev: T, shape [B, H].
-        d_c_bar: T, shape [B, H]: the gradient with respect to what tanh is taken of.
-        d_r_bar_u_bar: T, shape [B, 2H]: the gradient with respect to what the sigmoid is taken of.
+        d_c_bar: T, shape [B, H]: the gradient with respect to the argument of tanh.
+        d_r_bar_u_bar: T, shape [B, 2H]: the gradient with respect to the argument of the sigmoid.
         d_w_ru: T, shape [I + H, 2H].
         d_w_c: T, shape [I + H, H].
         d_b_ru: T, shape [2H].
@@ -121,11 +122,11 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Plan:
-    """A call that was checked.
+    """A checked call.
 
     Attributes:
-        sizes: Of its tensors.
-        output_specs: Of all outputs, in their order.
+        sizes: The sizes of its tensors.
+        output_specs: The specs of all outputs, in their order.
     """
 
     sizes: Sizes
@@ -136,7 +137,7 @@ def plan_cell(inputs: CellInputs, attributes: CellAttributes) -> Plan:
     """Checks a call of GRUBlockCell.
 
     Raises:
-        InvalidArgumentError: Something does not fit; says which argument, what was given and what was expected.
+        InvalidArgumentError: An argument is not valid; the message names it, what was given and what was expected.
     """
     _check_dtypes(inputs)
     sizes = _check_cell(inputs)
@@ -148,12 +149,12 @@ def plan_gradient(inputs: GradInputs, attributes: GradAttributes) -> Plan:
     """Checks a call of GRUBlockCellGrad.
 
     Raises:
-        InvalidArgumentError: Something does not fit; says which argument, what was given and what was expected.
+        InvalidArgumentError: An argument is not valid; the message names it, what was given and what was expected.
     """
     _check_dtypes(inputs)
     sizes = _check_cell(inputs)
     for name in ("r", "u", "c", "d_h"):
-        # TensorFlow calls c so when its rank is wrong.
+        # For a wrong rank of c, TensorFlow's message has this name.
         _check_rank(inputs, name, 2, called="w_c" if name == "c" else name)
         _check_size(inputs, name, 0, sizes.batch, called=f"{name}.dims(0) != batch_size")
         _check_size(inputs, name, 1, sizes.cells, called=f"{name}.dims(1) != cell_size")

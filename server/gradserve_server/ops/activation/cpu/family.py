@@ -21,17 +21,17 @@ _KINDS: dict[np.dtype[Any], int] = {
 }
 
 _CHUNK_ELEMENTS = 1 << 15
-"""Work of ten microseconds or more: for less, no thread is woken up."""
+"""The least work for a thread, ten microseconds or more. For less, none is woken up."""
 
 
 class CpuActivation:
-    """Kernels that all threads share the elements of. Safe to use from several threads.
+    """Activation functions by kernels, whose elements all threads share. Safe to use from several threads.
 
-    Until the kernels for a dtype are prepared, and where they cannot be made, its calls are computed by NumPy.
+    Until the kernels for a dtype are ready, and if they cannot be compiled, NumPy computes its calls.
     """
 
     def __init__(self, parallel: ForkJoin) -> None:
-        """Computes with all threads of `parallel`."""
+        """Takes the threads to compute with."""
         self._parallel = parallel
         self._kernels = PreparedKernels(IN_FLOAT32, IN_FLOAT64)
 

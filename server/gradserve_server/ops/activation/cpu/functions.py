@@ -1,7 +1,6 @@
 """Activation functions of one element, and their gradients, for Numba's loops.
 
-They are branch-free, so that LLVM makes vector instructions of them. The definitions are in `spec`; the formulas are
-those of `reference`.
+They are branch-free, so that LLVM vectorises them. The definitions are in `spec`, and the formulas in `reference`.
 """
 
 from typing import Any
@@ -42,14 +41,14 @@ def relu6(x: Any) -> Any:
 
 @register_jitable(**INLINED)
 def elu(x: Any) -> Any:
-    """For negative x, e^x - 1."""
+    """x, or e^x - 1 for negative x."""
     negative = exponential_minus_1(-abs(x))
     return negative if x < 0 else x
 
 
 @register_jitable(**INLINED)
 def selu(x: Any) -> Any:
-    """A scaled elu, that keeps mean and variance."""
+    """A scaled elu that preserves mean and variance."""
     negative = number_like(x, SELU_SCALE_ALPHA) * exponential_minus_1(-abs(x))
     return negative if x < 0 else number_like(x, SELU_SCALE) * x
 
@@ -72,7 +71,7 @@ def softsign(x: Any) -> Any:
 
 @register_jitable(**INLINED)
 def leaky_relu(x: Any) -> Any:
-    """For negative x, a part of x."""
+    """x, or a part of it for negative x."""
     return x if x > 0 else number_like(x, LEAKY_RELU_SLOPE) * x
 
 
@@ -184,13 +183,13 @@ def _normal_density_and_tail(a: Any) -> Any:
 
 @register_jitable(**INLINED)
 def _limited(x: Any, limit: Any) -> Any:
-    """|x|, but not more than the limit."""
+    """|x|, but at most the limit."""
     magnitude, largest = abs(x), number_like(x, limit)
     return largest if magnitude > largest else magnitude
 
 
 def _polynomial(t: Any) -> Any:
-    """P of `normal_tail`."""
+    """P in `normal_tail`."""
     return _polynomial_float32(t) if isinstance(t, np.float32) else _polynomial_float64(t)
 
 

@@ -1,8 +1,8 @@
 """The loops of activation functions on the host. See `kernels`.
 
-A block of elements at a time is copied, and widened, to memory of the kernel's own, computed there, and copied, and
-rounded, to its place. So results may replace inputs without a loop that must know of it, and the functions are compiled
-for float32 and float64 alone. A block stays in the first cache.
+Each block of elements is copied and widened to the kernel's own memory, computed there, and rounded and copied to its
+place. So results may replace inputs without special loops, and the functions are compiled for float32 and float64
+only. A block stays in the first-level cache.
 """
 
 from typing import Any
@@ -38,10 +38,10 @@ from gradserve_server.ops.activation.cpu.functions import (
 from gradserve_server.ops.activation.spec import NAMES
 
 _TAKEN = 1
-"""The counter of the chunks that were taken."""
+"""The index of the counter of chunks that were taken."""
 
 _BLOCK_FLOAT32, _BLOCK_FLOAT64 = 4096, 2048
-"""The elements of a block: 16 KiB. In smaller ones copying takes longer."""
+"""The elements of a block: 16 KiB. With smaller ones, copying takes longer."""
 
 RELU, RELU6, TANH, SIGMOID, ELU, SELU, SOFTPLUS, SOFTSIGN, LEAKY_RELU, GELU, SWISH = range(len(NAMES))
 
@@ -53,7 +53,7 @@ def forward_float32(
 
     Args:
         activation: The index of its name.
-        kind: Which elements x and out have; see `element_kinds`.
+        kind: The kind of elements in x and out; see `element_kinds`.
         x: The bytes of the input.
         size: The number of elements.
         chunk_elements: The elements of a chunk.
@@ -103,7 +103,7 @@ def gradient_float32(
 
     Args:
         activation: The index of its name.
-        kind: Which elements dy, saved and out have; see `element_kinds`.
+        kind: The kind of elements in dy, saved and out; see `element_kinds`.
         dy: The bytes of the gradient with respect to the result.
         saved: The bytes of the result or the input.
         size: The number of elements.

@@ -10,15 +10,15 @@ from gradserve_server.ops.dtypes import FLOATING
 
 
 class CudaActivation:
-    """A kernel for every function, its gradient and dtype. Safe to use from several threads."""
+    """Activation functions by a kernel for every function, gradient and dtype. Safe to use from several threads."""
 
     def __init__(self, device: KernelDevice) -> None:
-        """Computes on `device`."""
+        """Takes the device to compute on."""
         self._device = device
         self._programs = Programs(device, cuda_kernels.program, FLOATING)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
-        """Compiles all kernels, a dtype at a time; ends early between two of them, once `stop()`."""
+        """Compiles all kernels, a dtype at a time; ends early, between two dtypes, once `stop()`."""
         self._programs.prepare(stop)
 
     def forward(self, name: str, x: Array, out: Array) -> None:

@@ -1,4 +1,4 @@
-"""The CUDA kernels of activation functions: their programs, and what they take. Nothing here needs a GPU."""
+"""The CUDA kernels of activation functions: their programs and arguments. Nothing here needs a GPU."""
 
 import functools
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ ARGUMENTS = {
     "forward": Struct(("x", "out"), ("count",)),
     "gradient": Struct(("dy", "saved", "out"), ("count",)),
 }
-"""By kernel."""
+"""The arguments, by kernel."""
 
 _VECTOR_BYTES = 16
 
@@ -26,7 +26,7 @@ def kernel_name(kernel: str, name: str, dtype: np.dtype[Any], width: int) -> str
 
 
 def vector_width(dtype: np.dtype[Any], addresses: Sequence[int]) -> int:
-    """How many elements a thread loads at a time: as many as fit where all arrays are aligned, else one."""
+    """The elements that a thread loads at a time: a whole vector if all arrays are aligned, otherwise one."""
     is_aligned = all(address % _VECTOR_BYTES == 0 for address in addresses)
     return _VECTOR_BYTES // dtype.itemsize if is_aligned else 1
 

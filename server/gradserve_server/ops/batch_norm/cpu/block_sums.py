@@ -1,8 +1,8 @@
 """Sums over a block of rows, in U. See `kernels`.
 
-At most BLOCK_ROWS rows make a block, and every four of them are added up before they are added to the sum of their
-column: so an element goes through no more than BLOCK_ROWS / 4 + 2 additions, in an order that the width of the
-processor's vectors does not change. That bounds the error; sums of blocks are added up in float64.
+A block has at most BLOCK_ROWS rows, and every four of them are added up before they are added to the sum of their
+column. So an element takes part in at most BLOCK_ROWS / 4 + 2 additions, in an order that does not depend on the width
+of the processor's vectors. That bounds the error. Sums of blocks are added up in float64.
 """
 
 from typing import Any
@@ -21,10 +21,10 @@ def sum_values(x: Any, first: Any, columns: Any, rows: Any, stride: Any, sums: A
 
     Args:
         x: T, flat.
-        first: The first element of the first row.
-        columns: The elements of a row to go through.
-        rows: At most BLOCK_ROWS.
-        stride: From one row to the next.
+        first: The index of the first element of the first row.
+        columns: The number of elements of a row to add.
+        rows: The number of rows, at most BLOCK_ROWS.
+        stride: The distance from one row to the next.
         sums: U [columns]: the results are added to it.
     """
     num_quads = rows // 4
@@ -47,11 +47,11 @@ def sum_differences(
     """Adds up differences of x from a center, and their squares, for each column.
 
     Args:
-        x: As for `sum_values`.
-        first: As for `sum_values`.
-        columns: As for `sum_values`.
-        rows: As for `sum_values`.
-        stride: As for `sum_values`.
+        x: See `sum_values`.
+        first: See `sum_values`.
+        columns: See `sum_values`.
+        rows: See `sum_values`.
+        stride: See `sum_values`.
         centers: U [columns].
         sums: U [columns]: the differences are added to it.
         squares: U [columns]: the squares are added to it.
@@ -92,15 +92,15 @@ def sum_products(
 
     Args:
         dy: T, flat.
-        x: As for `sum_values`.
-        first: As for `sum_values`.
-        columns: As for `sum_values`.
-        rows: As for `sum_values`.
-        stride: As for `sum_values`.
+        x: See `sum_values`.
+        first: See `sum_values`.
+        columns: See `sum_values`.
+        rows: See `sum_values`.
+        stride: See `sum_values`.
         mean: U [columns].
-        has_relu: Whether y went through a relu, that dy is first to be led through.
+        has_relu: Whether a relu followed y; then dy is first replaced by the gradient with respect to y.
         multiplier: U [columns]; read if `has_relu`.
-        offset: As `multiplier`.
+        offset: U [columns]; read if `has_relu`.
         totals: U [columns]: dy is added to it.
         dots: U [columns]: the products are added to it.
     """
@@ -133,12 +133,12 @@ def sum_products(
 
 @register_jitable(fastmath={"contract"})
 def add_to(sums: Any, block: Any, columns: Any) -> None:
-    """Adds the sums of a block to those of several.
+    """Adds the sums of a block to the total sums.
 
     Args:
-        sums: float64 [columns]: gets the result.
-        block: U [columns].
-        columns: How many there are.
+        sums: float64 [columns], the total sums.
+        block: U [columns], the sums of the block.
+        columns: The number of columns.
     """
     for column in range(columns):
         store(sums, column, sums[column] + load(block, column))

@@ -24,27 +24,27 @@ from gradserve_server.ops.batch_norm.spec import (
 )
 
 _MIN_PLANE = 16
-"""Loops along smaller planes are too short: such x is seen as rows."""
+"""The least size of a plane: loops along smaller ones are too short, so such x is treated as rows."""
 
 _MIN_COLUMNS = 128
-"""Shorter rows are put together."""
+"""The least length of a row: shorter rows are joined."""
 
 _CHUNK_ELEMENTS = 1 << 16
 _MIN_CHUNK_ROWS = 128
-"""Every chunk has sums of its own for each column: this keeps them below a tenth of x."""
+"""The least rows of a chunk. Every chunk has its own sums for each column; this keeps them below a tenth of x."""
 
 _PLANES_CHUNK_BYTES = 1 << 20
-"""Second-level caches are about as large or larger: the second pass over a chunk finds it there."""
+"""The bytes of a chunk of planes. It fits into most second-level caches, where the second pass finds it."""
 
 
 class CpuBatchNorm:
-    """The kernels, and when to use which.
+    """FusedBatchNorm by kernels, and the choice between them.
 
-    Until those for a dtype are prepared, and where they cannot be made, its calls are computed by NumPy.
+    Until the kernels for a dtype are ready, and if they cannot be compiled, NumPy computes its calls.
     """
 
     def __init__(self, device: CpuDevice, parallel: ForkJoin) -> None:
-        """Allocates outputs on `device` and computes big ones with all threads of `parallel`."""
+        """Takes the device for outputs, and the threads for large calls."""
         self._device = device
         self._parallel = parallel
         self._kernels = PreparedKernels(FUSED_BATCH_NORM)
@@ -134,7 +134,7 @@ class CpuBatchNorm:
         if rows:
             affine = (np.empty(0, scale.dtype),) * 2
             if relu_offset is not None:
-                # As the kernel of the forward computes it, to the last bit.
+                # The same arithmetic as in the forward kernel, for the same bits.
                 multiplier = scale / np.sqrt(variance.astype(np.float64) + attributes.epsilon)
                 affine = (rows.expand(multiplier.astype(scale.dtype)), rows.expand(relu_offset))
             arguments = (dy, x, scale, rows.expand(mean), *affine, *options, *rows.arguments(scale.dtype))
@@ -150,7 +150,7 @@ class CpuBatchNorm:
 
 @dataclass(frozen=True)
 class _Rows:
-    """x as rows of `repeats` times [channels, inner] elements."""
+    """x as rows, each of `repeats` times [channels, inner] elements."""
 
     repeats: int
     channels: int
@@ -160,13 +160,13 @@ class _Rows:
 
     @classmethod
     def of(cls, geometry: Geometry) -> "_Rows | None":
-        """Returns nothing where the planes are large enough for loops."""
+        """Returns None if the planes are large enough for loops."""
         outer, channels, inner = geometry.shape
         if channels == 1:
             outer, inner = geometry.count, 1
         if inner >= _MIN_PLANE:
             return None
-        # A power of two, so that vectors divide a row.
+        # A power of two, so that a row is a whole number of vectors.
         repeats = 1
         while repeats * channels * inner < _MIN_COLUMNS and 2 * repeats <= outer:
             repeats *= 2
@@ -174,11 +174,11 @@ class _Rows:
         return cls(repeats, channels, inner, chunk_rows, math.ceil(outer // repeats / chunk_rows))
 
     def expand(self, per_channel: NDArray[Any]) -> NDArray[Any]:
-        """Returns the value for each column."""
+        """Returns a value for each column from a value for each channel."""
         return np.broadcast_to(per_channel[:, None], (self.repeats, self.channels, self.inner)).flatten()
 
     def arguments(self, dtype: np.dtype[Any]) -> tuple[Any, ...]:
-        """Returns what the kernels take, U being `dtype`."""
+        """Returns the kernels' arguments for U = `dtype`."""
         columns = self.repeats * self.channels * self.inner
         shape = (self.num_chunks, 2, columns)
         memory = (np.empty(shape), np.empty(3 * columns, dtype))
@@ -187,7 +187,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Planes:
-    """x as planes, those of `chunk_channels` channels in a chunk."""
+    """x as planes, in chunks of the planes of `chunk_channels` channels."""
 
     inner: int
     chunk_channels: int
@@ -195,12 +195,12 @@ class _Planes:
 
     @classmethod
     def of(cls, geometry: Geometry, num_bytes: int) -> "_Planes":
-        """Reads `num_bytes` in all."""
+        """Returns the planes of a call that reads `num_bytes` in all."""
         chunk_channels = max(_PLANES_CHUNK_BYTES * geometry.channels // num_bytes, 1)
         return cls(geometry.inner, chunk_channels, math.ceil(geometry.channels / chunk_channels))
 
     def arguments(self) -> tuple[Any, ...]:
-        """Returns what the kernels take."""
+        """Returns the kernels' arguments."""
         return (self.inner, self.chunk_channels)
 
 

@@ -1,4 +1,4 @@
-"""Formulas of the kernels on the host, for one channel or one element. See `kernels`."""
+"""Formulas of the host's kernels, for one channel or one element. See `kernels`."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from gradserve_server.devices.host.activations import INLINED, number_like
 
 @register_jitable(**INLINED)
 def normalized(difference: Any, multiplier: Any, offset: Any) -> Any:
-    """Returns y of the forward; `difference` is x - mean.
+    """Returns y of the forward call; `difference` is x - mean.
 
-    The gradient computes it again where there is a relu: the same arithmetic gives the same bits.
+    The gradient computes it again if there is a relu; the same arithmetic gives the same bits.
     """
     return difference * multiplier + offset
 
@@ -25,7 +25,7 @@ def relu(y: Any) -> Any:
 
 @register_jitable(**INLINED)
 def relu_gradient(dy: Any, y: Any) -> Any:
-    """Returns the gradient with respect to y, given that with respect to relu(y)."""
+    """Returns the gradient with respect to y, given the gradient with respect to relu(y)."""
     return dy if y > 0 else number_like(dy, 0)
 
 

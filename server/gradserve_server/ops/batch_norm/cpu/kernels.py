@@ -1,15 +1,16 @@
-"""The kernels of FusedBatchNorm on the host: what they take and do.
+"""The kernels of FusedBatchNorm on the host: their arguments and methods.
 
-T and U are the dtypes of `spec`; T comes as `intrinsics` says. x has one of two forms:
+T and U are the dtypes in `spec`; arrays of T are passed as `intrinsics` says. x has one of two forms:
 
-* rows of `columns` elements, each column belonging to one channel; what is left after the last whole row is the end of
-  one more row. Loops run along rows, so they are long however few channels there are.
+* rows of `columns` elements, each column belonging to one channel. Elements after the last whole row are the last
+columns
+  of one more row. Loops run along rows, so they are long even with few channels.
 * planes [outer, channels, inner]. Loops run along a plane.
 
-Sums are in U within a block and in float64 over blocks. A block is cut into the same partial sums on every processor,
-none of which is rounded more than 40 times; docs/fused_batch_norm.md has the bounds of the errors that follow. Moments
-are first those of differences from an estimate of the mean. Where it turns out to be further than a standard deviation
-from the mean, the sum of squares is too inexact: then they are computed again, with the mean that was found. Moments of
+Sums are in U within a block, and in float64 over blocks. A block is cut into the same partial sums on every processor,
+and none of these is rounded more than 40 times; docs/fused_batch_norm.md has the resulting bounds of errors. Moments
+are first computed from differences from an estimate of the mean. If the estimate is further than a standard deviation
+from the mean, the sum of squares is too inexact, and they are computed again from the mean that was found. Moments of
 blocks are combined as by Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
 variances", 1979.
 """

@@ -25,7 +25,7 @@ from gradserve_server.ops.batch_norm.cpu.formulas import (
 )
 
 _TAKEN = 1
-"""The counter of the chunks that were taken."""
+"""The index of the counter of chunks that were taken."""
 
 
 def planes_forward(
@@ -49,12 +49,12 @@ def planes_forward(
         scale: U [channels].
         offset: U [channels].
         epsilon: float64.
-        is_training: Whether the moments are those of x.
+        is_training: Whether to normalise by the moments of x.
         has_relu: Whether a relu follows.
         inner: The size of a plane.
         chunk_channels: The channels of a chunk.
         mean: float64 [channels]: a result in training, else an input.
-        variance: As `mean`.
+        variance: float64 [channels]: a result in training, else an input.
         y: T, flat: the result.
         counters: int64 [2], zeros.
     """
@@ -82,7 +82,7 @@ def planes_forward(
         for image in range(outer - 1, -1, -1):
             for channel in range(channel_first, channel_end):
                 m = widen(x, mean[channel])
-                # Of the variance that the gradient gets.
+                # From the rounded variance, which the gradient gets.
                 rounded = widen(x, variance[channel])
                 multiplier = widen(x, forward_multiplier(rounded, scale[channel], epsilon))
                 summand = offset[channel]
@@ -119,7 +119,7 @@ def planes_gradient(
         x: T, flat.
         scale: U [channels].
         mean: U [channels].
-        offset: U [channels], that of the forward, if a relu followed. Else empty.
+        offset: U [channels], the forward call's, if a relu followed; otherwise empty.
         variance: U [channels].
         epsilon: float64.
         is_training: Whether mean and variance depend on x.
@@ -184,7 +184,7 @@ def planes_gradient(
 
 
 def _products_of_block(has_relu: bool) -> Any:
-    """Returns the sums of dy and of dy (x - mean) over `size` elements, dy being led through the relu first."""
+    """Returns a function that sums dy and dy (x - mean) over `size` elements; for a relu, dy is the gradient of y."""
 
     @register_jitable(**INLINED)
     def products(dy: Any, x: Any, mean: Any, b: Any, c: Any, first: Any, size: Any) -> Any:

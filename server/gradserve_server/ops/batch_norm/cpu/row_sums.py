@@ -1,6 +1,6 @@
 """Sums over rows. See `kernels`.
 
-What is left of x after the last whole row belongs to the last columns, and is added when chunks are combined.
+Elements of x after the last whole row belong to the last columns, and are added when chunks are combined.
 """
 
 from typing import Any
@@ -19,16 +19,16 @@ from gradserve_server.ops.batch_norm.cpu.block_sums import (
 from gradserve_server.ops.batch_norm.cpu.formulas import normalized, relu_gradient
 
 TILE_COLUMNS = 1024
-"""Columns that are gone through together: what they take of a chunk is still in a cache when it is read again."""
+"""Columns that are processed together, so that their part of a chunk is still in a cache when it is read again."""
 
 
 _NUM_SAMPLES = 16
-"""Rows from all over a chunk: the means of columns are about theirs."""
+"""Rows from the whole chunk, from which the means of columns are estimated."""
 
 
 @register_jitable(fastmath={"contract"})
 def moments_of_chunk(x: Any, columns: Any, chunk_first: Any, chunk_end: Any, scratch: Any, partial: Any) -> None:
-    """Computes for each column the mean, and the sum of squared differences from it, of some rows.
+    """Computes the mean of each column, and the sum of squared differences from it, over some rows.
 
     Args:
         x: T, flat.
@@ -83,7 +83,7 @@ def combine_moments(x: Any, repeats: Any, inner: Any, chunk_rows: Any, partial: 
 
     Args:
         x: T, flat.
-        repeats: A row is `repeats` times [channels, inner] elements.
+        repeats: The number of times that a row repeats [channels, inner] elements.
         inner: See `repeats`.
         chunk_rows: The rows of a chunk.
         partial: float64 [chunks, 2, columns], from `moments_of_chunk`; changed.
@@ -131,14 +131,14 @@ def products_of_chunk(
     scratch: Any,
     partial: Any,
 ) -> None:
-    """Computes for each column the sums of dy and of dy (x - mean) over some rows.
+    """Computes the sums of dy and of dy (x - mean) for each column over some rows.
 
     Args:
         dy: T, flat.
         x: T, flat.
         mean: U [columns].
-        multiplier: U [columns] if y went through a relu, that dy is first to be led through; else empty.
-        offset: As `multiplier`.
+        multiplier: U [columns] if a relu followed y, and dy must pass through its gradient first; otherwise empty.
+        offset: U [columns], or empty like `multiplier`.
         chunk_first: The first row.
         chunk_end: The row after the last.
         scratch: U [3, TILE_COLUMNS].
@@ -192,9 +192,9 @@ def combine_products(
         dy: T, flat.
         x: T, flat.
         mean: U [columns].
-        multiplier: As for `products_of_chunk`.
-        offset: As for `products_of_chunk`.
-        repeats: A row is `repeats` times [channels, inner] elements.
+        multiplier: See `products_of_chunk`.
+        offset: See `products_of_chunk`.
+        repeats: The number of times that a row repeats [channels, inner] elements.
         inner: See `repeats`.
         partial: float64 [chunks, 2, columns], from `products_of_chunk`; changed.
         totals: float64 [channels], a result.

@@ -23,7 +23,8 @@ from gradserve_server.ops.batch_norm.cpu.row_sums import (
 )
 
 _FIRST_TAKEN, _FIRST_DONE, _READY, _SECOND_TAKEN = range(1, 5)
-"""Other counters: chunks of the first pass; whether there are coefficients; chunks of the second pass."""
+"""The other counters: chunks of the first pass, taken and finished; the coefficients, ready; chunks of the second pass,
+taken."""
 
 
 def rows_forward(
@@ -50,15 +51,15 @@ def rows_forward(
         scale: U [channels].
         offset: U [channels].
         epsilon: float64.
-        is_training: Whether the moments are those of x.
+        is_training: Whether to normalise by the moments of x.
         has_relu: Whether a relu follows.
-        repeats: A row is `repeats` times [channels, inner] elements.
+        repeats: The number of times that a row repeats [channels, inner] elements.
         inner: See `repeats`.
         chunk_rows: The rows of a chunk.
         partial: float64 [chunks, 2, columns].
         coefficients: U, flat [3 columns].
         mean: float64 [channels]: a result in training, else an input.
-        variance: As `mean`.
+        variance: float64 [channels]: a result in training, else an input.
         y: T, flat: the result.
         counters: int64 [5], zeros.
     """
@@ -78,7 +79,7 @@ def rows_forward(
             for column in range(columns):
                 channel = column // inner % channels
                 coefficients[column] = mean[channel]
-                # Of the variance that the gradient gets.
+                # From the rounded variance, which the gradient gets.
                 rounded = widen(x, variance[channel])
                 coefficients[columns + column] = forward_multiplier(rounded, scale[channel], epsilon)
                 coefficients[2 * columns + column] = offset[channel]
@@ -117,13 +118,13 @@ def rows_gradient(
         x: T, flat.
         scale: U [channels].
         mean: U [columns], repeated as in a row.
-        multiplier: As `mean`, if a relu followed: the factor of x - mean in y. Else empty.
-        offset: As `multiplier`, of the forward.
+        multiplier: U [columns], if a relu followed: the factor of x - mean in y. Otherwise empty.
+        offset: U [columns], the forward call's, if a relu followed. Otherwise empty.
         variance: U [channels].
         epsilon: float64.
         is_training: Whether mean and variance depend on x.
-        repeats: As for `rows_forward`.
-        inner: As for `rows_forward`.
+        repeats: See `rows_forward`.
+        inner: See `rows_forward`.
         chunk_rows: The rows of a chunk.
         partial: float64 [chunks, 2, columns].
         coefficients: U, flat [3 columns].
@@ -174,12 +175,12 @@ def _write_affine(
 ) -> None:
     """Writes y = (x - a) b + c, with a, b and c the coefficients, or the relu of that."""
     rows = -(-x.size // columns)
-    # Backwards: what was read last is still in the cache.
+    # Backwards, because what was read last is still in the cache.
     chunk = num_chunks - 1 - count_up(counters, _SECOND_TAKEN)
     while chunk >= 0:
         end = (chunk + 1) * chunk_rows if chunk < num_chunks - 1 else rows
         for index in range(chunk * chunk_rows, end):
-            # The last row may begin before the end of that before it.
+            # The last row may begin before the end of the row before it.
             row = min(index * columns, x.size - columns)
             for column in range(columns):
                 difference = load(x, row + column) - load(coefficients, column)

@@ -32,8 +32,8 @@ _OUTPUTS = {operation: attrgetter(*names) for operation, names in launches.OUTPU
 class CudaBatchNorm:
     """FusedBatchNorm and FusedBatchNormGrad by kernels of our own. Safe to use from several threads.
 
-    Sums are in U and always in the same order, so results depend on the inputs and on the kind of GPU alone.
-    Numbers below U's normal range count as zero.
+    Sums are in U and always in the same order, so results depend only on the inputs and on the kind of GPU. Numbers
+    below the normal range of U count as zero.
     """
 
     def __init__(self, device: KernelDevice) -> None:
@@ -45,7 +45,7 @@ class CudaBatchNorm:
         )
 
     def prepare(self, stop: Callable[[], bool]) -> None:
-        """Compiles all kernels, a dtype and an operation at a time; ends early between two of them, once `stop()`."""
+        """Compiles all kernels, a dtype and an operation at a time; ends early, between two of them, once `stop()`."""
         self._programs.prepare(stop)
 
     def forward(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
@@ -106,5 +106,5 @@ class CudaBatchNorm:
 
 
 def _are_aligned(addresses: list[int]) -> bool:
-    """True if vectors can be loaded from everywhere; so it is unless an array is part of another one."""
+    """True if vectors can be loaded from all addresses; false only if an array is part of another one."""
     return all(address % VECTOR_BYTES == 0 for address in addresses)

@@ -1,6 +1,6 @@
-"""The CUDA kernels of batch normalization, and which of them, in which shape, compute a call.
+"""The CUDA kernels of batch normalization, and the launches that compute a call.
 
-All are pure functions: tests run the launches without a GPU.
+All functions are pure, so tests can run the launches without a GPU.
 """
 
 import functools
@@ -61,33 +61,33 @@ INPUTS: dict[Operation, tuple[str, ...]] = {
     "forward": ("x", "scale", "offset", "mean", "variance"),
     "gradient": ("y_backprop", "x", "scale", "reserve_space_1", "reserve_space_2"),
 }
-"""The inputs that kernels read, by their names in spec.py."""
+"""The inputs that kernels read, by operation, with their names in spec.py."""
 OUTPUTS: dict[Operation, tuple[str, ...]] = {
     "forward": ("y", "batch_mean", "batch_variance", "reserve_space_1", "reserve_space_2", "reserve_space_3"),
     "gradient": ("x_backprop", "scale_backprop", "offset_backprop"),
 }
-"""The outputs that kernels write."""
+"""The outputs that kernels write, by operation."""
 _SCRATCH = ("partial_sums", "tickets")
 _SCALARS: dict[Operation, tuple[str, ...]] = {
     "forward": ("epsilon", "exponential_avg_factor", "bessel_correction", "is_training"),
     "gradient": ("epsilon", "inverse_count"),
 }
 _SUMS: dict[Operation, tuple[int, int]] = {"forward": (2, 1), "gradient": (2, 0)}
-"""Sums that a thread has for each lane, and besides."""
+"""The number of sums that a thread has for each lane, and of others."""
 _TENSORS: dict[Operation, int] = {"forward": 1, "gradient": 2}
-"""Read by the kernels of an operation."""
+"""The number of tensors that the kernels of an operation read."""
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What computes one call.
+    """The launches that compute one call.
 
     Attributes:
-        operation: Whose program has the kernels.
-        launches: One after the other.
-        arguments: Of every launch, a struct as of `arguments_dtype`, without its addresses.
-        num_partial_sums: Elements, of U, of the scratch memory `partial_sums`.
-        num_tickets: Elements, uint32, of `tickets`. Zeros, before and after.
+        operation: The operation, whose program has the kernels.
+        launches: The launches, one after another.
+        arguments: The argument of every launch, a struct as in `arguments_dtype`, without its addresses.
+        num_partial_sums: The size of the scratch memory `partial_sums`, in elements of U.
+        num_tickets: The size of `tickets`, in uint32 elements, which are 0 before and after.
     """
 
     operation: Operation
@@ -97,21 +97,21 @@ class LaunchPlan:
     num_tickets: int
 
     def with_addresses(self, addresses: Sequence[int]) -> NDArray[Any]:
-        """Returns the struct, as an array of one element, with those of the inputs, outputs and scratch memory."""
+        """Returns the struct, as an array of one element, with the addresses of inputs, outputs and scratch memory."""
         struct = bytearray(self.arguments)
         pack_into(f"={len(addresses)}Q", struct, 0, *addresses)
         return np.frombuffer(struct, np.void(len(struct)).dtype)
 
 
 def arguments_dtype(operation: Operation, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The struct that kernels take, as C++ lays it out."""
+    """The struct that kernels take, in the layout of C++."""
     pointers = [(name, np.uint64) for name in (*INPUTS[operation], *OUTPUTS[operation], *_SCRATCH)]
     scalars = [(name, widened(dtype)) for name in _SCALARS[operation]]
     return np.dtype([*pointers, ("layout", LAYOUT), *scalars], align=True)
 
 
 def shapes(dtype: np.dtype[Any]) -> tuple[tuple[int, int], ...]:
-    """All pairs of a vector's width and lanes."""
+    """All pairs of a vector's width and its lanes."""
     return tuple((width, lanes) for width in vector_widths(dtype.itemsize) for lanes in dict.fromkeys((width, 1)))
 
 
@@ -122,7 +122,7 @@ def kernel_name(kernel: str, dtype: np.dtype[Any], width: int, lanes: int) -> st
 
 @functools.cache
 def source_parts(operation: Operation) -> tuple[str, ...]:
-    """The files of a program: what it shares with those of other ops, and the templates of the kernels."""
+    """The files of a program: the shared ones, and the templates of the kernels."""
     folder = resources.files(__package__)
     own = [(folder / f"{name}.cu").read_text(encoding="utf-8") for name in ("tile", operation)]
     return (*element_sources(), *own)
@@ -191,7 +191,7 @@ def _plan(
     def whole_shared_bytes(tiling: Tiling) -> int:
         return shared_bytes(tiling) + tiling.kept_bytes(_TENSORS[operation], dtype.itemsize)
 
-    # What both passes of a whole tile read fits into shared memory: then memory is read once.
+    # If the data for both passes of a whole tile fits into shared memory, memory is read once.
     candidates = whole_tilings(geometry, width, dtype.itemsize, limits) if len(kernels) == 2 else []
     tiling = next((tiling for tiling in candidates if whole_shared_bytes(tiling) <= limits.shared_bytes), None)
     if tiling is not None:

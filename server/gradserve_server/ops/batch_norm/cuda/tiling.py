@@ -1,6 +1,6 @@
-"""How an array of the batch normalization kernels is cut into vectors, columns, tiles and blocks.
+"""Cuts an array into vectors, columns, tiles and blocks for the batch normalization kernels.
 
-The words are those of tile.cu.
+The terms are defined in tile.cu.
 """
 
 import dataclasses
@@ -12,21 +12,21 @@ from gradserve_server.devices.cuda.program import Limits
 from gradserve_server.ops.batch_norm.spec import Geometry
 
 VECTOR_BYTES = 16
-"""The most that one instruction loads."""
+"""The most bytes that one instruction loads."""
 MAX_THREADS = 512
-"""The most threads of a block; kernels are compiled for as many."""
+"""The most threads of a block, for which kernels are compiled."""
 
 _MAX_COLUMNS = 32
 _MIN_THREADS = 2 * _MAX_COLUMNS
-"""Sums of a block take the shared memory of half its threads, and there are as many as columns."""
+"""The least threads of a block: its sums take the shared memory of half its threads, and each column has sums."""
 _SECTOR_BYTES = 32
-"""What memory moves at least."""
+"""The fewest bytes that a memory access moves."""
 _POSITIONS_PER_THREAD = 4
-"""A batch of loads. Cutting the work finer brings more threads, and each less to do while it waits."""
+"""The vectors that a thread loads at a time. Finer cuts give more threads, each with less to do while it waits."""
 _GOOD_OCCUPANCY = 0.97
-"""The share of the places for blocks that is enough: the last few are not worth more partial sums."""
+"""The sufficient share of slots for blocks in use: filling the last few is not worth more partial sums."""
 _FLAG_BYTES = 16
-"""Before the sums, where a block notes whether it is the last of its tile."""
+"""The memory before the sums, where a block notes whether it is the last of its tile."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Tiling:
     """One way to cut an array.
 
     Attributes:
-        width: Elements of a vector.
-        lanes: Channels of a vector: 1 or `width`.
-        columns: Of a tile.
-        tiles: Blocks next to each other.
-        splits: Blocks that share a tile.
-        threads: Of a block.
-        positions: Vectors of a column.
+        width: The number of elements of a vector.
+        lanes: The number of channels of a vector: 1 or `width`.
+        columns: The number of columns of a tile.
+        tiles: The number of tiles, side by side.
+        splits: The number of blocks that share a tile.
+        threads: The number of threads of a block.
+        positions: The number of vectors of a column.
     """
 
     width: int
@@ -53,7 +53,7 @@ class Tiling:
 
     @property
     def rows(self) -> int:
-        """Threads of a block that share a column."""
+        """The number of threads of a block that share a column."""
         return self.threads // self.columns
 
     @property
@@ -62,28 +62,28 @@ class Tiling:
         return -(-self.positions // (self.rows * self.splits))
 
     def sums_bytes(self, sums_per_lane: int, extra_sums: int, param_itemsize: int) -> int:
-        """Shared memory that the sums of a block's threads take, and the flag before them."""
+        """The shared memory for the sums of a block's threads, and for the flag before them."""
         num_sums = (self.threads // 2) * (sums_per_lane * self.lanes + extra_sums)
         return _FLAG_BYTES + -(-num_sums * param_itemsize // VECTOR_BYTES) * VECTOR_BYTES
 
     def kept_bytes(self, num_tensors: int, itemsize: int) -> int:
-        """Shared memory that a block's share of so many tensors takes."""
+        """The shared memory for a block's share of this many tensors."""
         return self.positions_per_thread * self.threads * self.width * itemsize * num_tensors
 
 
 def canonical(geometry: Geometry) -> Geometry:
-    """A single channel is one contiguous image, whatever its format."""
+    """Returns a geometry in which a single channel is one contiguous image, whatever its format."""
     return Geometry(1, 1, geometry.count) if geometry.channels == 1 else geometry
 
 
 def vector_widths(itemsize: int) -> tuple[int, ...]:
-    """The widths that kernels exist for, the widest first."""
+    """The widths that kernels exist for, widest first."""
     full = VECTOR_BYTES // itemsize
     return (8, 4, 1) if itemsize == 2 else (full, 1)
 
 
 def vector_width(geometry: Geometry, itemsize: int, is_aligned: bool) -> int:
-    """The widest vectors that channels, or images, consist of; single elements if an array is not aligned."""
+    """The widest vectors into which channels, or images, can be cut; single elements if an array is not aligned."""
     if not is_aligned:
         return 1
     run = geometry.channels if geometry.inner == 1 else geometry.inner
@@ -91,17 +91,17 @@ def vector_width(geometry: Geometry, itemsize: int, is_aligned: bool) -> int:
 
 
 def blocks_per_multiprocessor(width: int, itemsize: int) -> int:
-    """How many of the largest blocks a multiprocessor has registers for.
+    """The number of the largest blocks for which a multiprocessor has registers.
 
-    Vectors of eight elements, and float64, take more than the 64 that each of 1024 threads may have.
+    Vectors of eight elements, and float64, need more than 64 registers, the most for each of 1024 threads.
     """
     return 1 if width == 8 or itemsize == 8 else 2
 
 
 def whole_tilings(geometry: Geometry, width: int, itemsize: int, limits: Limits) -> list[Tiling]:
-    """The tilings with one block a tile, the best first if its tensors fit into shared memory.
+    """The tilings with one block per tile, the best first if its tensors fit into shared memory.
 
-    Wide tiles read longer runs. Narrow ones make more blocks, which counts until all multiprocessors have one.
+    Wide tiles read longer runs. Narrow ones give more blocks, which helps until all multiprocessors have one.
     """
     tilings = [_tiling(geometry, width, columns) for columns in _column_choices(geometry, width, itemsize)]
     busy = [tiling for tiling in tilings if tiling.tiles >= limits.num_multiprocessors]
@@ -121,7 +121,7 @@ def split_tiling(geometry: Geometry, width: int, itemsize: int, limits: Limits) 
 
 
 def balanced_splits(tiles: int, slots: int, most: int) -> int:
-    """The smallest number of splits, up to `most`, that leaves hardly any of the device's slots for blocks empty."""
+    """The smallest number of splits, up to `most`, that uses almost all of the device's slots for blocks."""
 
     def occupancy(splits: int) -> float:
         blocks = tiles * splits
@@ -142,7 +142,7 @@ def _tiling(geometry: Geometry, width: int, columns: int) -> Tiling:
 
 
 def _column_choices(geometry: Geometry, width: int, itemsize: int) -> list[int]:
-    """Numbers of columns, the largest first: 1 with channels first, where a column is contiguous."""
+    """The possible numbers of columns, largest first: only 1 with channels first, where a column is contiguous."""
     if geometry.inner != 1:
         return [1]
     groups = max(geometry.channels // width, 1)
@@ -152,5 +152,5 @@ def _column_choices(geometry: Geometry, width: int, itemsize: int) -> list[int]:
 
 
 def _power_of_two(number: int) -> int:
-    """The largest one up to `number`; 1 below."""
+    """The largest power of two up to `number`; 1 for less."""
     return 1 << int(math.log2(number)) if number > 0 else 1

@@ -36,14 +36,14 @@ from gradserve_server.ops.cudnn_rnn.spec import (
 
 
 class CpuCudnnRnn:
-    """Products by BLAS, the rest of a step by kernels; until they are there, or where they cannot be made, by NumPy."""
+    """CudnnRNN by BLAS for products and kernels for the rest of a step, or NumPy if the kernels are not ready."""
 
     def __init__(self, device: CpuDevice, parallel: ForkJoin, new_id: Callable[[], bytes]) -> None:
-        """Allocates on `device` and computes with the threads of `parallel`.
+        """Takes the device, the threads and a source of ids.
 
         Args:
             device: The host.
-            parallel: BLAS should have one thread beside these; see `Products`.
+            parallel: The threads to compute with, beside which BLAS should have only one; see `Products`.
             new_id: Returns 16 random bytes.
         """
         self._device = device
@@ -59,7 +59,7 @@ class CpuCudnnRnn:
         """Computes CudnnRNN.
 
         Raises:
-            InvalidArgumentError: A sequence length lies outside 1..T.
+            InvalidArgumentError: A sequence length is not from 1 to T.
         """
         lengths = _lengths(inputs.sequence_lengths, problem)
         with np.errstate(all="ignore"):
@@ -69,8 +69,8 @@ class CpuCudnnRnn:
         """Computes CudnnRNNBackprop.
 
         Raises:
-            InvalidArgumentError: reserve_space or host_reserved come from something else than a forward call for this
-                problem on this device, or not from the same one; or a sequence length lies outside 1..T.
+            InvalidArgumentError: reserve_space or host_reserved are not from a forward call for this problem on this
+                device, or not from the same one; or a sequence length is not from 1 to T.
         """
         memory = _check_reserve(self._device.name, inputs, problem)
         lengths = _lengths(inputs.sequence_lengths, problem)
@@ -84,7 +84,7 @@ class CpuCudnnRnn:
 
 
 class _Call:
-    """A call of one of the ops. Inside, time comes first and floats are of the dtype that is computed in."""
+    """A call of one of the ops. Its arrays have time first, and floats in the dtype of the computation."""
 
     def __init__(
         self, device: CpuDevice, parallel: ForkJoin, cells: Cells, problem: Problem, lengths: NDArray[np.int64]
@@ -187,7 +187,7 @@ class _Call:
         return saved_layer(self._problem, layer, memory)
 
     def _clear(self, saved: SavedLayer) -> None:
-        """Clears what is not written: memory may have been that of another call, and clients see reserve_space."""
+        """Clears bytes that are not written, because clients see reserve_space, and memory may be from another call."""
         saved.outputs[0], saved.outputs[-1] = 0, 0
         if self._has_ends:
             saved.outputs[...] = 0
@@ -197,7 +197,7 @@ class _Call:
                         array[...] = 0
 
     def _input(self, given: NDArray[Any]) -> NDArray[Any]:
-        """Returns the input of the first layer. What is beyond the end of a sequence must not count, not even NaN."""
+        """Returns the input of the first layer. Values beyond the end of a sequence have no effect, not even NaN."""
         x = self._compute_form(self._time_first(given))
         return np.where(self._is_valid, x, 0) if self._has_ends else x
 
@@ -230,7 +230,7 @@ class _Call:
         return [States(*both) for both in zip(all_h, self._compute_form(self._time_first(c)), strict=True)]
 
     def _stack(self, states: list[States]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Returns h and c as the op does."""
+        """Returns h and c as the op returns them."""
         axis = 0 if self._problem.time_major else 1
         all_h = np.stack([each.h for each in states], axis).astype(self._problem.dtype)
         all_c = [each.c for each in states if each.c is not None]
@@ -243,7 +243,7 @@ class _Call:
         return array if self._problem.time_major else array.swapaxes(0, 1)
 
     def _compute_form(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Returns an array in the dtype that is computed in: the array itself where possible, else a copy."""
+        """Returns an array in the dtype of the computation: the array itself if possible, otherwise a copy."""
         dtype = self._problem.compute_dtype
         if array.dtype == dtype and array.flags.c_contiguous and array.flags.aligned:
             return array
@@ -263,7 +263,7 @@ def _lengths(given: NDArray[np.int32] | None, problem: Problem) -> NDArray[np.in
     """Returns the length of each sequence.
 
     Raises:
-        InvalidArgumentError: One lies outside 1..T.
+        InvalidArgumentError: A length is not from 1 to T.
     """
     steps = problem.max_seq_length
     if given is None:
@@ -281,10 +281,10 @@ def _lengths(given: NDArray[np.int32] | None, problem: Problem) -> NDArray[np.in
 
 
 def _check_reserve(device: str, inputs: BackpropInputs, problem: Problem) -> NDArray[np.uint8]:
-    """Returns what follows the header of reserve_space, aligned.
+    """Returns the part of reserve_space after the header, aligned.
 
     Raises:
-        InvalidArgumentError: It, or host_reserved, is not what a forward call left.
+        InvalidArgumentError: It, or host_reserved, is not from a forward call.
     """
     given: NDArray[Any] = inputs.reserve_space
     header = given.reshape(-1).view(np.uint8)[:HEADER_BYTES]

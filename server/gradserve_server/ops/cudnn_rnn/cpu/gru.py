@@ -1,4 +1,4 @@
-"""The steps of a GRU; see `kernels` for what they take."""
+"""The steps of a GRU; see `kernels` for the arguments."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def gru_forward(
     stride: Any,
     offset: Any,
 ) -> None:
-    """h_t = (1 - z) n + z h_(t-1)."""
+    """Computes h_t = (1 - z) n + z h_(t-1)."""
     batch = len(lengths)
     for step in range(begin, begin + count):
         time = steps - 1 - step if reverse else step
@@ -74,7 +74,7 @@ def gru_backward(
     carry: Any,
     d_gates: Any,
 ) -> None:
-    """Gradients with respect to what the gates' functions are taken of."""
+    """Computes the gradients with respect to the arguments of the gates' functions."""
     batch = len(lengths)
     for step in range(begin, begin + count):
         time = step if reverse else steps - 1 - step

@@ -1,4 +1,4 @@
-"""The steps of CudnnRNN on the host by kernels."""
+"""The steps of CudnnRNN on the host, by kernels."""
 
 from typing import Any
 
@@ -8,31 +8,32 @@ from gradserve_server.ops.cudnn_rnn.cpu.scan import BackwardScan, ForwardScan, G
 from gradserve_server.ops.cudnn_rnn.network import Mode
 
 _MAX_WEIGHTS_BYTES = 3 << 19
-"""For one sequence the kernels' own products are faster than BLAS, as long as the weights fit into a core's cache."""
+"""The most weights for the kernels' own products: for one sequence these are faster than BLAS while the weights fit
+into a core's cache."""
 
 _MAX_PRODUCTS = 1 << 15
-"""Calls for each step take longer than the kernels' own products of so many numbers a step."""
+"""The most products per step for the kernels' own products, which take less time than calls for each step."""
 
 
 class KernelCells:
-    """An implementation of `Cells`."""
+    """The steps by kernels."""
 
     can_split = True
 
     def __init__(self, kernels: Kernels) -> None:
-        """Takes the kernels for the dtype that is computed in."""
+        """Takes the kernels for the dtype of the computation."""
         self._kernels = kernels
 
     def forward_step(self, scan: ForwardScan, rows: slice) -> Step:
-        """Returns what does one step of a way forward, for these sequences."""
+        """Returns a function that does one step forward, for these sequences."""
         return _single_steps(self._kernels.forward(scan.geometry.mode), scan.geometry, rows, _forward_arrays(scan))
 
     def backward_step(self, scan: BackwardScan, rows: slice) -> Step:
-        """Returns what does one step of a way back, for these sequences."""
+        """Returns a function that does one step backward, for these sequences."""
         return _single_steps(self._kernels.backward(scan.geometry.mode), scan.geometry, rows, _backward_arrays(scan))
 
     def scan_forward(self, scan: ForwardScan) -> bool:
-        """Does all steps, the products too, if the batch is small."""
+        """Does all steps, including the products, if the batch is small; returns whether it did."""
         if not _pays(scan):
             return False
         kernel = self._kernels.forward(scan.geometry.mode)
@@ -40,7 +41,7 @@ class KernelCells:
         return True
 
     def scan_backward(self, scan: BackwardScan) -> bool:
-        """Does all steps, the products too, if the batch is small."""
+        """Does all steps, including the products, if the batch is small; returns whether it did."""
         if not _pays(scan):
             return False
         kernel = self._kernels.backward(scan.geometry.mode)
@@ -49,7 +50,7 @@ class KernelCells:
 
 
 def _pays(scan: ForwardScan | BackwardScan) -> bool:
-    """Tells whether the kernel's own products are faster than BLAS."""
+    """Returns True if the kernel's own products are faster than BLAS."""
     batch, weights = scan.geometry.batch, scan.weights
     if scan.saved.unprojected is not None:
         return False
@@ -68,7 +69,7 @@ def _sizes(geometry: Geometry) -> tuple[Any, ...]:
 
 def _forward_arrays(scan: ForwardScan) -> tuple[Any, ...]:
     stride = scan.outputs.shape[-1]
-    # The kernels count from the step before the first.
+    # The kernels count from the step before the first one.
     offset = scan.output_offset + (scan.first_output - 1) * scan.geometry.batch * stride
     arrays = (scan.weights, scan.recurrent, scan.bias, scan.gates, scan.saved.cells, scan.saved.candidates)
     return (*(array.reshape(-1) for array in (*arrays, scan.outputs) if array is not None), stride, offset)

@@ -1,44 +1,44 @@
-"""The kernels of CudnnRNN on the host: what they take and do.
+"""The kernels of CudnnRNN on the host: their arguments and results.
 
-U is float32 or float64, what is computed in. Arrays are flat; T, B, H, G, D and H' are those of `spec`. A kernel does
-some steps of one pseudo-layer, in the order of its direction, which is `reverse` for direction 1; the backward kernels
-go through the same steps in the opposite order. For sequences that have ended nothing is computed, and gradients are 0.
+U is the dtype of the computation, float32 or float64. Arrays are flat; T, B, H, G, D and H' are as in `spec`. A kernel
+does some steps of one pseudo-layer in the order of its direction, which is `reverse` for direction 1; the backward
+kernels do the same steps in the opposite order. Sequences that have ended are not computed, and their gradients are 0.
 
-All take, in this order:
+All kernels take, in this order:
 
 * begin, count: The steps to do, counted in the kernel's own order.
-* first_row, end_row: The sequences to do them for, which with own_products are all.
-* own_products: Whether the kernel multiplies with the recurrent weights itself, which for few rows is faster than BLAS.
-  Otherwise it does one step, for which the products are there. Not with a projection.
+* first_row, end_row: The sequences to do; with own_products, all of them.
+* own_products: Whether the kernel itself multiplies by the recurrent weights, which for few rows is faster than BLAS.
+  Otherwise it does one step, whose products are computed already. Not with a projection.
 * reverse: See above.
 * steps: T.
 * units: H.
-* is_relu: Only those of a network without gates.
+* is_relu: Only for a network without gates.
 * lengths: int64, [B].
-* weights: R, U, [G, H, H]. Read for own_products.
+* weights: R, U, [G, H, H]. Read with own_products.
 
-The forward kernels go on with
+The forward kernels continue with
 
-* recurrent: U, [B, G, H]: products of h_(t-1) and R. With own_products a scratch.
+* recurrent: U, [B, G, H]: the products of h_(t-1) and R. With own_products, scratch memory.
 * bias: U, [G, H], the sum of both; for gru bW + bR of r and z, bW of n, bR of n.
-* gates: U, [T, B, G, H]: products of the input and W. In lstm and gru replaced by the gates.
+* gates: U, [T, B, G, H]: the products of the input and W. For lstm and gru they are replaced by the gates.
 * lstm: cells: U, [T + 1, B, H]; see `saved`.
-* gru: candidates: U, [T, B, H]: gets R_n h_(t-1) + bR_n.
-* outputs: U, [T + 2, B, stride], of which the H elements from `offset` are those of this direction; see `saved`.
+* gru: candidates: U, [T, B, H]: a result, R_n h_(t-1) + bR_n.
+* outputs: U, [T + 2, B, stride], where this direction has the H elements from `offset`; see `saved`.
 * stride, offset: See outputs.
 
 and the backward kernels with
 
-* lstm and gru: gates: As the forward kernel left them.
-* lstm: cells; gru: candidates: As the forward kernel left them.
-* gru and networks without gates: outputs: As the forward kernel left them.
-* d_outputs: U, [T, B, stride]: gradients with respect to the outputs.
+* lstm and gru: gates: The result of the forward kernel.
+* lstm: cells; gru: candidates: The results of the forward kernel.
+* gru and networks without gates: outputs: The result of the forward kernel.
+* d_outputs: U, [T, B, stride]: the gradients with respect to the outputs.
 * stride, offset: See outputs.
-* incoming: U, [2, B, H]: the gradient that comes from the step done before, with own_products a scratch that is 0 at
-  first; and that with respect to the final state.
-* lstm: d_cells: U, [B, H]: the gradient with respect to the final c at first, to the initial c in the end.
-* gru: carry: U, [B, H]: 0 at first; the part of the gradient with respect to h_(t-1) that does not come through R.
-* d_gates: U, [T, B, G, H]: gets the gradients with respect to what the gates' functions are taken of. For gru
+* incoming: U, [2, B, H]: first the gradient from the step done before, which with own_products is scratch memory that
+  starts as 0; then the gradient with respect to the final state.
+* lstm: d_cells: U, [B, H]: at first the gradient with respect to the final c, in the end to the initial c.
+* gru: carry: U, [B, H]: 0 at first; the part of the gradient with respect to h_(t-1) that does not pass through R.
+* d_gates: U, [T, B, G, H]: a result, the gradients with respect to the arguments of the gates' functions. For gru
   [T, B, 4, H]: n, r, z, and the gradient with respect to R_n h_(t-1) + bR_n.
 """
 
@@ -61,11 +61,11 @@ class Kernels:
     vanilla_backward: Kernel
 
     def forward(self, mode: Mode) -> Kernel:
-        """Returns the kernel for the way forward."""
+        """Returns the forward kernel."""
         return {Mode.LSTM: self.lstm_forward, Mode.GRU: self.gru_forward}.get(mode, self.vanilla_forward)
 
     def backward(self, mode: Mode) -> Kernel:
-        """Returns the kernel for the way back."""
+        """Returns the backward kernel."""
         return {Mode.LSTM: self.lstm_backward, Mode.GRU: self.gru_backward}.get(mode, self.vanilla_backward)
 
 

@@ -1,4 +1,4 @@
-"""The steps of an LSTM; see `kernels` for what they take."""
+"""The steps of an LSTM; see `kernels` for the arguments."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def lstm_forward(
     stride: Any,
     offset: Any,
 ) -> None:
-    """c_t = f c_(t-1) + i c~ and h_t = o tanh(c_t)."""
+    """Computes c_t = f c_(t-1) + i c~ and h_t = o tanh(c_t)."""
     batch = len(lengths)
     for step in range(begin, begin + count):
         time = steps - 1 - step if reverse else step
@@ -74,7 +74,7 @@ def lstm_backward(
     d_cells: Any,
     d_gates: Any,
 ) -> None:
-    """Gradients with respect to what the gates' functions are taken of."""
+    """Computes the gradients with respect to the arguments of the gates' functions."""
     batch = len(lengths)
     for step in range(begin, begin + count):
         time = step if reverse else steps - 1 - step

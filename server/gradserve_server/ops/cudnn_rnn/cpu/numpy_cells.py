@@ -1,4 +1,4 @@
-"""The steps of CudnnRNN on the host in NumPy: for the time until the kernels are compiled."""
+"""The steps of CudnnRNN on the host in NumPy, for the time until the kernels are compiled."""
 
 from typing import Any
 
@@ -10,24 +10,24 @@ from gradserve_server.ops.cudnn_rnn.network import Mode
 
 
 class NumpyCells:
-    """An implementation of `Cells`."""
+    """The steps by NumPy."""
 
     can_split = False
 
     def forward_step(self, scan: ForwardScan, rows: slice) -> Step:
-        """Returns what does one step of a way forward, for all sequences."""
+        """Returns a function that does one step forward, for all sequences."""
         return lambda step: _forward(scan, scan.geometry.time(step))
 
     def backward_step(self, scan: BackwardScan, rows: slice) -> Step:
-        """Returns what does one step of a way back, for all sequences."""
+        """Returns a function that does one step backward, for all sequences."""
         return lambda step: _backward(scan, scan.geometry.time_back(step))
 
     def scan_forward(self, scan: ForwardScan) -> bool:
-        """Leaves the products to BLAS."""
+        """Returns False: the products are left to BLAS."""
         return False
 
     def scan_backward(self, scan: BackwardScan) -> bool:
-        """Leaves the products to BLAS."""
+        """Returns False: the products are left to BLAS."""
         return False
 
 
@@ -94,6 +94,6 @@ def _backward(scan: BackwardScan, time: int) -> None:
 
 
 def _sigmoid(x: NDArray[Any]) -> NDArray[Any]:
-    """The logistic function, in a form that does not overflow."""
+    """The logistic function, in a form that cannot overflow."""
     y: NDArray[Any] = (np.tanh(x / 2) + 1) / 2
     return y

@@ -1,6 +1,6 @@
 """Products with the recurrent weights, for few rows. Importing this imports Numba.
 
-See `kernels` for what they are for.
+See `kernels` for their use.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ def products_with_rows(
         num_gates: G.
         units: H.
         batch: B.
-        x: Flat; a row of H elements begins at `position` and each `stride` after it.
+        x: Flat; rows of H elements, the first at `position`, and the others at distances of `stride`.
         position: See x.
         stride: See x.
         y: Flat [B, gates, units].
@@ -70,10 +70,10 @@ def products_with_columns(
 
     Args:
         weights: R, flat [rows, units].
-        rows: Of R.
+        rows: The number of rows of R.
         units: H.
         batch: B.
-        x: Flat; a row of `rows` elements begins at `position` and each `stride` after it.
+        x: Flat; rows of `rows` elements, the first at `position`, and the others at distances of `stride`.
         position: See x.
         stride: See x.
         y: Flat [B, units].

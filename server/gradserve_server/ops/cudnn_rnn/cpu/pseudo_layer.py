@@ -1,4 +1,4 @@
-"""One pseudo-layer of CudnnRNN on the host: its way through time, and products of all steps at once."""
+"""One pseudo-layer of CudnnRNN on the host: its steps through time, and products over all steps at once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,10 +17,10 @@ from gradserve_server.ops.cudnn_rnn.cpu.scan import BackwardScan, Cells, Forward
 from gradserve_server.ops.cudnn_rnn.network import Mode, PseudoLayerParams
 
 _MIN_ROWS = 8
-"""Fewer sequences are not worth a thread: reading the weights takes as long as the products."""
+"""The fewest sequences for a thread: for fewer, reading the weights takes as long as the products."""
 
 _WIDE_TERMS, _WIDE_MULTIPLICATIONS = 1024, 1 << 25
-"""The most that are added up in float64: it takes a millisecond longer."""
+"""The most terms and multiplications for sums in float64, which take a millisecond longer."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,14 @@ class PseudoLayer:
         outputs: NDArray[Any],
         is_valid: NDArray[np.bool_],
     ) -> States:
-        """Goes through time.
+        """Does all steps forward in time.
 
         Args:
             x: [T, B, columns].
-            initial: The states to begin with.
-            saved: Gets what the way back needs. What is beyond the end of a sequence is not written.
-            outputs: [T + 2, B, D * H'], of the layer: gets the outputs, and the initial state before them.
+            initial: The initial states.
+            saved: The arrays for the data that the backward pass needs. Steps beyond the end of a sequence are not
+                written.
+            outputs: [T + 2, B, D * H'], of the layer: the array for the outputs, and for the initial state before them.
             is_valid: [T, B, 1]: whether a sequence has a step.
 
         Returns:
@@ -99,15 +100,15 @@ class PseudoLayer:
         d_last: States,
         d_params: PseudoLayerParams,
     ) -> tuple[NDArray[Any], States]:
-        """Goes back through time.
+        """Does all steps backward in time.
 
         Args:
-            x: As in `forward`.
-            saved: As `forward` left it.
-            outputs: As `forward` left them.
+            x: See `forward`.
+            saved: The data that `forward` saved.
+            outputs: The outputs of `forward`.
             d_outputs: [T, B, D * H'], gradients of the outputs of the layer. Not read beyond the end of a sequence.
             d_last: Gradients of the last states.
-            d_params: Gets the gradients of the parameters.
+            d_params: The arrays for the gradients of the parameters.
 
         Returns:
             The gradients of x and of the initial states.
@@ -148,7 +149,7 @@ class PseudoLayer:
         return np.concatenate((input_bias[:2] + recurrent_bias[:2], input_bias[2:], recurrent_bias[2:]))
 
     def _input_products(self, x: NDArray[Any], gates: NDArray[Any] | None) -> NDArray[Any]:
-        """Multiplies the input of all steps with W."""
+        """Multiplies the inputs of all steps by W."""
         geometry, weights = self._geometry, self._params.input_weights
         shape = (geometry.steps, geometry.batch, geometry.mode.num_gates, geometry.units)
         products: NDArray[Any] = self._device.empty(shape, x.dtype) if gates is None else gates
@@ -161,7 +162,7 @@ class PseudoLayer:
     def _step_forward(self, scan: ForwardScan, outputs: NDArray[Any], is_valid: NDArray[np.bool_]) -> None:
         geometry = self._geometry
         hidden = [each[:, self._columns] for each in outputs]
-        # This way round BLAS is a fifth faster than with a transposed view.
+        # In this order BLAS is a fifth faster than with a transposed view.
         weights = np.ascontiguousarray(self._params.recurrent_weights.T)
         projection = None if self._params.projection is None else self._params.projection.T
 
@@ -192,7 +193,7 @@ class PseudoLayer:
         self._for_all_rows(steps)
 
     def _step_back_projected(self, scan: BackwardScan, d_last: States, d_params: PseudoLayerParams) -> None:
-        """The steps see gradients of what comes before the projection, and nothing incoming."""
+        """Does the steps with gradients of the output before the projection, and without incoming gradients."""
         geometry = self._geometry
         projection, d_projection = self._params.projection, d_params.projection
         assert projection is not None
@@ -222,7 +223,7 @@ class PseudoLayer:
         self._products.compute(Product(_by_step(d_hidden).T, _by_step(scan.saved.unprojected), d_projection, summation))
 
     def _for_all_rows(self, steps: Callable[[slice], None]) -> None:
-        """Sequences do not depend on each other: each thread goes through time with some of them."""
+        """Splits the sequences between threads, because they do not depend on each other."""
         batch = self._geometry.batch
         num_parts = min(self._parallel.num_threads, batch // _MIN_ROWS) if self._cells.can_split else 1
         size = -(-batch // max(num_parts, 1))
@@ -231,7 +232,7 @@ class PseudoLayer:
         )
 
     def _params_gradients(self, scan: BackwardScan, x: NDArray[Any], d_params: PseudoLayerParams) -> None:
-        """One product for each matrix, over all steps."""
+        """Computes the gradients of the parameters, with one product over all steps for each matrix."""
         geometry = self._geometry
         d_gates = _by_step(scan.d_gates)
         summation = self._batch_summation(d_gates.shape[1] * max(x.shape[2], self._hidden_size))
@@ -241,7 +242,7 @@ class PseudoLayer:
         first = 2 if geometry.reverse else 0
         hidden = _by_step(scan.outputs[first : first + geometry.steps, :, self._columns])
         units = geometry.units
-        # Where in the gradients the gates of the parameters are.
+        # The places of the parameters' gates in the gradients.
         parts = [(slice(None), slice(None))]
         if geometry.mode is Mode.GRU:
             parts = [(slice(2 * units), slice(units, 3 * units)), (slice(2 * units, None), slice(units))]
@@ -258,10 +259,10 @@ class PseudoLayer:
             d_params.input_bias[of_params] = sums[of_gradients]
 
     def _batch_summation(self, num_elements: int) -> Summation:
-        """How to add up a matrix of so many elements over all steps of all sequences.
+        """Returns the summation for a matrix of this many elements over all steps of all sequences.
 
-        To add up each step, and then the steps, is more exact than blocks while there are few of both. But it takes
-        longer than float64, which a short sum can do with.
+        Adding up each step, and then the steps, is more exact than blocks while there are few of both. But it takes
+        longer than float64, which is fast enough for a short sum.
         """
         batch, steps = self._geometry.batch, self._geometry.steps
         terms = batch * steps
@@ -281,6 +282,6 @@ class PseudoLayer:
 
 
 def _by_step(array: NDArray[Any]) -> NDArray[Any]:
-    """A view with one row for each step of each sequence."""
+    """Returns a view with one row for each step of each sequence."""
     steps, batch = array.shape[:2]
     return array.reshape(steps * batch, -1)

@@ -1,4 +1,4 @@
-"""What a forward pass on the host saves for the backward pass, and where it lies in memory."""
+"""The data that a forward pass on the host saves for the backward pass, and its place in memory."""
 
 import math
 from collections.abc import Iterator
@@ -14,15 +14,15 @@ from gradserve_server.ops.cudnn_rnn.spec import Problem
 
 @dataclass(frozen=True)
 class SavedDirection:
-    """What the forward call saves of one pseudo-layer. Floats are of the dtype that is computed in.
+    """The data that the forward call saves for one pseudo-layer. Floats are in the dtype of the computation.
 
     Attributes:
         gates: [T, B, G, H]; None in networks without gates.
-        cells: [T + 1, B, H], for lstm: c, and at the one step more, which is the first of all for direction 0 and the
-            last for direction 1, the initial state.
+        cells: [T + 1, B, H], for lstm: c, and the initial state as an additional step, the first one for direction 0
+            and the last one for direction 1.
         candidates: [T, B, H], for gru: R_n h_(t-1) + bR_n.
-        unprojected: [T, B, H]: the output before the projection, where there is one.
-        kept: bool, [T, B, columns]: which elements of the layer's input are not dropped; None without dropout.
+        unprojected: [T, B, H]: with a projection, the output before it.
+        kept: bool, [T, B, columns]: the elements of the layer's input that dropout keeps; None without dropout.
     """
 
     gates: NDArray[Any] | None = None
@@ -34,11 +34,11 @@ class SavedDirection:
 
 @dataclass(frozen=True)
 class SavedLayer:
-    """What the forward call saves of one layer.
+    """The data that the forward call saves for one layer.
 
     Attributes:
         outputs: [T + 2, B, D * H'], between the initial states of direction 0 and those of direction 1.
-        directions: One, or two.
+        directions: The data of one or two directions.
     """
 
     outputs: NDArray[Any]
@@ -46,13 +46,13 @@ class SavedLayer:
 
 
 def layer_bytes(problem: Problem, layer: int) -> int:
-    """The memory that a layer needs, with room for the next one to be aligned."""
+    """Returns the memory for a layer, with padding that aligns the next one."""
     sizes = [math.prod(shape) * dtype.itemsize for _, shape, dtype in _fields(problem, layer)]
     return _aligned(problem, sum(sizes))
 
 
 def all_layers_bytes(problem: Problem) -> int:
-    """The memory that all layers need together."""
+    """Returns the memory for all layers together."""
     return sum(layer_bytes(problem, layer) for layer in range(problem.network.num_layers))
 
 
@@ -74,7 +74,7 @@ def saved_layer(problem: Problem, layer: int, memory: NDArray[np.uint8]) -> Save
 
 
 def all_saved_layers(problem: Problem, memory: NDArray[np.uint8]) -> list[SavedLayer]:
-    """Returns all layers, one after the other in their memory of `all_layers_bytes`."""
+    """Returns all layers, one after another in their memory of `all_layers_bytes`."""
     layers = []
     position = 0
     for layer in range(problem.network.num_layers):
@@ -85,7 +85,7 @@ def all_saved_layers(problem: Problem, memory: NDArray[np.uint8]) -> list[SavedL
 
 
 def _fields(problem: Problem, layer: int) -> Iterator[tuple[tuple[int, str], tuple[int, ...], np.dtype[Any]]]:
-    """Direction and name, shape and dtype of each array, in their order: bytes come last, floats stay aligned."""
+    """Yields the direction and name, shape and dtype of each array: bytes last, so that floats stay aligned."""
     network, steps, batch = problem.network, problem.max_seq_length, problem.batch
     directions = range(network.num_directions)
     width = network.num_directions * network.hidden_size

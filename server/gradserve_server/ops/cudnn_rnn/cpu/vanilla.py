@@ -1,4 +1,4 @@
-"""The steps of a network without gates; see `kernels` for what they take."""
+"""The steps of a network without gates; see `kernels` for the arguments."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def vanilla_forward(
     stride: Any,
     offset: Any,
 ) -> None:
-    """h_t = relu or tanh of the one "gate"."""
+    """Computes h_t, the relu or tanh of the one "gate"."""
     batch = len(lengths)
     for step in range(begin, begin + count):
         time = steps - 1 - step if reverse else step
@@ -65,7 +65,7 @@ def vanilla_backward(
     incoming: Any,
     d_gates: Any,
 ) -> None:
-    """Gradients with respect to what relu or tanh is taken of."""
+    """Computes the gradients with respect to the argument of relu or tanh."""
     batch = len(lengths)
     for step in range(begin, begin + count):
         time = step if reverse else steps - 1 - step

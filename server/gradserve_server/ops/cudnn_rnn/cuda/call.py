@@ -1,4 +1,4 @@
-"""One call of CudnnRNN or CudnnRNNBackprop: its arrays as cuDNN takes them, and back."""
+"""One call of CudnnRNN or CudnnRNNBackprop, which converts its arrays to cuDNN's layout and back."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ from gradserve_server.ops.cudnn_rnn.spec import (
 )
 
 _ALIGNMENT = 256
-"""cuDNN's part of reserve_space begins at so many bytes: memory from CUDA is aligned to as much, or more."""
+"""The alignment of cuDNN's part of reserve_space, in bytes. Memory from CUDA is aligned to as much or more."""
 _UINT8 = np.dtype(np.uint8)
 
 
@@ -30,11 +30,11 @@ class CudnnCall:
     def __init__(
         self, device: CudnnDevice, thread: CudnnThread, network: CudnnNetwork, problem: Problem, has_padding: bool
     ) -> None:
-        """Calls cuDNN from a thread.
+        """Takes the parts of a call from a thread.
 
         Args:
             device: The GPU.
-            thread: What this thread has of cuDNN.
+            thread: The thread's cuDNN handle and memory.
             network: The descriptors of the problem, with the lengths of this call.
             problem: The problem.
             has_padding: Whether some sequence is shorter than T.
@@ -45,7 +45,7 @@ class CudnnCall:
         self._problem = problem
         self._has_padding = has_padding
         self._dtype = data_dtype(problem.dtype)
-        # The layout of the reserve space is cuDNN's secret: it may depend on all of this.
+        # The layout of the reserve space is internal to cuDNN, and may depend on all of this.
         order = "t" if problem.time_major else "b"
         self._reserve_name = f"cudnn{thread.cudnn.version}-{device.compute_capability}{order}"
         self._reserve_bytes = _ALIGNMENT - HEADER_BYTES + network.reserve_bytes
@@ -55,7 +55,7 @@ class CudnnCall:
 
         Raises:
             InvalidArgumentError: cuDNN does not support the problem.
-            InternalError: cuDNN fails.
+            InternalError: cuDNN failed.
             MemoryError: There is not enough memory.
         """
         problem, described = self._problem, self._network
@@ -92,7 +92,7 @@ class CudnnCall:
         Raises:
             InvalidArgumentError: reserve_space or host_reserved are not of this problem, GPU and cuDNN, or not from
                 the same call; or cuDNN does not support the problem.
-            InternalError: cuDNN fails.
+            InternalError: cuDNN failed.
             MemoryError: There is not enough memory.
         """
         problem, described, call = self._problem, self._network, self._thread.cudnn.call
@@ -102,7 +102,7 @@ class CudnnCall:
         hidden = [self._states_given(array) for array in (inputs.input_h, inputs.output_h_backprop)]
         cells = [self._states_given(array if is_lstm else None) for array in (inputs.input_c, inputs.output_c_backprop)]
         space = self._weight_space(inputs.params)
-        # cuDNN writes into the reserve space, which others may read meanwhile.
+        # A copy, because cuDNN writes into the reserve space, which others may read meanwhile.
         saved = self._device.empty(inputs.reserve_space.shape, problem.dtype)
         saved[...] = inputs.reserve_space
         input_backprop = self._device.empty(problem.sequence_shape(problem.network.input_size), self._dtype)
@@ -143,11 +143,11 @@ class CudnnCall:
         return None if array is None else self._device.address(array)
 
     def _given(self, array: Array) -> Array:
-        """In the dtype that cuDNN is given."""
+        """Returns an array in the dtype that cuDNN gets."""
         return self._converted(array, self._dtype)
 
     def _taken(self, array: Array) -> Array:
-        """In the problem's dtype."""
+        """Returns an array in the problem's dtype."""
         return self._converted(array, self._problem.dtype)
 
     def _converted(self, array: Array, dtype: np.dtype[Any]) -> Array:
@@ -158,13 +158,13 @@ class CudnnCall:
         return converted
 
     def _states_given(self, states: Array | None) -> Array | None:
-        """Returns states as `_given` does, with the pseudo-layer first; None for None."""
+        """Returns states like `_given`, with the pseudo-layer first; None for None."""
         if states is None or self._problem.time_major:
             return None if states is None else self._given(states)
         return self._transposed(states, self._dtype)
 
     def _states_taken(self, states: Array | None) -> Array:
-        """Returns states as `_taken` does, in the order of the problem; a scalar 0 for None."""
+        """Returns states like `_taken`, in the order of the problem; a scalar 0 for None."""
         if states is None:
             return self._zero(self._problem.dtype)
         if self._problem.time_major:
@@ -178,7 +178,7 @@ class CudnnCall:
         return transposed
 
     def _new_states(self) -> tuple[Array, Array | None]:
-        """Hidden states, and cells for lstm, with the pseudo-layer first."""
+        """Returns arrays for hidden states, and for lstm cell states, with the pseudo-layer first."""
         network = self._problem.network
         shape = (network.num_pseudo_layers, self._problem.batch)
         hidden = self._device.empty((*shape, network.hidden_size), self._dtype)
@@ -209,12 +209,12 @@ class CudnnCall:
         return space
 
     def _new_reserve(self, new_id: Callable[[], bytes]) -> tuple[Array, Array, int | None]:
-        """Returns reserve_space, host_reserved, and where cuDNN's part of the former is."""
+        """Returns reserve_space, host_reserved, and the address of cuDNN's part of the former."""
         problem = self._problem
         if not problem.is_training:
             return self._zero(problem.dtype), self._zero(np.dtype(np.int8)), None
         space = self._device.empty((reserve.reserve_length(problem, self._reserve_bytes),), problem.dtype)
-        space.fill(0)  # what cuDNN leaves out must not show what was in memory before
+        space.fill(0)  # cuDNN leaves out parts, which must not show earlier contents of the memory
         header = self._device.from_host(reserve.make_header(self._reserve_name, problem, new_id()))
         words = header.view(problem.dtype)
         space[: len(words)] = words

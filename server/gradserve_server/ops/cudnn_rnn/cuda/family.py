@@ -1,4 +1,4 @@
-"""CudnnRNN and CudnnRNNBackprop on a GPU: by cuDNN."""
+"""CudnnRNN and CudnnRNNBackprop on a GPU, by cuDNN."""
 
 import functools
 import itertools
@@ -29,20 +29,20 @@ _PREPARED_DTYPES = tuple(np.dtype(each) for each in (np.float32, np.float16, np.
 class CudaCudnnRnn:
     """CudnnRNN and CudnnRNNBackprop by cuDNN 9. Safe to use from several threads.
 
-    The dropout is that of cuDNN's generator, started anew with the seed of each forward call: a seed always drops the
-    same elements on one kind of GPU and with one version of cuDNN, but others than on the CPU. bfloat16 is computed in
-    float32. float16 is multiplied on tensor cores and added up in float32; cuDNN rounds what it keeps to float16.
+    Dropout uses cuDNN's generator, restarted with the seed of each forward call: a seed always drops the same elements
+    on one kind of GPU and with one version of cuDNN, but not the same as on the CPU. bfloat16 is computed in float32.
+    float16 is multiplied on tensor cores and added up in float32; cuDNN rounds what it keeps to float16.
     """
 
     def __init__(
         self, device: CudnnDevice, new_id: Callable[[], bytes], load: Callable[[], Cudnn] = load_cudnn
     ) -> None:
-        """Computes on `device`.
+        """Takes the device, a source of ids, and cuDNN.
 
         Args:
             device: The GPU.
             new_id: Returns 16 random bytes.
-            load: Loads cuDNN, at the first call: a server without it can compute other ops.
+            load: Loads cuDNN at the first call, so that a server without it can compute other ops.
         """
         self._device = device
         self._new_id = new_id
@@ -50,10 +50,10 @@ class CudaCudnnRnn:
         self._threads = threading.local()
 
     def prepare(self, stop: Callable[[], bool]) -> None:
-        """Makes cuDNN load its kernels, a dtype and a kind of cell at a time; ends early between two, once `stop()`.
+        """Makes cuDNN load its kernels, a dtype and a kind of cell at a time; ends early, between two, once `stop()`.
 
         Raises:
-            InternalError: There is no cuDNN, or it fails.
+            InternalError: cuDNN is missing, or failed.
         """
         for dtype, mode in itertools.product(_PREPARED_DTYPES, Mode):
             if stop():
@@ -65,8 +65,8 @@ class CudaCudnnRnn:
         """Computes CudnnRNN, inside the device's `computing`.
 
         Raises:
-            InvalidArgumentError: A sequence length lies outside 1..T, or cuDNN does not support the problem.
-            InternalError: There is no cuDNN, or it fails.
+            InvalidArgumentError: A sequence length is not from 1 to T, or cuDNN does not support the problem.
+            InternalError: cuDNN is missing, or failed.
             MemoryError: There is not enough memory.
         """
         return self._call(inputs, problem).forward(inputs, self._new_id)
@@ -75,10 +75,10 @@ class CudaCudnnRnn:
         """Computes CudnnRNNBackprop, inside the device's `computing`.
 
         Raises:
-            InvalidArgumentError: reserve_space or host_reserved come from something else than a forward call for this
-                problem on this kind of GPU and with this cuDNN; a sequence length lies outside 1..T; or cuDNN does not
-                support the problem.
-            InternalError: There is no cuDNN, or it fails.
+            InvalidArgumentError: reserve_space or host_reserved are not from a forward call for this problem on this
+                kind of GPU and with this cuDNN; a sequence length is not from 1 to T; or cuDNN does not support the
+                problem.
+            InternalError: cuDNN is missing, or failed.
             MemoryError: There is not enough memory.
         """
         return self._call(inputs, problem).backprop(inputs)

@@ -1,4 +1,4 @@
-"""A problem as cuDNN's descriptors."""
+"""cuDNN's descriptors of a problem."""
 
 from ctypes import POINTER, byref, c_int, c_size_t, c_void_p
 from typing import Any
@@ -44,26 +44,26 @@ _MATH_TYPES = {
     np.dtype(np.float32): MathType.CUDNN_FMA_MATH,
     np.dtype(np.float64): MathType.CUDNN_DEFAULT_MATH,
 }
-"""float32 is really computed in float32: by default cuDNN would round the factors to TensorFloat-32."""
+"""The math types. float32 is really computed in float32; by default cuDNN would round the factors to TensorFloat-32."""
 
 _MAX_DIMENSIONS = 4
 
 
 def data_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """What cuDNN is given: float32 for bfloat16, as in TensorFlow."""
+    """Returns the dtype for cuDNN: float32 for bfloat16, as in TensorFlow."""
     return np.dtype(np.float32) if dtype == ml_dtypes.bfloat16 else dtype
 
 
 class CudnnNetwork:
-    """Descriptors for all calls of one problem, whatever its seed. For one thread.
+    """The descriptors for all calls of one problem, whatever the seed. For one thread.
 
     Attributes:
         rnn: The network: a cudnnRNNDescriptor_t.
-        input: Sequences that the network reads: a cudnnRNNDataDescriptor_t.
-        output: Those that it writes.
+        input: The sequences that the network reads: a cudnnRNNDataDescriptor_t.
+        output: The sequences that it writes: a cudnnRNNDataDescriptor_t.
         hidden: Hidden states, [L * D, B, H']: a cudnnTensorDescriptor_t.
-        cell: Cell states, [L * D, B, H]; None but for lstm.
-        params: How parameters lie in the weight space.
+        cell: Cell states, [L * D, B, H], for lstm; otherwise None.
+        params: The layout of parameters in the weight space.
         work_bytes: The size of the work space of a call.
         reserve_bytes: In training the size of the reserve space, for sequences of any length; else 0.
     """
@@ -73,13 +73,13 @@ class CudnnNetwork:
 
         Args:
             cudnn: The library.
-            handle: That of this thread.
+            handle: The handle of this thread.
             problem: The problem.
-            dropout_states: Address and bytes of the memory for the state of the generator. Used for dropout only.
+            dropout_states: The address and size of the memory for the state of the generator. Used only with dropout.
 
         Raises:
-            InvalidArgumentError: cuDNN does not support it.
-            InternalError: cuDNN fails, or has other parameters than the network.
+            InvalidArgumentError: cuDNN does not support the problem.
+            InternalError: cuDNN failed, or its parameters differ from the network's.
         """
         self._cudnn = cudnn
         self._handle = handle
@@ -102,12 +102,12 @@ class CudnnNetwork:
 
     @property
     def forward_mode(self) -> ForwardMode:
-        """True if there is a reserve space."""
+        """The mode of forward calls: training if there is a reserve space."""
         training, inference = ForwardMode.CUDNN_FWD_MODE_TRAINING, ForwardMode.CUDNN_FWD_MODE_INFERENCE
         return training if self._problem.is_training else inference
 
     def set_lengths(self, lengths: NDArray[np.int32]) -> None:
-        """Sets the length of every sequence, [B], for the calls that follow."""
+        """Sets the length of every sequence, [B], for the following calls."""
         if lengths.tobytes() == self._lengths:
             return
         network, problem = self._problem.network, self._problem
@@ -116,7 +116,7 @@ class CudnnNetwork:
             layout = RnnDataLayout.CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_UNPACKED
         sizes = (network.input_size, network.num_directions * network.hidden_size)
         for descriptor, size in zip((self.input, self.output), sizes, strict=True):
-            fill = np.zeros((), self._dtype)  # what output holds beyond the end of a sequence
+            fill = np.zeros((), self._dtype)  # the value of output beyond the end of a sequence
             self._cudnn.call(
                 "cudnnSetRNNDataDescriptor",
                 *(descriptor, self._data_type, layout),
@@ -126,7 +126,7 @@ class CudnnNetwork:
         self._lengths = lengths.tobytes()
 
     def seed(self, seed: int) -> None:
-        """Starts the generator of the dropout anew, behind what the stream has to do."""
+        """Restarts the generator of the dropout, after the earlier work of the stream."""
         self._set_dropout("cudnnSetDropoutDescriptor", seed)
 
     def _set_dropout(self, function: str, seed: int) -> None:
@@ -135,7 +135,7 @@ class CudnnNetwork:
         self._set_network()
 
     def _set_network(self) -> None:
-        """Follows each change of the dropout, which the descriptor may have copied."""
+        """Sets the network's properties. Repeated after each change of the dropout, which the descriptor may have copied."""
         network, dtype = self._problem.network, self._problem.compute_dtype
         two_directions = network.num_directions == 2
         self._cudnn.call(
@@ -151,7 +151,7 @@ class CudnnNetwork:
             _MATH_TYPES[self._dtype],
             int32(network.input_size),
             int32(network.num_units),
-            int32(network.hidden_size),  # num_units for no projection: cuDNN refuses 0
+            int32(network.hidden_size),  # num_units without a projection: cuDNN refuses 0
             int32(network.num_layers),
             self._dropout,
             CUDNN_RNN_PADDED_IO_ENABLED,
@@ -166,7 +166,7 @@ class CudnnNetwork:
         return descriptor
 
     def _temporary_bytes(self) -> tuple[int, int]:
-        """For the longest sequences, which are those that cuDNN was told of so far: they need most."""
+        """Returns the sizes for the longest sequences, which are described so far and need most."""
         work, reserve = c_size_t(), c_size_t()
         self._cudnn.call(
             "cudnnGetRNNTempSpaceSizes",
@@ -184,8 +184,8 @@ class CudnnNetwork:
         return make_layout(self._problem.network, starts, space.value, self._dtype.itemsize)
 
     def _space_start(self, parameter: Parameter, space_bytes: int, matrix: CudnnObject, bias: CudnnObject) -> int:
-        """Asks where a parameter begins in the weight space, in elements."""
-        # cuDNN adds to the address of the space, and reads nothing there.
+        """Returns the place of a parameter in the weight space, in elements, as cuDNN says."""
+        # cuDNN adds to the address of the space, and reads nothing from it.
         base = 1 << 32
         addresses = c_void_p(), c_void_p()
         self._cudnn.call(

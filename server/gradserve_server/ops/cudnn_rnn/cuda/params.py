@@ -1,4 +1,4 @@
-"""The parameter vector beside cuDNN's weight space, whose order and padding are cuDNN's own."""
+"""Maps the parameter vector to cuDNN's weight space, which has its own order and padding."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ class Parameter:
     """A matrix or a bias.
 
     Attributes:
-        pseudo_layer: The one that it belongs to.
-        linear_layer: cuDNN's number for it there: gates of input matrices come first, then those of recurrent ones,
-            then the projection. A bias has the number of its matrix.
+        pseudo_layer: The pseudo-layer to which it belongs.
+        linear_layer: Its number there in cuDNN: gates of input matrices come first, then gates of recurrent ones, then
+            the projection. A bias has the number of its matrix.
         is_bias: Whether it is a bias.
-        rows: Of the matrix, or the length of the bias.
-        columns: Of the matrix; 1 for a bias.
-        start: Where it begins in the parameter vector, in elements.
+        rows: The rows of the matrix, or the length of the bias.
+        columns: The columns of the matrix; 1 for a bias.
+        start: Its place in the parameter vector, in elements.
     """
 
     pseudo_layer: int
@@ -29,13 +29,13 @@ class Parameter:
 
     @property
     def size(self) -> int:
-        """Its elements."""
+        """The number of its elements."""
         return self.rows * self.columns
 
 
 @dataclass(frozen=True)
 class Run:
-    """Elements that lie in one piece in both places: from `start` in the vector, from `space_start` in the space."""
+    """Elements that are contiguous in both places: from `start` in the vector, from `space_start` in the space."""
 
     start: int
     space_start: int
@@ -44,12 +44,12 @@ class Run:
 
 @dataclass(frozen=True)
 class ParamsLayout:
-    """How the parameter vector lies in the weight space.
+    """The layout of the parameter vector in the weight space.
 
     Attributes:
         runs: All elements of the vector, in its order.
         space_bytes: The size of the weight space.
-        is_vector: The vector itself is a weight space.
+        is_vector: Whether the vector itself is a weight space.
     """
 
     runs: tuple[Run, ...]
@@ -80,9 +80,9 @@ def make_layout(network: Network, space_starts: Sequence[int], space_bytes: int,
 
     Args:
         network: The network.
-        space_starts: Where each of `parameters` begins in the space, in elements.
+        space_starts: The place in the space of each of `parameters`, in elements.
         space_bytes: The size of the space.
-        itemsize: Of an element, in bytes.
+        itemsize: The size of an element, in bytes.
     """
     pieces = [
         Run(each.start, space_start, each.size)

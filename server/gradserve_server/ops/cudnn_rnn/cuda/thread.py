@@ -1,4 +1,4 @@
-"""What a thread has of cuDNN, and the GPU as cuDNN needs it."""
+"""The cuDNN objects of a thread, and the GPU as cuDNN needs it."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ from gradserve_server.ops.cudnn_rnn.cuda.network import CudnnNetwork
 from gradserve_server.ops.cudnn_rnn.spec import Problem
 
 KEPT_NETWORKS = 64
-"""The most networks that a thread keeps."""
+"""The most networks whose descriptors a thread keeps."""
 
 
 class CudnnDevice(Protocol):
@@ -31,7 +31,7 @@ class CudnnDevice(Protocol):
         """Returns an uninitialised array, aligned to 256 bytes.
 
         Raises:
-            MemoryError: There is not that much memory.
+            MemoryError: There is not enough memory.
         """
         ...
 
@@ -44,26 +44,26 @@ class CudnnDevice(Protocol):
         ...
 
     def computing(self) -> AbstractContextManager[None]:
-        """Work started by this thread inside the block is finished when the block is left."""
+        """Ensures that work started by this thread in the block is finished when the block is left."""
         ...
 
     def address(self, array: Array) -> int:
-        """Returns where the elements of an array of this device are."""
+        """Returns the address of the elements of an array on this device."""
         ...
 
     def stream(self) -> int:
-        """Returns this thread's stream, as a cudaStream_t. It is the same in all its `computing` blocks."""
+        """Returns this thread's stream, a cudaStream_t that is the same in all its `computing` blocks."""
         ...
 
 
 class CudnnThread:
-    """What a thread has of cuDNN: nothing of it may be used by two at once."""
+    """The cuDNN objects of a thread, which no other thread may use."""
 
     def __init__(self, device: CudnnDevice, cudnn: Cudnn) -> None:
-        """Makes a handle for the device, which is the current one, and for this thread's stream.
+        """Makes a handle for the device, which must be current, and for this thread's stream.
 
         Raises:
-            InternalError: cuDNN cannot.
+            InternalError: cuDNN failed.
         """
         self.cudnn = cudnn
         self.handle = CudnnObject(cudnn, "")
@@ -72,7 +72,7 @@ class CudnnThread:
         self._networks: OrderedDict[Problem, CudnnNetwork] = OrderedDict()
 
     def network(self, problem: Problem) -> CudnnNetwork:
-        """Returns the descriptors of a problem; keeps those that were used last."""
+        """Returns the descriptors of a problem; keeps the ones last used."""
         key = dataclasses.replace(problem, seed=0)
         network = self._networks.get(key)
         if network is None:
@@ -87,7 +87,7 @@ class CudnnThread:
 
     @functools.cached_property
     def _dropout_states(self) -> Array:
-        """Memory for the state of cuDNN's generator."""
+        """Returns memory for the state of cuDNN's generator."""
         size = c_size_t()
         self.cudnn.call("cudnnDropoutGetStatesSize", self.handle, byref(size))
         return self._device.empty((size.value,), np.dtype(np.uint8))

@@ -25,19 +25,19 @@ from gradserve_server.ops.gru.spec import (
 )
 
 _CHUNK_ELEMENTS = 1 << 14
-"""Work of about ten microseconds: for less, no thread is woken up."""
+"""The work of a chunk, about ten microseconds. For less, no thread is woken up."""
 
 
 class CpuGRU:
-    """Products of matrices by NumPy's BLAS, and fused kernels for what is between them.
+    """GRUBlockCell by NumPy's BLAS for products of matrices, and fused kernels for the rest.
 
-    [x, h] w is computed as x w_x + h w_h, with the rows of w that belong to each: so nothing is copied. 16 bits
-    become float32 before everything else, and are rounded to after it. Until the kernels for a dtype are prepared, and
-    where they cannot be made, its calls are computed by NumPy.
+    [x, h] w is computed as x w_x + h w_h, with the rows of w for each, so nothing is copied. 16 bits are converted to
+    float32 first, and rounded at the end. Until the kernels for a dtype are ready, and if they cannot be compiled,
+    NumPy computes its calls.
     """
 
     def __init__(self, device: CpuDevice, parallel: ForkJoin) -> None:
-        """Allocates on `device` and computes with all threads of `parallel`."""
+        """Takes the device for outputs, and the threads to compute with."""
         self._device = device
         self._parallel = parallel
         self._products = Products(parallel)
@@ -139,14 +139,14 @@ class CpuGRU:
         dimensions: tuple[int, ...],
         outputs: tuple[NDArray[Any], ...],
     ) -> None:
-        """Runs a kernel in chunks of rows; the first dimension is their number, the last their length."""
+        """Runs a kernel in chunks of rows. The first dimension is the number of rows, the last one their length."""
         chunk_rows = max(_CHUNK_ELEMENTS // max(dimensions[-1], 1), 1)
         flat_inputs, flat_outputs = ([array.reshape(-1) for array in group] for group in (inputs, outputs))
         arguments = (*flat_inputs, *dimensions, chunk_rows, *flat_outputs)
         kernels.run(self._parallel, kernel, arguments, -(-dimensions[0] // chunk_rows))
 
     def _kernels_for(self, dtype: np.dtype[Any]) -> Kernels | None:
-        """Returns the kernels for a dtype, if all that it needs are ready."""
+        """Returns the kernels for a dtype, if all needed ones are ready."""
         is_ready = dtype.itemsize > 2 or self._conversions.get(dtype) is not None
         return self._kernels.get(widened(dtype)) if is_ready else None
 

@@ -1,4 +1,4 @@
-"""The kernels of GRUBlockCell on the host: what they take and do; see `loops`."""
+"""The kernels of GRUBlockCell on the host: their arguments; see `loops` for what they do."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 @dataclass(frozen=True)
 class Kernels(ChunkedKernels):
-    """The kernels for float32 or float64, which do what `loops` says."""
+    """The kernels for float32 or float64; see `loops`."""
 
     gates: Kernel
     state: Kernel

@@ -1,6 +1,6 @@
 """The loops of GRUBlockCell around the products of matrices. See `kernels`.
 
-All arrays are flat; of a matrix, one row after the other.
+All arrays are flat; matrices are in row-major order.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from gradserve_server.devices.host.activations import hyperbolic_tangent, sigmoi
 from gradserve_server.devices.host.intrinsics import DONE, count_up, load, store, widen
 
 _TAKEN = 1
-"""The counter of the chunks that were taken."""
+"""The index of the counter of chunks that were taken."""
 
 
 def gates(
@@ -25,7 +25,7 @@ def gates(
     h_prevr: Any,
     counters: Any,
 ) -> None:
-    """Computes both gates, and the state as the reset gate lets it through.
+    """Computes both gates, and the product of the state and the reset gate.
 
     Args:
         from_x: [B, 2H]: the product of x and its rows of w_ru.
@@ -110,7 +110,7 @@ def gradient_of_state(
     d_r_bar_u_bar: Any,
     counters: Any,
 ) -> None:
-    """Computes d_c_bar and d_u_bar: what needs no product.
+    """Computes d_c_bar and d_u_bar, which need no product of matrices.
 
     Args:
         h_prev: [B, H].
@@ -229,9 +229,9 @@ def convert(source: Any, chunk_elements: Any, target: Any, counters: Any) -> Non
     """Converts between 16 bits and float32, rounding to the nearest number.
 
     Args:
-        source: Either.
+        source: The array to convert.
         chunk_elements: The elements of a chunk.
-        target: The other: the result.
+        target: The array for the result.
         counters: int64 [2], zeros.
     """
     num_chunks = -(-source.size // chunk_elements)

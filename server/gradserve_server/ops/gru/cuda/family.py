@@ -22,20 +22,22 @@ from gradserve_server.ops.gru.spec import (
 
 
 class CudaGRU:
-    """Products of matrices by cuBLAS, and fused kernels for what is between them. Safe to use from several threads.
+    """GRUBlockCell by cuBLAS for products of matrices, and fused kernels for the rest.
 
-    [x, h] w is computed as x w_x + h w_h, with the rows of w that belong to each: so nothing is copied. 16 bits become
-    float32 before everything else, and are rounded to after it. Products of float32 are in float32, not in TF32.
+    Safe to use from several threads.
+
+    [x, h] w is computed as x w_x + h w_h, with the rows of w for each, so nothing is copied. 16 bits are converted to
+    float32 first, and rounded at the end. Products of float32 are in float32, not in TF32.
     """
 
     def __init__(self, device: KernelDevice, xp: Any) -> None:
-        """Takes the device, and CuPy, or NumPy where the device is an emulation."""
+        """Takes the device, and CuPy, or NumPy for an emulated device."""
         self._device = device
         self._xp = xp
         self._programs = Programs(device, cuda_kernels.program, (*cuda_kernels.ARITHMETIC, *cuda_kernels.CONVERTED))
 
     def prepare(self, stop: Callable[[], bool]) -> None:
-        """Compiles all kernels, a dtype at a time; ends early between two of them, once `stop()`."""
+        """Compiles all kernels, a dtype at a time; ends early, between two dtypes, once `stop()`."""
         self._programs.prepare(stop)
 
     def cell(self, inputs: CellInputs, sizes: Sizes) -> CellOutputs:
@@ -113,7 +115,7 @@ class CudaGRU:
     def _launch(
         self, kernel: str, dtype: np.dtype[Any], count: int, arrays: dict[str, Array], numbers: dict[str, int]
     ) -> None:
-        """Starts a kernel for so many elements; it takes what it needs of `arrays` and `numbers`."""
+        """Starts a kernel for this many elements; it uses what it needs of `arrays` and `numbers`."""
         if count == 0:
             return
         struct = cuda_kernels.ARGUMENTS[kernel]

@@ -1,4 +1,4 @@
-"""The CUDA kernels of GRUBlockCell: their programs, and what they take. Nothing here needs a GPU."""
+"""The CUDA kernels of GRUBlockCell: their programs and arguments. Nothing here needs a GPU."""
 
 import functools
 from importlib import resources
@@ -12,7 +12,7 @@ from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 ARITHMETIC: tuple[np.dtype[Any], ...] = (FLOAT32, FLOAT64)
 CONVERTED: tuple[np.dtype[Any], ...] = (BFLOAT16, FLOAT16)
-"""The dtypes that kernels compute with, and those that become float32 and back."""
+"""ARITHMETIC has the dtypes that kernels compute with, CONVERTED those that are converted to float32 and back."""
 
 ARGUMENTS = {
     "gates": Struct(("ru_of_x", "ru_of_h", "b_ru", "h_prev", "r", "u", "h_prevr"), ("rows", "cells")),
@@ -29,7 +29,7 @@ ARGUMENTS = {
     "to_float32": Struct(("source", "target"), ("count",)),
     "from_float32": Struct(("source", "target"), ("count",)),
 }
-"""By kernel."""
+"""The arguments, by kernel."""
 CONVERSIONS = ("to_float32", "from_float32")
 
 
@@ -40,7 +40,7 @@ def kernel_name(kernel: str, dtype: np.dtype[Any]) -> str:
 
 @functools.cache
 def program(dtype: np.dtype[Any]) -> Program:
-    """The kernels that compute with a dtype, or for one of 16 bits those that convert it."""
+    """The kernels that compute with a dtype; for a dtype of 16 bits, the kernels that convert it."""
     kernels = [kernel for kernel in ARGUMENTS if (kernel in CONVERSIONS) == (dtype in CONVERTED)]
     instances = {kernel_name(kernel, dtype): _instance(kernel, dtype) for kernel in kernels}
     parts = [*element_sources(), (resources.files(__package__) / "gru.cu").read_text(encoding="utf-8")]
