@@ -96,7 +96,7 @@ def _positive(text: str) -> int:
 
 
 def _show_progress(text: str) -> None:
-    """Overwrites one line of the terminal; silent where there is none."""
+    """Overwrites one line of the terminal; silent without a terminal."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 

@@ -1,9 +1,9 @@
-"""Writes the types of the classes of the client whose methods return arrays, or handles with `keep=True`.
+"""Writes the types of the client's classes whose methods return arrays, or handles with `keep=True`.
 
     python deploy/generate_face_types.py client
 
 Such a method has one signature, but mypy and editors need one for each value of `keep`. So the modules of these classes
-have .pyi files beside them, with overloads and docstrings, made of what help() shows.
+have .pyi files beside them, with overloads and docstrings made from what help() shows.
 """
 
 import importlib
@@ -30,10 +30,10 @@ _IMPORTED = {
     "gradserve": set(gradserve.__all__),
 }
 _FLAGS = {op.name: op.more_outputs[0] for op in OPS if op.more_outputs is not None}
-"""The flags with which ops return more outputs."""
+"""The flag of each op that returns more outputs with a flag."""
 
 Signature = tuple[str, str]
-"""The parameters of a method, and what it returns."""
+"""The parameters of a method, and the type that it returns."""
 
 
 def types_of(module: str) -> str:
@@ -78,7 +78,7 @@ def _members(face: type) -> Iterator[str]:
 
 def _method(name: str, method: Any) -> Iterator[str]:
     text = str(inspect.signature(method))
-    if not hasattr(method, "__wrapped__"):  # written in the class itself, so its annotations are in quotes
+    if not hasattr(method, "__wrapped__"):  # defined in the class itself, so its annotations are in quotes
         text = text.replace("'", "")
     parameters, _, result = text.rpartition(" -> ")
     declared = (parameters, result)
@@ -103,14 +103,14 @@ def _docstring(method: Any) -> Iterator[str]:
 
 
 def _of_keep(signature: Signature) -> Iterator[Signature]:
-    """Makes overloads for arrays, for handles, and for callers that leave it open."""
+    """Yields overloads for arrays, for handles, and for callers that do not know the value of `keep`."""
     parameters, result = signature
     before, declared, after = parameters.partition("keep: bool = False")
     if not declared:
         yield signature
         return
     yield f"{before}keep: Literal[False] = False{after}", re.sub(r"\bTensor\b", "NDArray[Any]", result)
-    # Without a default it can only be a keyword.
+    # Without a default, it can only be a keyword.
     if "*, " in before:
         yield f"{before}keep: Literal[True]{after}", re.sub(r"\bTensor\b", "TensorHandle", result)
     else:
@@ -119,7 +119,7 @@ def _of_keep(signature: Signature) -> Iterator[Signature]:
 
 
 def _of_flag(signature: Signature, flag: str) -> Iterator[Signature]:
-    """Makes overloads of an op that returns more outputs with a flag."""
+    """Yields overloads of an op that returns more outputs with a flag."""
     parameters, result = signature
     fewer, more = result.split(" | ")
     before, _, after = parameters.partition(f"{flag}: bool = False")
@@ -128,7 +128,7 @@ def _of_flag(signature: Signature, flag: str) -> Iterator[Signature]:
 
 
 def main(folder: Path) -> None:
-    """Writes all the files."""
+    """Writes all files."""
     for module in MODULES:
         folder.joinpath(*module.split(".")).with_suffix(".pyi").write_text(types_of(module))
 

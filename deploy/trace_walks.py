@@ -1,8 +1,8 @@
-"""Prints the files that three calls enter, on the client and on the server, in their order: an apply, an op, an upload.
+"""Prints the files that three calls enter, in order, on the client and on the server: an apply, an op, an upload.
 
 python deploy/trace_walks.py
 
-docs/architecture.md tells of the same walks.
+docs/architecture.md describes these walks.
 """
 
 import sys
@@ -21,21 +21,21 @@ from gradserve_server.testing import LocalServer
 ROOT = Path(__file__).parents[1]
 SIDES = {"client": ROOT / "client" / "gradserve", "server": ROOT / "server" / "gradserve_server"}
 _SETTLING_SECONDS = 0.5
-"""Until what a call left to do in the background is done."""
+"""The time for background work that a call leaves."""
 
 
 class Walk:
-    """Notes which files are entered inside of a block, in all threads that began after this was made."""
+    """Records the files entered in a block, in all threads that started after this object was made."""
 
     def __init__(self) -> None:
-        """Begins to look at calls of functions."""
+        """Starts tracing calls of functions."""
         self.files: dict[Path, None] = {}
         self._is_noting = False
         threading.setprofile(self._note)
         sys.setprofile(self._note)
 
     def of(self, call: Callable[[], object]) -> None:
-        """Notes the files that a call enters, when it has been made once before."""
+        """Records the files that a call enters, after making the call once before."""
         call()
         time.sleep(_SETTLING_SECONDS)
         self.files.clear()

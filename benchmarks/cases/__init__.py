@@ -1,4 +1,4 @@
-"""What is measured: one module per case, and their names for the command line."""
+"""The benchmark cases: one module per case, and their names for the command line."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ CASES: dict[str, Callable[[], Sequence[Measurement]]] = {
     "batch_norm_layer": batch_norm_layer.comparisons,
     "server_memory": server_memory.measurements,
 }
-"""Each gives its measurements, in the order of the report."""
+"""The functions that return the measurements of each case, in the order of the report."""

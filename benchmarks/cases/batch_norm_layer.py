@@ -1,7 +1,7 @@
 """A training step of the batch normalization layer, float32: the computation alone, and the whole calls.
 
-Forward, gradients by the inputs, beta and gamma, and the update of the moving averages. The computations run in a
-process of their own, without a server; the calls of a gradserve server are reported beside them.
+A step is the forward pass, the gradients of the inputs, beta and gamma, and the update of the moving averages. The
+computations run in a process of their own, without a server; the calls of a gradserve server are reported beside them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _compare(shape: tuple[int, ...], activation: str) -> Comparison:
         worker = "benchmarks.peers.tensorflow.batch_norm_layer"
         return Contestant(label, TENSORFLOW, worker=worker, options={**options, "fused": fused})
 
-    # Of rows, plain operations make the faster layer.
+    # For rows, plain operations make the faster layer.
     peers = [tensorflow(_FUSED, fused=True), *([tensorflow(_PLAIN, fused=False)] if len(shape) == 2 else [])]
     return Comparison(
         title=f"batch norm layer, training step{activation and f' with {activation}'}, {list(shape)}",

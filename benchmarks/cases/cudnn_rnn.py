@@ -15,7 +15,7 @@ from benchmarks.workloads.cudnn_rnn import LAYERS, NUM_GATES, STEPS, UNITS
 _TORCH = "PyTorch's module"
 _FLOAT_BYTES = 4
 _STEPS_BY_BATCH = {64: 5, 1: 50}
-"""Steps in a repetition: about a second."""
+"""The steps in a repetition, by batch: about a second."""
 
 
 def comparisons() -> list[Comparison]:

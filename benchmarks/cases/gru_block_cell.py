@@ -14,7 +14,7 @@ from benchmarks.harness.environments import PROJECT, TENSORFLOW, Environment
 
 _TENSORFLOW = "TensorFlow's kernel"
 _SIZES = ((128, 512, 512), (32, 256, 256), (1, 1024, 1024))
-"""Batch, inputs, cells."""
+"""The batch, inputs and cells of each size."""
 _STEPS = 20
 _FLOAT_BYTES = 4
 

@@ -16,7 +16,7 @@ _STEPS = {1 * MB: 20, 10 * MB: 10, 100 * MB: 4}
 
 
 def comparisons() -> list[Comparison]:
-    """Both operations in all sizes."""
+    """Returns both operations in all sizes."""
     return [
         _compare(operation, num_bytes, steps) for operation in ("put", "get") for num_bytes, steps in _STEPS.items()
     ]

@@ -1,7 +1,7 @@
-"""A round: two workers apply a gradient each, one of them takes the average.
+"""A round: two workers apply a gradient each, and one of them takes the average.
 
-The targets compare apply and take as two calls on either side. Reported beside it: TensorFlow with both in
-one `session.run` of the taker, and gradserve's `push_pull`, one call a worker, which gives both the average.
+The targets compare apply and take as two calls on either side. Reported beside them: TensorFlow with both in one
+`session.run` of the taker, and gradserve's `push_pull`, one call per worker, which gives both the average.
 """
 
 from __future__ import annotations

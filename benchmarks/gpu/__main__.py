@@ -1,4 +1,4 @@
-"""What benchmarks on a GPU have in common: libraries, clocks, and where results come from."""
+"""The common parts of benchmarks on a GPU: libraries, clocks, and the provenance of results."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _COPY_BYTES = 1 << 30
 _MAX_PLUG_COPIES = 1 << 10
 
 Call = Callable[[int], Any]
-"""Queues one computation on the i-th inputs and returns its outputs."""
+"""A function that queues one computation on the i-th inputs and returns its outputs."""
 
 
 def libraries() -> tuple[Any, Any]:
-    """Returns CuPy and torch; ends the program, with the reason, where they cannot be used."""
+    """Returns CuPy and torch; ends the program with the reason if they cannot be used."""
     try:
         import cupy
         import torch
@@ -36,12 +36,12 @@ def libraries() -> tuple[Any, Any]:
     except cupy.cuda.runtime.CUDARuntimeError as error:
         sys.exit(f"this benchmark needs an NVIDIA GPU: {error}")
     if not torch.cuda.is_available():
-        sys.exit("this benchmark needs a torch that is built for CUDA")
+        sys.exit("this benchmark needs a torch built for CUDA")
     return cupy, torch
 
 
 def parser(program: str, description: str | None) -> argparse.ArgumentParser:
-    """Returns a parser of what all of these benchmarks take."""
+    """Returns a parser of the options that all these benchmarks take."""
     made = argparse.ArgumentParser(prog=f"python -m {program}", description=description)
     made.add_argument("--json", type=Path, help="the result file (default: none)")
     made.add_argument("--repeats", type=int, default=20, help="of each implementation in turn (default: 20)")
@@ -49,7 +49,7 @@ def parser(program: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def facts(cupy: Any, torch: Any) -> dict[str, Any]:
-    """Returns what the results depend on."""
+    """Returns the facts that the results depend on."""
     runtime = cupy.cuda.runtime
     return {
         **provenance.describe(),
@@ -62,7 +62,7 @@ def facts(cupy: Any, torch: Any) -> dict[str, Any]:
 
 
 def print_facts(known: Mapping[str, Any]) -> None:
-    """Prints a line for each."""
+    """Prints a line for each fact."""
     for name, fact in known.items():
         print(f"{name.replace('_', ' ')}: {fact}")
 
@@ -76,19 +76,19 @@ def write_json(path: Path, known: Mapping[str, Any], results: Sequence[Mapping[s
 
 @contextmanager
 def torch_on_stream(torch: Any, stream: Any) -> Iterator[None]:
-    """Makes torch queue its work on a stream of CuPy's."""
+    """Makes torch queue its work on a CuPy stream."""
     with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
         yield
 
 
 def torch_from_host(torch: Any, array: NDArray[Any]) -> Any:
-    """Returns a tensor on the GPU; torch does not know NumPy's bfloat16, but its bits."""
+    """Returns a tensor on the GPU; passes NumPy's bfloat16, which torch does not know, as its bits."""
     bits = torch.from_numpy(array.view(np.int16 if array.itemsize == 2 else np.int32)).cuda()
     return bits.view(getattr(torch, array.dtype.name))
 
 
 class Stopwatch:
-    """Times what the GPU does on CuPy's current stream."""
+    """Times the GPU's work on CuPy's current stream."""
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
@@ -99,12 +99,12 @@ class Stopwatch:
         self._plug_copies = 8
 
     def copy_bandwidth(self) -> float:
-        """Bytes per second of a copy within the GPU's memory, read and written."""
+        """Returns the bytes per second of a copy within the GPU's memory, counting reads and writes."""
         seconds = statistics.median(self.time(lambda _: self._copy(), 4)[0] for _ in range(20))
         return 2 * _COPY_BYTES / seconds
 
     def time(self, call: Call, count: int) -> tuple[float, float]:
-        """Returns the seconds of one call on the GPU, and those that queueing it takes."""
+        """Returns the seconds of one call on the GPU, and the seconds of queueing it."""
         while True:
             start, stop = self._cupy.cuda.Event(), self._cupy.cuda.Event()
             for _ in range(self._plug_copies):
@@ -122,7 +122,7 @@ class Stopwatch:
             self._plug_copies *= 2
 
     def time_alone(self, call: Callable[[], Any]) -> float:
-        """Returns the seconds of one call that finds an idle GPU: what queueing takes beyond the work counts, too."""
+        """Returns the seconds of one call on an idle GPU, including queueing that takes longer than the work."""
         start, stop = self._cupy.cuda.Event(), self._cupy.cuda.Event()
         self.stream.synchronize()
         start.record(self.stream)

@@ -1,12 +1,12 @@
 """`python -m benchmarks.gpu.batch_norm --json PATH`: batch normalization on a GPU, beside cuDNN's.
 
-Needs a GPU, CuPy, and a torch that is built for CUDA, in one environment with gradserve. All sizes of a ResNet-50's
-layers and both memory formats; cuDNN is called through torch. Implementations take turns, there and back.
+Needs a GPU, CuPy, and a torch built for CUDA, in one environment with gradserve. Covers all sizes of a ResNet-50's
+layers and both memory formats; cuDNN is called through torch. Implementations take turns, in alternating order.
 
-A call's time is that of the GPU alone: the stream is kept busy with copies while calls are queued behind, and events
-before the first and after the last of them tell how long they took. Each call has its own inputs and outputs, so many
-that they come from memory and not from the cache. Bandwidth counts what two passes move: the gradient reads x and dy
-twice and writes dx, the forward pass reads x twice and writes y. A kernel that needs one pass may be above 100 %.
+A call's time is the GPU's alone: the stream is kept busy with copies while calls are queued behind them, and events
+before the first call and after the last one measure how long they took. Each call has its own inputs and outputs, so
+many that they come from memory and not from the cache. Bandwidth counts what two passes move: the gradient reads x and
+dy twice and writes dx, the forward pass reads x twice and writes y. A kernel that needs one pass may be above 100 %.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from gradserve_server.ops.batch_norm.spec import (
 )
 
 SHAPES = ((32, 56, 56, 64), (32, 14, 14, 256), (8, 112, 112, 64), (32, 28, 28, 128))
-"""Batch, height, width, channels."""
+"""The batch, height, width and channels of each shape."""
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 FORMATS = {"channels_last": "NHWC", "contiguous": "NCHW"}
-"""Torch's names, and TensorFlow's."""
+"""Torch's names of memory formats, and TensorFlow's."""
 PASSES = {"gradient": 5, "forward": 3}
-"""Operations, and how often they move a tensor."""
+"""The number of times that each operation moves a tensor."""
 
 TARGET_BANDWIDTH = 0.8
 TARGET_SPEED = 1.0
 EPSILON = 1e-3
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
-"""By which two right results may differ, relative to the largest element."""
+"""The most by which two right results may differ, relative to the largest element."""
 
 _CACHE_BYTES = 1 << 28
-"""Four times the largest cache."""
+"""Four times the largest cache of a GPU."""
 
 
 class Contestant(Protocol):
@@ -65,7 +65,7 @@ class Contestant(Protocol):
         ...
 
     def to_host(self, array: Any) -> NDArray[np.float32]:
-        """Returns an output in our layout."""
+        """Returns an output in our layout, in host memory."""
         ...
 
 
@@ -75,14 +75,14 @@ class Result:
 
     Attributes:
         operation: "gradient" or "forward".
-        shape: As in SHAPES.
-        data_format: As in FORMATS.
-        dtype: As in DTYPES.
-        microseconds: Of our kernels; the median.
-        cudnn_microseconds: Of cuDNN's; None if it refused.
-        host_microseconds: What queueing one of our calls takes the processor; the median.
-        bandwidth_fraction: Of what a copy reaches.
-        cudnn_error: Why cuDNN refused.
+        shape: One of SHAPES.
+        data_format: One of FORMATS.
+        dtype: One of DTYPES.
+        microseconds: The median time of our kernels.
+        cudnn_microseconds: The median time of cuDNN's; None if it refused.
+        host_microseconds: The median processor time for queueing one of our calls.
+        bandwidth_fraction: The bandwidth of our kernels as a fraction of a copy's.
+        cudnn_error: The reason why cuDNN refused.
     """
 
     operation: str
@@ -97,7 +97,7 @@ class Result:
 
     @property
     def speed(self) -> float | None:
-        """Above 1, we are faster than cuDNN."""
+        """Our speed divided by cuDNN's."""
         return None if self.cudnn_microseconds is None else self.cudnn_microseconds / self.microseconds
 
 
@@ -193,7 +193,7 @@ class Cudnn:
         return self._torch.ops.aten.cudnn_batch_norm(x, self._scale, self._offset, None, None, True, 0.1, EPSILON)
 
     def _from_host(self, array: NDArray[Any]) -> Any:
-        """Torch sees channels last as a permutation of memory, not as a shape."""
+        """Converts an array; torch treats channels last as a permutation of memory, not as a shape."""
         tensor = gpu.torch_from_host(self._torch, array)
         return tensor.permute(0, 3, 1, 2) if self._is_channels_last else tensor
 
@@ -248,7 +248,7 @@ def _compare(
 
 
 def _check(contestants: dict[str, Contestant], tolerance: float) -> None:
-    """Ends the program if the two disagree: then their times mean nothing."""
+    """Ends the program if the two disagree, because then their times mean nothing."""
     for operation in PASSES:
         ours, theirs = (contestant.to_host(getattr(contestant, operation)(0)) for contestant in contestants.values())
         difference = float(np.abs(ours - theirs).max() / np.abs(theirs).max())

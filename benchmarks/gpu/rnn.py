@@ -1,12 +1,12 @@
 """`python -m benchmarks.gpu.rnn --json PATH`: CudnnRNN on a GPU, beside the same networks in torch.
 
-Needs a GPU, CuPy, cuDNN, and a torch that is built for CUDA, in one environment with gradserve. Both sides call cuDNN:
-what is compared is everything around it. Networks, inputs and dtypes are the same, and so is the arithmetic: float32 is
-not rounded to TensorFloat-32. Implementations take turns, there and back.
+Needs a GPU, CuPy, cuDNN, and a torch built for CUDA, in one environment with gradserve. Both sides call cuDNN, so this
+compares everything around it. Networks, inputs and dtypes are the same, and so is the arithmetic: float32 is not
+rounded to TensorFloat-32. Implementations take turns, in alternating order.
 
-A call finds an idle GPU; events before and after it tell how long it took, with what queueing its kernels takes beyond
-them. A training step is a forward and a backward call. torch lets its backward call write into what the forward call
-left; CudnnRNNBackprop copies that first, as it may be asked for again.
+A call finds an idle GPU. Events before and after it measure how long it took, including queueing of its kernels that
+takes longer than they do. A training step is a forward and a backward call. torch lets its backward call overwrite the
+data of the forward call; CudnnRNNBackprop copies that first, because it may be needed again.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from gradserve_server.ops.cudnn_rnn.network import Mode, Network, split_params
 from gradserve_server.ops.cudnn_rnn.spec import BackpropInputs, ForwardInputs, Problem
 
 DTYPES = ("float32", "float16")
-"""bfloat16 is left out: CudnnRNN computes it in float32, torch does not."""
+"""The dtypes; not bfloat16, which CudnnRNN computes in float32, and torch does not."""
 OPERATIONS = ("forward", "step")
 TARGET_RATIO = 1.05
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2}
-"""By which two right results may differ, relative to the largest element."""
+"""The most by which two right results may differ, relative to the largest element."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """A network, and the sequences it is applied to; the input has the size of the state."""
+    """A network, and the sequences to which it is applied; the input has the size of the state."""
 
     mode: Mode
     num_layers: int
@@ -53,7 +53,7 @@ class Size:
         return f"{self.mode.value} {self.num_layers}x{self.num_directions} {shape}"
 
     def problem(self, dtype: str) -> Problem:
-        """Returns it for training."""
+        """Returns the problem, for training."""
         network = Network(self.mode, self.num_layers, self.num_directions, self.num_units, self.num_units)
         return Problem(
             network=network,
@@ -82,15 +82,15 @@ class Contestant(Protocol):
     """One implementation of one network."""
 
     def forward(self) -> Any:
-        """Queues the forward pass in training; returns what belongs to it, `output` first."""
+        """Queues the forward pass in training; returns its results, `output` first."""
         ...
 
     def step(self) -> Any:
-        """Queues the forward and the backward pass; returns the gradients, that of the input first."""
+        """Queues the forward and the backward pass; returns the gradients, the input's first."""
         ...
 
     def to_host(self, array: Any) -> NDArray[np.float32]:
-        """Returns an output."""
+        """Returns an output in host memory."""
         ...
 
 
@@ -99,11 +99,11 @@ class Result:
     """One line of the table.
 
     Attributes:
-        operation: As in OPERATIONS.
-        network: As in SIZES.
-        dtype: As in DTYPES.
-        microseconds: Of CudnnRNN; the median.
-        torch_microseconds: Of torch; the median.
+        operation: One of OPERATIONS.
+        network: One of SIZES.
+        dtype: One of DTYPES.
+        microseconds: The median time of CudnnRNN.
+        torch_microseconds: The median time of torch.
     """
 
     operation: str
@@ -114,13 +114,13 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """Above 1, torch is faster."""
+        """Our time divided by torch's."""
         return self.microseconds / self.torch_microseconds
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """What both sides are given: inputs, parameters, and the gradients of output and last states."""
+    """The data for both sides: inputs, parameters, and the gradients of output and last states."""
 
     input: NDArray[Any]
     input_h: NDArray[Any]
@@ -179,7 +179,7 @@ class Ours:
 
 
 class Torch:
-    """The same network as a module of torch's."""
+    """The same network as a torch module."""
 
     def __init__(self, torch: Any, problem: Problem, tensors: Tensors) -> None:
         self._torch = torch
@@ -218,7 +218,7 @@ class Torch:
         return host
 
     def _set_params(self, network: Network, params: Any) -> None:
-        """The module's parameters come by layer and direction, in torch's order of kinds."""
+        """Sets the module's parameters, which it has by layer and direction, with kinds in torch's order."""
         module_params = iter(self._module.parameters())
         with self._torch.no_grad():
             for ours in split_params(network, params):
@@ -274,7 +274,7 @@ def _tensors(problem: Problem) -> Tensors:
 
 
 def _check(contestants: dict[str, Contestant], tolerance: float) -> None:
-    """Ends the program if the two disagree: then their times mean nothing."""
+    """Ends the program if the two disagree, because then their times mean nothing."""
     for operation in OPERATIONS:
         ours, theirs = (contestant.to_host(getattr(contestant, operation)()[0]) for contestant in contestants.values())
         difference = float(np.abs(ours - theirs).max() / np.abs(theirs).max())

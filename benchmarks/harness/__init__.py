@@ -1,1 +1,1 @@
-"""How contestants are started, measured in alternation, compared and reported."""
+"""Starts contestants, measures them in alternation, compares and reports."""

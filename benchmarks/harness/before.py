@@ -1,4 +1,4 @@
-"""gradserve of an earlier commit as the contestant of what is here: has a change made anything slower?"""
+"""Compares gradserve with an earlier commit of itself, to find changes that made it slower."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.harness.contestants import Contestant
 from benchmarks.harness.environments import PROJECT, ROOT
 
 _NOT_SLOWER = 0.95
-"""Differences below this are what two runs of the same code have, too."""
+"""The least speed that is not slower: two runs of the same code differ as much."""
 _PACKAGES = ("client", "server")
 
 
@@ -22,7 +22,7 @@ def check_out(commit: str, folder: Path) -> None:
     """Writes the packages of a commit into a folder.
 
     Raises:
-        ValueError: There is no such commit.
+        ValueError: The commit does not exist.
     """
     archive = subprocess.run(["git", "archive", commit, *_PACKAGES], cwd=ROOT, capture_output=True, check=False)
     if archive.returncode:
@@ -32,10 +32,10 @@ def check_out(commit: str, folder: Path) -> None:
 
 
 def against_before(comparison: Comparison, folder: Path) -> list[Comparison]:
-    """Returns a comparison for each contestant of a comparison that is gradserve: with its packages in a folder.
+    """Returns a comparison for each gradserve contestant of a comparison, with the packages in a folder as its peer.
 
-    Kernels that are run without a server are called in ways that change with the code; where those of the earlier
-    commit cannot be called, the result says so.
+    The interfaces of kernels that run without a server change with the code. If those of the earlier commit cannot be
+    called, the result says so.
     """
     return [
         Comparison(

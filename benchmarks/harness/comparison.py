@@ -17,17 +17,17 @@ from benchmarks.harness.summary import Summary, paired_speed_ratios, speed_ratio
 
 _WARM_UP_STEPS = 3
 _PAUSE_SECONDS = 0.05
-"""Between contestants: what the last one left for later is done before the next one starts."""
+"""The pause between contestants, in which one finishes its deferred work before the next starts."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A promise: at least this many times as fast as a peer."""
+    """A target: at least this many times as fast as a peer."""
 
     peer: str
-    """Its name in the report."""
+    """The peer's name in the report."""
     labels: tuple[str, ...]
-    """The contestants that stand for it; the fastest of them counts."""
+    """The peer's contestants; the fastest of them counts."""
     speed: float
 
 
@@ -38,9 +38,9 @@ class Comparison:
     title: str
     contestants: tuple[Contestant, ...]
     num_bytes: int
-    """The payload that throughput is computed from: one array, or one worker's gradients."""
+    """The payload from which throughput is computed: one array, or one worker's gradients."""
     steps: int
-    """Steps in a repetition; the median of their times is the repetition's."""
+    """The steps in a repetition, whose time is the median of theirs."""
     targets: tuple[Target, ...] = ()
 
     def run(self, repeats: int, progress: Callable[[str], None]) -> ComparisonResult:
@@ -57,7 +57,7 @@ class Comparison:
                     entries.append((outcome, running))
             for repetition in range(repeats):
                 progress(f"{self.title}: repetition {repetition + 1} of {repeats}")
-                # There and back again, so that nobody always runs after the same one.
+                # In alternating order, so that no contestant always runs after the same one.
                 for outcome, running in entries if repetition % 2 == 0 else reversed(entries):
                     if outcome.failure is None:
                         time.sleep(_PAUSE_SECONDS)
@@ -68,15 +68,15 @@ class Comparison:
 
 @dataclass
 class Outcome:
-    """What one contestant reached."""
+    """The measurements of one contestant."""
 
     label: str
     seconds: list[float] = field(default_factory=list)
-    """One a repetition."""
+    """The time of a step, one entry per repetition."""
     processor_seconds: list[float] = field(default_factory=list)
-    """Processor time of all processes a step, one a repetition."""
+    """The processor time of all processes per step, one entry per repetition."""
     wire_bytes: list[float] = field(default_factory=list)
-    """Bytes over loopback a step, one a repetition."""
+    """The bytes over loopback per step, one entry per repetition."""
     versions: dict[str, str] = field(default_factory=dict)
     failure: str | None = None
 
@@ -91,7 +91,7 @@ class Outcome:
             self.failure = f"failed: {error}"
 
     def measure(self, running: RunningContestant, steps: int) -> None:
-        """Does one repetition, after a step that is not counted."""
+        """Runs one repetition, after a step that does not count."""
         running.step()
         running.settle()
         bytes_before, processor_before = loopback.received_bytes(), running.processor_seconds()
@@ -114,18 +114,18 @@ class ComparisonResult:
     outcomes: list[Outcome]
 
     def speed_beside(self, peer: Outcome) -> float | None:
-        """How many times as fast as the peer gradserve is; None unless both were measured to the end."""
+        """Returns gradserve's speed divided by the peer's; None unless both were measured to the end."""
         own = self.outcomes[0]
         if own.failure or peer.failure:
             return None
         return speed_ratio(own.seconds, peer.seconds)
 
     def verdicts(self) -> list[Verdict]:
-        """One for each target."""
+        """Returns a verdict for each target."""
         return [self._judge(target) for target in self.comparison.targets]
 
     def to_json(self) -> dict[str, Any]:
-        """For the result file; times in seconds."""
+        """Returns the result for the result file; times are in seconds."""
         return {
             "title": self.comparison.title,
             "num_bytes": self.comparison.num_bytes,
@@ -156,13 +156,13 @@ class ComparisonResult:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a target compares with what was measured."""
+    """A target, and the measured speed."""
 
     title: str
     peer: str
     target: float
     measured: float | None
-    """None when gradserve or the peer could not be measured."""
+    """None if gradserve or the peer could not be measured."""
 
     def __str__(self) -> str:
         if self.measured is None:

@@ -18,26 +18,26 @@ _STEP_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Contestant:
-    """What to start for one implementation."""
+    """The processes to start for one implementation."""
 
     label: str
     environment: Environment
     worker: str
     """The module that each worker process runs."""
     server: str | None = None
-    """The module that the server process runs, where there is one."""
+    """The module that the server process runs, if there is one."""
     num_workers: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables of its processes, beside those of this one."""
+    """Environment variables of its processes, in addition to this process's."""
 
     @contextlib.contextmanager
     def running(self, progress: Callable[[str], None]) -> Iterator[RunningContestant]:
-        """Starts the processes, and ends them on leaving.
+        """Starts the processes, and ends them at the end of the block.
 
         Raises:
-            NotAvailableError: the environment can't be made.
-            ProcessError: a process did not get ready.
+            NotAvailableError: The environment cannot be made.
+            ProcessError: A process did not get ready.
         """
         python = self.environment.prepare(progress)
         with contextlib.ExitStack() as stack:
@@ -74,9 +74,9 @@ class RunningContestant:
 
     workers: list[DriverProcess]
     servers: list[DriverProcess]
-    """One, or none."""
+    """The server process, if there is one."""
     server_info: dict[str, Any]
-    """What the server said when it was ready."""
+    """The data that the server sent when it was ready."""
     versions: dict[str, str]
 
     def step(self) -> float:

@@ -14,28 +14,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The repository, from where every benchmark process runs."""
+"""The repository, in which every benchmark process runs."""
 _CACHE = ROOT / ".venv-bench"
 _INSTALL_SECONDS = 900.0
 
 
 class NotAvailableError(Exception):
-    """A peer that can't be installed here; the benchmark goes on without it."""
+    """A peer cannot be installed here; the benchmark goes on without it."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """A Python environment with what one peer needs."""
+    """A Python environment for one peer."""
 
     name: str
     requirements: tuple[str, ...]
-    """Pinned, as pip reads them. Empty: the environment that the benchmark itself runs in."""
+    """Pinned requirements, for pip. Empty: the environment in which the benchmark itself runs."""
 
     def prepare(self, progress: Callable[[str], None]) -> Path:
         """Makes the environment unless it is there already, and returns its interpreter.
 
         Raises:
-            NotAvailableError: it can't be made; the text says why in one line.
+            NotAvailableError: It cannot be made; the message says why in one line.
         """
         if not self.requirements:
             return _own_interpreter()
@@ -63,7 +63,7 @@ MALLOC_TUNED = {
     "MALLOC_TRIM_THRESHOLD_": str(4 * 2**30),
     "MALLOC_TOP_PAD_": str(256 * 2**20),
 }
-"""Environment variables that tell glibc to keep memory instead of giving it back to the system all the time."""
+"""Environment variables that make glibc keep freed memory instead of returning it to the system."""
 
 
 def _own_interpreter() -> Path:

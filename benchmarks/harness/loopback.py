@@ -1,4 +1,4 @@
-"""How many bytes went over the loopback device: the evidence that a contestant really moves its data."""
+"""The bytes that went over the loopback device: the evidence that a contestant really moves its data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _COUNTERS = Path("/sys/class/net/lo/statistics/rx_bytes")
 
 
 def received_bytes() -> int | None:
-    """Bytes received on loopback since boot, by whatever process; None where the system does not say."""
+    """Returns the bytes received on loopback since boot, by all processes; None if the system does not count them."""
     try:
         return int(_COUNTERS.read_text(encoding="ascii"))
     except OSError:

@@ -1,9 +1,9 @@
-"""The peak memory of gradserve's server, for growing numbers of workers, and what it is made of.
+"""The peak memory of gradserve's server for growing numbers of workers, and its parts.
 
-When all W workers send at once, W gradients are being received, each into a buffer of its own, because none may
-touch the sum before it is there whole. The first to be complete becomes the sum, and the sum, divided in place,
-the average: neither takes memory of its own. The average of the round before is kept for readers and retries. So
-W + 1 gradients are accounted for; the rest are messages under way, in gRPC's buffers and in the heap.
+When all W workers send at once, W gradients are received, each into a buffer of its own, because an incomplete gradient
+must not touch the sum. The first complete one becomes the sum, which is divided in place to give the average, so
+neither takes memory of its own. The average of the round before is kept for readers and retries. So W + 1 gradients are
+accounted for; the rest are messages under way, in gRPC's buffers and in the heap.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from benchmarks.harness.environments import NotAvailableError
 from benchmarks.harness.processes import ProcessError
 
 KEPT_AVERAGES = 1
-"""The default of an accumulator."""
+"""The default of accumulators."""
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """One server's resident memory in bytes."""
+    """The resident memory of one server, in bytes."""
 
     num_workers: int
     idle: int
-    """With all workers connected and the accumulator made, before the first gradient."""
+    """The memory with all workers connected and the accumulator made, before the first gradient."""
     peak: int
-    """The highest of all rounds."""
+    """The most memory in all rounds."""
     after: int
-    """After the last round, with nothing under way: the server keeps freed buffers for the next one."""
+    """The memory after the last round, with nothing under way: the server keeps freed buffers for the next one."""
 
 
 @dataclass(frozen=True)
 class MemoryMeasurement:
-    """The same rounds against a fresh server for each number of workers."""
+    """The same rounds, with a fresh server for each number of workers."""
 
     title: str
     num_bytes: int
-    """The payload of one gradient: the unit that the memory is counted in."""
+    """The payload of one gradient, which is the unit of the report."""
     contestants: tuple[Contestant, ...]
     """gradserve with each number of workers."""
     steps: int
@@ -77,22 +77,22 @@ class MemoryMeasurement:
 
 @dataclass(frozen=True)
 class MemoryResult:
-    """The memory use by number of workers."""
+    """The memory use for each number of workers."""
 
     measurement: MemoryMeasurement
     uses: list[MemoryUse]
     failure: str | None
 
     def peak_in_gradients(self, use: MemoryUse) -> float:
-        """The peak above the idle server, counted in gradients."""
+        """Returns the peak above the idle server, in gradients."""
         return (use.peak - use.idle) / self.measurement.num_bytes
 
     def rest_in_gradients(self, use: MemoryUse) -> float:
-        """What the uploads of all workers and the kept average leave unexplained of it."""
+        """Returns the part of the peak besides the uploads of all workers and the kept average, in gradients."""
         return self.peak_in_gradients(use) - use.num_workers - KEPT_AVERAGES
 
     def to_json(self) -> dict[str, Any]:
-        """For the result file; memory in bytes."""
+        """Returns the result for the result file; memory is in bytes."""
         return {
             "title": self.measurement.title,
             "num_bytes": self.measurement.num_bytes,
@@ -103,7 +103,7 @@ class MemoryResult:
 
 
 def _status_bytes(pid: int, field: str) -> int:
-    """A memory field of /proc/PID/status."""
+    """Returns a memory field of /proc/PID/status."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     match = re.search(rf"^{field}:\s*(\d+) kB$", status, re.MULTILINE)
     if match is None:

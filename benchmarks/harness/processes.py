@@ -19,7 +19,7 @@ _STOP_SECONDS = 15.0
 
 
 class ProcessError(Exception):
-    """A benchmark process ended, hung, or said that its result is wrong."""
+    """A benchmark process ended, hung, or reported a wrong result."""
 
 
 class DriverProcess:
@@ -29,8 +29,8 @@ class DriverProcess:
         python: The interpreter of the environment.
         module: The module to run, such as `benchmarks.peers.flight.server`.
         setup: The fields of `benchmarks.peers.driver.Setup`.
-        variables: Environment variables, beside those of this process.
-        log: The file for what the process prints.
+        variables: Environment variables, in addition to this process's.
+        log: The file for the output of the process.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class DriverProcess:
         """Waits for the next answer.
 
         Raises:
-            ProcessError: the process ended, gave no answer in time, or answered with an error.
+            ProcessError: The process ended, gave no answer in time, or answered with an error.
         """
         deadline = time.monotonic() + timeout
         assert self._process.stdout is not None
@@ -89,7 +89,7 @@ class DriverProcess:
         return answer
 
     def processor_seconds(self) -> float:
-        """The processor time that the process and its descendants have used so far."""
+        """Returns the processor time that the process and its descendants have used so far."""
         try:
             return processor_seconds(self._process.pid)
         except OSError as error:
@@ -117,6 +117,6 @@ class DriverProcess:
 
 
 def _inherited_variables() -> dict[str, str]:
-    """This process's, with nothing between the processes and loopback, and less chatter."""
+    """Returns this process's variables, without proxies to loopback, and with less logging."""
     kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     return {**kept, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONDONTWRITEBYTECODE": "1"}

@@ -8,11 +8,11 @@ from pathlib import Path
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _USER_TICKS, _SYSTEM_TICKS = 11, 12
-"""Positions in /proc/PID/stat, counted after the name of the program."""
+"""The positions in /proc/PID/stat, counted after the name of the program."""
 
 
 def processor_seconds(pid: int) -> float:
-    """What the process and its running descendants have used so far, in user mode and in the kernel."""
+    """Returns the user and kernel time that the process and its running descendants have used so far."""
     return sum(_own_ticks(each) for each in _family(pid)) / _TICKS_PER_SECOND
 
 

@@ -1,4 +1,4 @@
-"""Where a result comes from: hardware, versions, date and commit."""
+"""The provenance of a result: hardware, versions, date and commit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.harness.environments import ROOT
 
 
 def describe() -> dict[str, Any]:
-    """Everything that a reader needs to judge the numbers."""
+    """Returns everything that a reader needs to judge the numbers."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _git("rev-parse", "HEAD"),

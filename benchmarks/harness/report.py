@@ -1,4 +1,4 @@
-"""The results as text."""
+"""Formats results as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MB = 1e6
 
 
 def render(result: ComparisonResult | MemoryResult) -> str:
-    """The table of one measurement under its title."""
+    """Returns the table of one measurement, with its title."""
     match result:
         case ComparisonResult():
             return _render_comparison(result)
@@ -23,12 +23,12 @@ def render(result: ComparisonResult | MemoryResult) -> str:
 
 
 def render_verdicts(verdicts: Iterable[Verdict]) -> str:
-    """One line for each target."""
+    """Returns one line for each target."""
     return "\n".join(["Targets", *(f"  {verdict}" for verdict in verdicts)])
 
 
 def render_provenance(provenance: dict[str, Any]) -> str:
-    """One line for each fact about the machine and the code."""
+    """Returns one line for each fact about the machine and the code."""
     return "\n".join(f"{name.replace('_', ' ')}: {value}" for name, value in provenance.items())
 
 
@@ -73,7 +73,7 @@ def _memory_row(result: MemoryResult, use: MemoryUse) -> tuple[str, ...]:
 
 
 def _align(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as their widest entry: the first to the left, the others to the right."""
+    """Returns rows with columns as wide as their widest entry: the first left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  "

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Summary:
-    """The middle of a sample and how far its middle half spreads."""
+    """The median of a sample, and its quartiles."""
 
     median: float
     lower_quartile: float
@@ -25,10 +25,10 @@ class Summary:
 
 
 def speed_ratio(seconds: Sequence[float], peer_seconds: Sequence[float]) -> float:
-    """How many times as fast as the peer: the ratio of the medians. 2 means in half the time."""
+    """Returns the ratio of the medians: the speed as a multiple of the peer's. 2 means half the time."""
     return statistics.median(peer_seconds) / statistics.median(seconds)
 
 
 def paired_speed_ratios(seconds: Sequence[float], peer_seconds: Sequence[float]) -> Summary:
-    """The same for each repetition, whose two halves ran one right after the other."""
+    """Returns the ratio for each repetition, whose two halves ran one right after the other."""
     return Summary.of([peer / own for own, peer in zip(seconds, peer_seconds, strict=True)])

@@ -1,5 +1,5 @@
-"""What runs inside a peer's own environment: one folder per peer, one module per kind of process.
+"""The modules that run inside a peer's own environment: one folder per peer, one module per kind of process.
 
-These modules import nothing of the project but the standard-library-only ones `benchmarks.peers.driver`
-and `benchmarks.workloads.resnet50`, because the other packages are not there.
+Of the project they import only `benchmarks.peers.driver` and `benchmarks.workloads.resnet50`, which need nothing but
+the standard library, because the other packages are not installed there.
 """

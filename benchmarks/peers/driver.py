@@ -1,13 +1,13 @@
 """The child's side of a benchmark process: commands come in on stdin, answers go out on stdout.
 
-Both directions are lines. The parent writes the name of a command and the child answers with one JSON
-object; the first object, unasked, says that the child is ready. End of input ends the process.
+Both directions are lines. The parent writes the name of a command, and the child answers with one JSON object. The
+first object, sent without a command, says that the child is ready. End of input ends the process.
 
-    step      do one unit of work     -> {"start": ns, "end": ns}, of the clock all processes share
+    step      do one unit of work     -> {"start": ns, "end": ns}, by the clock that all processes share
     settle    tidy up after it        -> {}
     check     was the result right?   -> {}, or {"error": text}
 
-Standard library only: this module runs in the environment of every peer.
+This module runs in the environment of every peer, so it uses the standard library only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 @dataclass(frozen=True)
 class Setup:
-    """What the parent tells a process on its command line."""
+    """The arguments of a process, from its parent."""
 
     rank: int
     """The number of the worker, from 0; meaningless for a server."""
@@ -35,7 +35,7 @@ class Setup:
     options: dict[str, Any]
     """The parameters of the case, such as `num_bytes`."""
     server: dict[str, Any]
-    """What the server process said when it was ready, such as its address."""
+    """The data that the server process sent when it was ready, such as its address."""
     scratch: Path
     """A folder that the processes of one contestant share."""
 
@@ -48,19 +48,19 @@ class Setup:
 
     @property
     def num_floats(self) -> int:
-        """The length of a float32 array of `num_bytes`."""
+        """The length of a float32 array of `num_bytes` bytes."""
         return int(self.options["num_bytes"]) // 4
 
 
 class Worker(ABC):
-    """One process of a contestant that takes part in every step."""
+    """A process of a contestant that takes part in every step."""
 
     @abstractmethod
     def step(self) -> None:
         """Does one unit of work; only this is timed."""
 
     def settle(self) -> None:  # noqa: B027  (most workers have nothing to tidy up)
-        """Prepares the next step, once all workers are through with this one."""
+        """Prepares the next step, after all workers have finished this one."""
 
     @abstractmethod
     def check(self) -> None:
@@ -72,7 +72,7 @@ def run_worker(make: Callable[[Setup], Worker], packages: Iterable[str]) -> NoRe
 
     Args:
         make: Makes the worker; when it returns, the worker is connected and ready for a step.
-        packages: The distributions whose versions belong into the results.
+        packages: The distributions whose versions belong in the results.
     """
     channel = _Channel()
     worker = make(Setup.from_command_line())
@@ -86,7 +86,7 @@ def run_server(serve: Callable[[Setup], AbstractContextManager[dict[str, Any]]])
     """Serves until the parent hangs up.
 
     Args:
-        serve: A context in which the server runs, giving what the workers must know to reach it.
+        serve: A context manager that runs the server, and returns the data that workers need to reach it.
     """
     channel = _Channel()
     with serve(Setup.from_command_line()) as info:
@@ -118,7 +118,7 @@ class _Channel:
     """The two pipes to the parent."""
 
     def __init__(self) -> None:
-        # Whatever else prints in this process must not end up between the answers.
+        # Other output of this process must not end up between the answers.
         self._answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
         os.dup2(2, 1)
 

@@ -1,1 +1,1 @@
-"""What is computed: shapes, inputs and sizes, the same for gradserve and its peers."""
+"""The computations: shapes, inputs and sizes, the same for gradserve and its peers."""

@@ -1,4 +1,4 @@
-"""Inputs of the batch normalisation benchmarks, and the check of what comes out.
+"""Inputs of the batch normalisation benchmarks, and the check of results.
 
 NumPy only: this module runs in the environment of every peer.
 """
@@ -14,13 +14,13 @@ from benchmarks.peers.driver import Setup
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 
 SHAPES = ((32, 56, 56, 64), (32, 14, 14, 256), (8, 112, 112, 64), (32, 28, 28, 128))
-"""Batch, height, width, channels: of ResNets."""
+"""The batch, height, width and channels of each shape, from ResNets."""
 EPSILON = 1e-3
 _TOLERANCE = 1e-4
 
 
 class BatchNormInputs:
-    """What forward and gradient calls take, in training, in the format of the case, as float32."""
+    """The inputs of forward and gradient calls in training, in the format of the case, as float32."""
 
     def __init__(self, setup: Setup) -> None:
         self.data_format = str(setup.options["data_format"])

@@ -1,4 +1,4 @@
-"""Inputs of the benchmarks of the batch normalization layer, and the check of what comes out.
+"""Inputs of the benchmarks of the batch normalization layer, and the check of results.
 
 NumPy only: this module runs in the environment of every peer.
 """
@@ -22,19 +22,19 @@ _TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a training step gives, each something that NumPy makes an array of."""
+    """The results of a training step, each one an array or convertible to one by NumPy."""
 
     outputs: Any
     inputs_gradient: Any
     beta_gradient: Any
     gamma_gradient: Any
     moving_mean: Any
-    """After the step, and so below."""
+    """The value after the step, as is the moving variance."""
     moving_variance: Any
 
 
 class LayerInputs:
-    """What a training step of the layer takes, as float32."""
+    """The inputs of a training step of the layer, as float32."""
 
     def __init__(self, setup: Setup) -> None:
         shape = tuple(setup.options["shape"])
@@ -45,9 +45,9 @@ class LayerInputs:
         self.gamma: Array = (random.rand(shape[-1]) + 0.5).astype(np.float32)
 
     def check(self, result: StepResult, num_steps: int, *, is_fused: bool = True) -> None:
-        """Raises AssertionError unless `result` is that of the last of some steps, from averages of 0 and 1.
+        """Raises AssertionError unless `result` is from the last of some steps that started with averages of 0 and 1.
 
-        A fused layer feeds the moving variance with that of a sample, another one with that of the population.
+        A fused layer updates the moving variance with the sample variance, another one with the population variance.
         """
         x, dy = self.x.astype(np.float64), self.dy.astype(np.float64)
         others = tuple(range(x.ndim - 1))
@@ -57,7 +57,7 @@ class LayerInputs:
         normalized = (x - mean) / np.sqrt(variance + EPSILON)
         y = normalized * self.gamma + self.beta
         if self.activation == "relu":
-            # Rounding decides on which side of the corner the smallest ones are.
+            # For the smallest values, rounding decides which side of the corner they are on.
             dy = np.where(np.abs(y) < _TOLERANCE, dy * (np.asarray(result.outputs) > 0), dy * (y > 0))
             y = np.maximum(y, 0)
         beta_gradient, gamma_gradient = dy.sum(axis=others), (dy * normalized).sum(axis=others)

@@ -1,4 +1,4 @@
-"""Inputs of the benchmarks of recurrent networks, and the check of what comes out.
+"""Inputs of the benchmarks of recurrent networks, and the check of results.
 
 NumPy only: this module runs in the environment of every peer.
 """
@@ -25,11 +25,11 @@ class CudnnRnnInputs:
     """A network of `LAYERS` layers, sequences, and gradients of its outputs: float32, time first, all states 0.
 
     Attributes:
-        matrices: Of each layer W, [G * UNITS, UNITS], and R, likewise.
-        biases: Of each layer bW and bR, [G * UNITS].
-        x: [STEPS, batch, UNITS].
-        d_output: Likewise.
-        states: [LAYERS, batch, UNITS], zeros.
+        matrices: For each layer W, [G * UNITS, UNITS], and R, likewise.
+        biases: For each layer bW and bR, [G * UNITS].
+        x: The input, [STEPS, batch, UNITS].
+        d_output: The gradient of the output, likewise.
+        states: The initial states, [LAYERS, batch, UNITS], zeros.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -55,7 +55,7 @@ class CudnnRnnInputs:
     def check(self, output: Any, d_x: Any, d_params: Any) -> None:
         """Raises AssertionError unless these are the outputs of the last layer and the gradients.
 
-        The gradients are held beside a difference in a random direction.
+        The gradients are compared with a difference quotient in a random direction.
         """
         expected = self._output(self.x.astype(np.float64), self.params.astype(np.float64))
         error = np.abs(np.asarray(output, np.float64) - expected).max() / np.abs(expected).max()

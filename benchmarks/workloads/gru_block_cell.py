@@ -1,4 +1,4 @@
-"""Inputs of the GRUBlockCell benchmarks, and the check of what comes out.
+"""Inputs of the GRUBlockCell benchmarks, and the check of results.
 
 NumPy only: this module runs in the environment of every peer.
 """
@@ -17,7 +17,7 @@ _TOLERANCE = 1e-4
 
 
 class GRUInputs:
-    """What GRUBlockCell and GRUBlockCellGrad take, as float32; the gates are those of the forward call."""
+    """The inputs of GRUBlockCell and GRUBlockCellGrad, as float32; the gates are the forward call's."""
 
     def __init__(self, setup: Setup) -> None:
         self.is_gradient = setup.options["op"] == "gradient"

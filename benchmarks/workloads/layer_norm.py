@@ -1,4 +1,4 @@
-"""Inputs of the layer normalization benchmarks, and the check of what comes out.
+"""Inputs of the layer normalization benchmarks, and the check of results.
 
 NumPy only: this module runs in the environment of every peer.
 """
@@ -14,13 +14,13 @@ from benchmarks.peers.driver import Setup
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 
 SHAPES = ((8192, 768), (512, 768), (2048, 4096), (65536, 64))
-"""Groups and their elements: of transformers, and of short groups."""
+"""The groups of each shape, and their elements: from transformers, and short groups."""
 EPSILON = 1e-5
 _TOLERANCE = 1e-4
 
 
 class LayerNormInputs:
-    """What forward and gradient calls take, as float32."""
+    """The inputs of forward and gradient calls, as float32."""
 
     def __init__(self, setup: Setup) -> None:
         self.is_gradient = setup.options["op"] == "gradient"

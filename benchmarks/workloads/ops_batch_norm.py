@@ -1,4 +1,4 @@
-"""`python -m benchmarks.workloads.ops_batch_norm`: the batch normalisation case alone, as `--only ops_batch_norm`."""
+"""`python -m benchmarks.workloads.ops_batch_norm`: the batch normalisation case alone, like `--only ops_batch_norm`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.workloads.ops_rnn`: the case of the recurrent ops alone, as `--only ops_rnn`."""
+"""`python -m benchmarks.workloads.ops_rnn`: the case of the recurrent ops alone, like `--only ops_rnn`."""
 
 from __future__ import annotations
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 _BLOCKS = (3, 4, 6, 3)
-"""Bottleneck blocks in each of the four stages."""
+"""The bottleneck blocks in each of the four stages."""
 _EXPANSION = 4
 """A block's output has this many times the channels of its 3x3 convolution."""
 
 
 def parameter_shapes() -> dict[str, tuple[int, ...]]:
-    """The name and shape of every trainable tensor, in the order of the layers."""
+    """Returns the name and shape of every trainable tensor, in the order of the layers."""
     return dict(_parameters())
 
 
@@ -40,7 +40,7 @@ def _parameters() -> Iterator[tuple[str, tuple[int, ...]]]:
 def _convolution(
     name: str, norm: str, *, inputs: int, outputs: int, kernel: int
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """A convolution without bias and the batch normalization after it."""
+    """Yields the tensors of a convolution without bias, and of the batch normalization after it."""
     yield f"{name}.weight", (outputs, inputs, kernel, kernel)
     yield f"{norm}.weight", (outputs,)
     yield f"{norm}.bias", (outputs,)

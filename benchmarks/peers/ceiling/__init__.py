@@ -1,4 +1,4 @@
-"""The least that Python's gRPC can do: streams of raw bytes that nobody looks at.
+"""The most that Python's gRPC can do: streams of raw bytes that nobody reads.
 
-No service written in Python on grpcio moves data faster than this; what it needs beyond is its own.
+No service written in Python on grpcio moves data faster; the additional time of a service is its own.
 """

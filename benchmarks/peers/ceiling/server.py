@@ -1,4 +1,4 @@
-"""An asyncio server that drops what it gets and sends zeros."""
+"""An asyncio server that drops received bytes and sends zeros."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def put(requests: AsyncIterator[bytes], context: Any) -> bytes:
 
 
 async def get(request: bytes, context: Any) -> AsyncIterator[bytes]:
-    """Sends as many bytes as asked for."""
+    """Sends as many bytes as the request asks for."""
     for chunk in chunks(int(request)):
         yield chunk
 
@@ -44,7 +44,7 @@ async def _run(started: Future[int]) -> None:
 
 @contextlib.contextmanager
 def serve(setup: Setup) -> Iterator[dict[str, Any]]:
-    """Runs the server's event loop in a thread; the process ends with the parent's word."""
+    """Runs the server's event loop in a thread; the process ends when the parent says so."""
     started: Future[int] = Future()
     threading.Thread(target=asyncio.run, args=[_run(started)], daemon=True).start()
     yield {"address": f"127.0.0.1:{started.result(timeout=30)}"}

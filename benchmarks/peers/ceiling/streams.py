@@ -1,4 +1,4 @@
-"""A worker that streams bytes there, or back, or there and then back."""
+"""A worker that streams bytes to the server, from it, or both in turn."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from benchmarks.peers.driver import Setup, Worker, run_worker
 
 
 class StreamWorker(Worker):
-    """With the operation "round" every worker puts, and worker 0 then gets; nobody waits for anybody."""
+    """Streams bytes. With the operation "round" every worker puts, and worker 0 then gets; none waits for others."""
 
     def __init__(self, setup: Setup) -> None:
         operation = setup.options["operation"]

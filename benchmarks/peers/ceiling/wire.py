@@ -16,7 +16,7 @@ _CHUNK = bytes(1 << 20)
 
 
 def chunks(num_bytes: int) -> Iterator[bytes]:
-    """Messages of 1 MiB and a shorter one, made without copying where possible."""
+    """Yields messages of 1 MiB and a shorter one, made without copying if possible."""
     for _ in range(num_bytes // len(_CHUNK)):
         yield _CHUNK
     if rest := num_bytes % len(_CHUNK):
@@ -37,5 +37,5 @@ class Stub:
         return int(self._put(chunks(num_bytes)))
 
     def get(self, num_bytes: int) -> int:
-        """Asks for that many bytes; returns how many came."""
+        """Asks for that many bytes; returns how many arrived."""
         return sum(len(chunk) for chunk in self._get(b"%d" % num_bytes))

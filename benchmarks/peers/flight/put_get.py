@@ -1,7 +1,7 @@
 """A client that puts one array, or gets it, in record batches of `batch_bytes`.
 
-A batch as large as the array arrives in one piece, as gradserve's tensors do. Smaller batches are faster, but
-arrive in as many pieces; with `join` the side that receives them copies them into one.
+A batch as large as the array arrives in one piece, like gradserve's tensors. Smaller batches are faster, but arrive in
+many pieces; with `join` the receiver copies them into one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NAME = b"x"
 
 
 class PutGetWorker(Worker):
-    """The array as a table, and the calls that both operations are made of."""
+    """The array as a table, and the calls for both operations."""
 
     def __init__(self, setup: Setup) -> None:
         self._client = flight.FlightClient(setup.server["address"])
@@ -45,7 +45,7 @@ class PutGetWorker(Worker):
 
 
 class PutWorker(PutGetWorker):
-    """Puts; what was put is dropped between the steps."""
+    """Puts an array, and drops it between steps."""
 
     def step(self) -> None:
         self._put()
@@ -58,7 +58,7 @@ class PutWorker(PutGetWorker):
 
 
 class GetWorker(PutGetWorker):
-    """Gets what was put once."""
+    """Gets an array that was put once."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
@@ -76,7 +76,7 @@ class GetWorker(PutGetWorker):
 
 
 def make_worker(setup: Setup) -> Worker:
-    """The worker for `operation`."""
+    """Returns the worker for `operation`."""
     return {"put": PutWorker, "get": GetWorker}[setup.options["operation"]](setup)
 
 

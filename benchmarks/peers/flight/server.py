@@ -1,4 +1,4 @@
-"""A Flight server that keeps what is put in memory and gives it back, batch by batch as it came."""
+"""A Flight server that keeps received data in memory and returns it in the batches in which it came."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A worker that averages a ResNet-50's gradients by all-reduce, with the gradients left in place.
 
-Without `bucket_bytes` the 161 tensors are reduced one by one. With it they are views into buckets of that
-size, as PyTorch's DistributedDataParallel lays them out, and all buckets are reduced at once.
+Without `bucket_bytes` the 161 tensors are reduced one by one. With it they are views into buckets of that size, laid
+out as by PyTorch's DistributedDataParallel, and all buckets are reduced at once.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ResNetWorker(Worker):
 
 
 def _buckets(lengths: list[int], bucket_bytes: int) -> list[int]:
-    """Joins neighbours while they fit into one bucket of float32."""
+    """Joins neighbouring lengths while they fit into one bucket of float32."""
     buckets: list[int] = []
     for length in lengths:
         if buckets and 4 * (buckets[-1] + length) <= bucket_bytes:

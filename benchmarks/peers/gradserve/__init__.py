@@ -1,1 +1,1 @@
-"""gradserve itself, by its public client and command line."""
+"""gradserve itself, through its public client and command line."""

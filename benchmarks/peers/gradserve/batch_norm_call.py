@@ -1,4 +1,4 @@
-"""Batch normalisation by a gradserve server: arrays over the wire, or tensors that are there already."""
+"""Batch normalisation by a gradserve server, with arrays over the wire or tensors that are on the server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.workloads.batch_norm import EPSILON, BatchNormInputs
 
 
 class BatchNormWorker(Worker):
-    """One call a step. With `by_handle` the images are on the server before, and the results stay there."""
+    """Makes one call per step. With `by_handle` the images are on the server already, and the results stay there."""
 
     def __init__(self, setup: Setup) -> None:
         self._inputs = inputs = BatchNormInputs(setup)

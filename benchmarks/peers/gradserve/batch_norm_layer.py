@@ -30,7 +30,7 @@ from gradserve_server.ops.registry import make_families
 
 
 class LayerWorker(Worker):
-    """Forward, gradients and updates a step, with outputs from the pool, as in the server."""
+    """Computes forward, gradients and updates in a step, with outputs from the pool, as in the server."""
 
     def __init__(self, setup: Setup) -> None:
         keep_freed_memory()

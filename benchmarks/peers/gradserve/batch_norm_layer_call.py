@@ -1,4 +1,4 @@
-"""A training step of the batch normalization layer by a gradserve server, on tensors that are there already."""
+"""A training step of the batch normalization layer by a gradserve server, on tensors that are on the server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.workloads.batch_norm_layer import DECAY, EPSILON, LayerInputs, S
 
 
 class LayerWorker(Worker):
-    """Three calls a step: forward, backward and the updates. The results stay on the server."""
+    """Makes three calls per step: forward, backward and the updates. The results stay on the server."""
 
     def __init__(self, setup: Setup) -> None:
         self._inputs = inputs = LayerInputs(setup)

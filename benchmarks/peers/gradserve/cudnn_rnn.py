@@ -19,7 +19,7 @@ from gradserve_server.ops.cudnn_rnn.spec import BackpropInputs, ForwardAttribute
 
 
 class CudnnRnnWorker(Worker):
-    """A forward and a backward call a step, with outputs from the pool, as in the server."""
+    """Makes a forward and a backward call per step, with outputs from the pool, as in the server."""
 
     def __init__(self, setup: Setup) -> None:
         keep_freed_memory()

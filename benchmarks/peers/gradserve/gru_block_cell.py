@@ -24,7 +24,7 @@ from gradserve_server.ops.gru.spec import (
 
 
 class GRUWorker(Worker):
-    """One call a step, with outputs from the pool and one thread for BLAS, as in the server."""
+    """Makes one call per step, with outputs from the pool and one thread for BLAS, as in the server."""
 
     def __init__(self, setup: Setup) -> None:
         keep_freed_memory()

@@ -1,4 +1,4 @@
-"""A server's kernels."""
+"""Waits for a server's kernels."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _PREPARE_SECONDS = 120.0
 
 
 def wait_for_kernels(client: gradserve.Client) -> None:
-    """Returns once the server's kernels are loaded or compiled: calls before that are slower.
+    """Returns when the server's kernels are loaded or compiled; before that, calls are slower.
 
     Raises:
-        TimeoutError: That takes minutes.
+        TimeoutError: The kernels are not ready after minutes.
     """
     deadline = time.monotonic() + _PREPARE_SECONDS
     while not client.server_info().ops_prepared:

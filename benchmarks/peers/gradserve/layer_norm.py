@@ -23,7 +23,7 @@ from gradserve_server.ops.layer_norm.spec import (
 
 
 class LayerNormWorker(Worker):
-    """One call a step, with outputs from the pool, as in the server."""
+    """Makes one call per step, with outputs from the pool, as in the server."""
 
     def __init__(self, setup: Setup) -> None:
         keep_freed_memory()

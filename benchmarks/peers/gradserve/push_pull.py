@@ -1,6 +1,6 @@
-"""A worker that averages a model's gradients with one `push_pull`: everybody gets the average.
+"""A worker that averages a model's gradients with one `push_pull`, so that every worker gets the average.
 
-The model is a ResNet-50's 161 tensors, or one tensor where `num_bytes` is given.
+The model is a ResNet-50's 161 tensors, or one tensor if `num_bytes` is given.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from benchmarks.workloads.resnet50 import parameter_shapes
 
 
 class PushPullWorker(Worker):
-    """Pushes from arrays, and pulls to arrays."""
+    """Pushes arrays, and pulls arrays."""
 
     def __init__(self, setup: Setup) -> None:
         self._num_workers = setup.num_workers

@@ -11,7 +11,7 @@ from benchmarks.peers.driver import Setup, Worker, run_worker
 
 
 class PutWorker(Worker):
-    """Puts; what was put is deleted between the steps."""
+    """Puts an array, and deletes it between steps."""
 
     def __init__(self, setup: Setup) -> None:
         self._client = gradserve.connect(setup.server["address"], timeout=60)
@@ -29,7 +29,7 @@ class PutWorker(Worker):
 
 
 class GetWorker(Worker):
-    """Gets what was put once."""
+    """Gets an array that was put once."""
 
     def __init__(self, setup: Setup) -> None:
         self._client = gradserve.connect(setup.server["address"], timeout=60)
@@ -48,7 +48,7 @@ class GetWorker(Worker):
 
 
 def make_worker(setup: Setup) -> Worker:
-    """The worker for `operation`."""
+    """Returns the worker for `operation`."""
     return {"put": PutWorker, "get": GetWorker}[setup.options["operation"]](setup)
 
 

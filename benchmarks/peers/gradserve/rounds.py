@@ -11,7 +11,7 @@ from benchmarks.peers.driver import Setup, Worker, run_worker
 
 
 class RoundWorker(Worker):
-    """Applies from an array, and takes to one."""
+    """Applies an array, and takes one."""
 
     def __init__(self, setup: Setup) -> None:
         self._num_workers = setup.num_workers

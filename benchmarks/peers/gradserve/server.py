@@ -22,7 +22,7 @@ def serve(setup: Setup) -> Iterator[dict[str, Any]]:
     address_file = setup.scratch / "address"
     command = [sys.executable, "-m", "gradserve_server", "serve"]
     command += ["--listen", "127.0.0.1:0", "--address-file", str(address_file)]
-    if "op" not in setup.options:  # the others need no kernels, nor the memory and the time that loading them takes
+    if "op" not in setup.options:  # other cases need no kernels, nor the memory and time for loading them
         command += ["--warm-up", "false"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as server:
         try:

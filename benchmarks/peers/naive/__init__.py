@@ -1,1 +1,1 @@
-"""What most people write first: a synchronous gRPC service with a protobuf `bytes` field."""
+"""The service that most people write first: synchronous gRPC with a protobuf `bytes` field."""

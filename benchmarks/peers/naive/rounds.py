@@ -13,7 +13,7 @@ from benchmarks.peers.naive.service import OPTIONS, Stub
 
 
 class RoundWorker(Worker):
-    """Copies where people copy: `tobytes` on the way out, `frombuffer` on the way in."""
+    """Applies and takes with the usual copies: `tobytes` on the way out, `frombuffer` on the way in."""
 
     def __init__(self, setup: Setup) -> None:
         self._num_workers = setup.num_workers

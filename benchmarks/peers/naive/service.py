@@ -1,4 +1,4 @@
-"""The wire of the naive service: three methods, with protobuf's own wrapper messages.
+"""The wire format of the naive service: three methods, with protobuf's own wrapper messages.
 
 `BytesValue` is a message with one `bytes` field, so no code needs to be generated for it.
 """
@@ -18,7 +18,7 @@ OPTIONS = [
 
 
 class Stub:
-    """What protoc would generate for a client."""
+    """The stub that protoc would generate for a client."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self.Apply = channel.unary_unary(

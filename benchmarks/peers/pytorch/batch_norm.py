@@ -12,7 +12,7 @@ from benchmarks.workloads.batch_norm import EPSILON, BatchNormInputs
 
 
 class BatchNormWorker(Worker):
-    """One call a step. NHWC is PyTorch's channels_last: dimensions in the order NCHW, memory in that of NHWC."""
+    """Makes one call per step. NHWC is channels_last: dimensions in the order NCHW, memory in the order NHWC."""
 
     def __init__(self, setup: Setup) -> None:
         torch.set_num_threads(setup.options["num_threads"])

@@ -11,7 +11,7 @@ _MODULES = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU, "rnn_tanh": torch.nn.RNN
 
 
 class CudnnRnnWorker(Worker):
-    """The module and the gradients of all its inputs and parameters, one after the other."""
+    """Runs the module, and then the gradients of all its inputs and parameters."""
 
     def __init__(self, setup: Setup) -> None:
         torch.set_num_threads(setup.options["num_threads"])

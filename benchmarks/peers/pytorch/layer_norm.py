@@ -12,7 +12,7 @@ from benchmarks.workloads.layer_norm import EPSILON, LayerNormInputs
 
 
 class LayerNormWorker(Worker):
-    """One call a step."""
+    """Makes one call per step."""
 
     def __init__(self, setup: Setup) -> None:
         torch.set_num_threads(setup.options["num_threads"])

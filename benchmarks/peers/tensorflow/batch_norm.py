@@ -12,7 +12,7 @@ from benchmarks.workloads.batch_norm import EPSILON, BatchNormInputs
 
 
 class BatchNormWorker(Worker):
-    """One call a step."""
+    """Makes one call per step."""
 
     def __init__(self, setup: Setup) -> None:
         tf.config.threading.set_intra_op_parallelism_threads(setup.options["num_threads"])

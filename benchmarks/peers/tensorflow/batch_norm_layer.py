@@ -11,9 +11,9 @@ from benchmarks.workloads.batch_norm_layer import DECAY, EPSILON, LayerInputs, S
 
 
 class LayerWorker(Worker):
-    """Forward, gradients and updates a step. The layer updates its moving averages whenever it is called in training.
+    """Computes forward, gradients and updates in a step. The layer updates its moving averages in every training call.
 
-    Rows that are to be normalised by FusedBatchNorm become images of one pixel, as tf.contrib.layers makes them.
+    For FusedBatchNorm, rows become images of one pixel, as in tf.contrib.layers.
     """
 
     def __init__(self, setup: Setup) -> None:

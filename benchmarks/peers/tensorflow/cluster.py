@@ -1,4 +1,4 @@
-"""A TensorFlow cluster on loopback: one parameter server (`ps`) and the workers, each its own process."""
+"""A TensorFlow cluster on loopback: a parameter server (`ps`) and the workers, each a process of its own."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PARAMETER_SERVER = "/job:ps/task:0/device:CPU:0"
 
 
 def reserve_addresses(count: int) -> list[str]:
-    """Loopback addresses that were free a moment ago.
+    """Returns loopback addresses that were free a moment ago.
 
-    Every member of a cluster must know the ports of all others before the first one starts, so the system
-    can't be left to choose them.
+    Every member of a cluster must know the ports of all others before the first one starts, so the system cannot
+    choose them.
     """
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
@@ -37,14 +37,14 @@ def serve_parameters(setup: Setup) -> Iterator[dict[str, Any]]:
 
 
 def worker_device(setup: Setup) -> str:
-    """The device of this worker."""
+    """Returns the device of this worker."""
     return f"/job:worker/task:{setup.rank}/device:CPU:0"
 
 
 def start_session(setup: Setup) -> tf.compat.v1.Session:
-    """Starts this worker's server and a session in it, with the graph built so far initialized.
+    """Starts this worker's server, and returns a session in it with the graph built so far initialized.
 
-    The session is in the server's process, so TensorFlow runs its master without a socket between.
+    The session is in the server's process, so TensorFlow runs its master without a socket.
     """
     server = tf.compat.v1.train.Server(setup.server["cluster"], job_name="worker", task_index=setup.rank)
     config = tf.compat.v1.ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{setup.rank}"])
@@ -54,9 +54,9 @@ def start_session(setup: Setup) -> tf.compat.v1.Session:
 
 
 def local_gradient(setup: Setup, shape: tuple[int, ...], name: str) -> tf.Variable:
-    """A gradient that lies ready in the worker's memory, as if just computed; every element is rank + 1.
+    """Returns a gradient in the worker's memory, as if just computed; every element is rank + 1.
 
-    It is a variable because TensorFlow might move a constant to the parameter server once and for all.
+    It is a variable because TensorFlow might move a constant to the parameter server for good.
     """
     with tf.device(worker_device(setup)):
         return tf.compat.v1.get_variable(

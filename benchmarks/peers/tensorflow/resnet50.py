@@ -1,8 +1,8 @@
-"""A worker that averages a ResNet-50's gradients: 161 accumulators, each call one `session.run`.
+"""A worker that averages a ResNet-50's gradients with 161 accumulators; each call is one `session.run`.
 
-With `everybody_reads` the chief takes the averages into variables on the parameter server and puts one token
-per worker into a queue there; each worker takes a token and reads the variables, as synchronous training with
-a parameter server does. Without it only the chief gets the averages, straight from the accumulators.
+With `everybody_reads` the chief takes the averages into variables on the parameter server and puts one token per worker
+into a queue there; each worker takes a token and reads the variables, as in synchronous training with a parameter
+server. Otherwise only the chief gets the averages, straight from the accumulators.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.workloads.resnet50 import parameter_shapes
 
 
 class ResNetWorker(Worker):
-    """Applies from local variables, and reads to arrays in its own process."""
+    """Applies local variables, and reads arrays in its own process."""
 
     def __init__(self, setup: Setup) -> None:
         self._expected = (setup.num_workers + 1) / 2

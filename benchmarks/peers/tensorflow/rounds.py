@@ -15,7 +15,7 @@ from benchmarks.peers.tensorflow.cluster import PARAMETER_SERVER, local_gradient
 
 
 class RoundWorker(Worker):
-    """Applies from a local variable, and takes to an array in its own process."""
+    """Applies a local variable, and takes an array in its own process."""
 
     def __init__(self, setup: Setup) -> None:
         self._expected = (setup.num_workers + 1) / 2
