@@ -790,9 +790,9 @@ class RawOps(AsyncFace[RawOpsCalls]):
             w_c: As in the forward call.
             b_ru: As in the forward call; only its shape counts.
             b_c: As in the forward call; only its shape counts.
-            r: T, shape [B, H]: output of the forward call.
-            u: T, shape [B, H]: output of the forward call.
-            c: T, shape [B, H]: output of the forward call.
+            r: T, shape [B, H]: the forward call's r.
+            u: T, shape [B, H]: the forward call's u.
+            c: T, shape [B, H]: the forward call's c.
             d_h: T, shape [B, H]: the gradient with respect to h.
             weight_gradients: Whether to compute the last four outputs, which TensorFlow's op does not have.
             keep: Whether to leave the outputs on the server and return their handles.
@@ -827,8 +827,8 @@ class RawOps(AsyncFace[RawOpsCalls]):
     async def LayerNorm(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, epsilon: float = 1e-05, keep: Literal[False] = False, lease: float | None = None) -> LayerNormOutputs[NDArray[Any]]:
         """Normalizes each group of elements of x, as PyTorch's native_layer_norm does.
 
-        In the following, T is the dtype of x: float16, bfloat16, float32 or float64. U is float32, or float64 when T
-        is. S is the shape of scale, with at least one dimension. A group is the elements of x that share their place
+        In the following, T is the dtype of x: float16, bfloat16, float32 or float64. U is float32, or float64 if T
+        is. S is the shape of scale, with at least one dimension. A group is all elements of x with the same indices
         in the dimensions before S.
 
         Args:
@@ -836,8 +836,8 @@ class RawOps(AsyncFace[RawOpsCalls]):
             scale: U, shape S.
             offset: U, shape S.
             epsilon: Added to the variance.
-            keep: Leave the outputs on the server and return their handles.
-            lease: For how many seconds they live there without use; None for the server's default.
+            keep: Whether to leave the outputs on the server and return their handles.
+            lease: Seconds that they live there without use; None for the server's default.
 
         Returns:
             y: T, the shape of x: (x - mean) rstd scale + offset.
@@ -845,8 +845,8 @@ class RawOps(AsyncFace[RawOpsCalls]):
             rstd: U, the shape of mean: 1 / sqrt(variance + epsilon), with the population variance.
 
         Raises:
-            InvalidArgumentError: An argument does not fit; its `field` says which.
-            NotFoundError: A handle does not exist (any more).
+            InvalidArgumentError: An argument is not valid; `field` names it.
+            NotFoundError: The tensor of a handle does not exist.
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
@@ -855,18 +855,18 @@ class RawOps(AsyncFace[RawOpsCalls]):
     async def LayerNorm(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, epsilon: float = 1e-05, keep: bool = False, lease: float | None = None) -> LayerNormOutputs[Tensor]: ...
     @overload
     async def LayerNormGrad(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, mean: TensorLike, rstd: TensorLike, keep: Literal[False] = False, lease: float | None = None) -> LayerNormGradOutputs[NDArray[Any]]:
-        """Gradients of LayerNorm with respect to x, scale and offset.
+        """Computes the gradients of LayerNorm with respect to x, scale and offset.
 
-        T, U and S are those of `LayerNorm`.
+        T, U and S are as in `LayerNorm`.
 
         Args:
             y_backprop: T, the shape of x: the gradient with respect to y.
             x: T, as in the forward call.
             scale: U, shape S, as in the forward call.
-            mean: U: output of the forward call.
-            rstd: U: output of the forward call.
-            keep: Leave the outputs on the server and return their handles.
-            lease: For how many seconds they live there without use; None for the server's default.
+            mean: U: the forward call's mean.
+            rstd: U: the forward call's rstd.
+            keep: Whether to leave the outputs on the server and return their handles.
+            lease: Seconds that they live there without use; None for the server's default.
 
         Returns:
             x_backprop: T, the shape of x.
@@ -874,8 +874,8 @@ class RawOps(AsyncFace[RawOpsCalls]):
             offset_backprop: U, shape S.
 
         Raises:
-            InvalidArgumentError: An argument does not fit; its `field` says which.
-            NotFoundError: A handle does not exist (any more).
+            InvalidArgumentError: An argument is not valid; `field` names it.
+            NotFoundError: The tensor of a handle does not exist.
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload

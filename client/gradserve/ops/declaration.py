@@ -156,12 +156,12 @@ class Op:
 
     @cached_property
     def inputs_by_dtype(self) -> tuple[Input, ...]:
-        """The tensors it takes: each one whose dtype follows from another's comes after that one."""
+        """The tensors that it takes, each one after the one from which its dtype follows, if any."""
         return tuple(sorted(self.inputs, key=lambda each: not isinstance(each.dtype, np.dtype)))
 
     @cached_property
     def arguments_by_field(self) -> Mapping[str, str]:
-        """The names of attributes, by the fields of the request that they become, where those have other names."""
+        """The names of attributes by the fields that they become, if these have other names."""
         return {field: each.name for each in self.attributes for field in each.fields or ()}
 
     @cached_property

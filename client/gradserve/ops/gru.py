@@ -80,9 +80,9 @@ GRU_BLOCK_CELL_GRAD = Op(
             replace(each, doc=f"As in the forward call{'; only its shape counts' * (each.name in _BIASES)}.")
             for each in GRU_BLOCK_CELL.inputs
         ),
-        Input("r", _T, "T, shape [B, H]: output of the forward call."),
-        Input("u", _T, "T, shape [B, H]: output of the forward call."),
-        Input("c", _T, "T, shape [B, H]: output of the forward call."),
+        Input("r", _T, "T, shape [B, H]: the forward call's r."),
+        Input("u", _T, "T, shape [B, H]: the forward call's u."),
+        Input("c", _T, "T, shape [B, H]: the forward call's c."),
         Input("d_h", _T, "T, shape [B, H]: the gradient with respect to h."),
         Attribute(
             "weight_gradients",

@@ -1,4 +1,4 @@
-"""LayerNorm and its gradient: PyTorch's, for TensorFlow has no op for them."""
+"""LayerNorm and its gradient, which are PyTorch's, because TensorFlow has no such ops."""
 
 from dataclasses import replace
 from typing import Annotated, Generic, NamedTuple
@@ -36,8 +36,8 @@ LAYER_NORM = Op(
     request=messages_pb2.LayerNormRequest,
     summary="Normalizes each group of elements of x, as PyTorch's native_layer_norm does.",
     text="""
-    In the following, T is the dtype of x: float16, bfloat16, float32 or float64. U is float32, or float64 when T
-    is. S is the shape of scale, with at least one dimension. A group is the elements of x that share their place
+    In the following, T is the dtype of x: float16, bfloat16, float32 or float64. U is float32, or float64 if T
+    is. S is the shape of scale, with at least one dimension. A group is all elements of x with the same indices
     in the dimensions before S.
     """,
     arguments=(
@@ -52,14 +52,14 @@ LAYER_NORM = Op(
 LAYER_NORM_GRAD = Op(
     name="LayerNormGrad",
     request=messages_pb2.LayerNormGradRequest,
-    summary="Gradients of LayerNorm with respect to x, scale and offset.",
-    text="T, U and S are those of `LayerNorm`.",
+    summary="Computes the gradients of LayerNorm with respect to x, scale and offset.",
+    text="T, U and S are as in `LayerNorm`.",
     arguments=(
         Input("y_backprop", _T, "T, the shape of x: the gradient with respect to y."),
         replace(_X, doc="T, as in the forward call."),
         replace(_SCALE, doc="U, shape S, as in the forward call."),
-        Input("mean", _U, "U: output of the forward call."),
-        Input("rstd", _U, "U: output of the forward call."),
+        Input("mean", _U, "U: the forward call's mean."),
+        Input("rstd", _U, "U: the forward call's rstd."),
     ),
     outputs=LayerNormGradOutputs,
 )
