@@ -18,7 +18,9 @@ class ListedJournal(Generic[EventT]):
         go_on: Cleared to hold events up.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_turns: int = 0) -> None:
+        """Takes the turns of the loop that an event is held up anyway."""
+        self.num_turns = num_turns
         self.events: list[EventT] = []
         self.failure: ServiceError | None = None
         self.begun = asyncio.Event()
@@ -28,6 +30,8 @@ class ListedJournal(Generic[EventT]):
     async def append(self, event: EventT) -> None:
         self.begun.set()
         await self.go_on.wait()
+        for _ in range(self.num_turns):
+            await asyncio.sleep(0)
         if self.failure is not None:
             raise self.failure
         self.events.append(event)

@@ -9,10 +9,12 @@ import pytest
 
 from gradserve_server.errors import AbortedError, ResourceExhaustedError
 from gradserve_server.layers.batch_norm.calls import ForwardCall, ForwardResult
+from gradserve_server.layers.batch_norm.events import Event
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.spec import CallInputs
 from gradserve_server.resources import ResourceKey
-from tests.layers.bench import KEY, LayerBench
+from tests.journals import ListedJournal
+from tests.layers.bench import KEY, LayerBench, contents
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3) ** 2
 DY = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
@@ -318,12 +320,14 @@ OPERATIONS: dict[str, Operation] = {
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=list(OPERATIONS))
 @pytest.mark.parametrize("arguments", [IN_PLACE, DELAYED], ids=["in place", "delayed"])
 @pytest.mark.parametrize("is_first", [True, False], ids=["fresh", "used"])
+@pytest.mark.parametrize("journal_turns", [0, 2], ids=["journaled at once", "journaled slowly"])
 async def test_a_call_can_be_cancelled_anywhere(
-    arguments: dict[str, Any], operation: Operation, is_first: bool
+    arguments: dict[str, Any], operation: Operation, is_first: bool, journal_turns: int
 ) -> None:
     """The k-th time that it waits, for every k: it was carried out or it was not, and nothing is left of it."""
     for turns in range(100):
-        bench = LayerBench()
+        journal: ListedJournal[Event] = ListedJournal(journal_turns)
+        bench = LayerBench(journal=journal)
         Gate(bench)
         layer = bench.layer(**arguments)
         if not is_first:
@@ -341,6 +345,10 @@ async def test_a_call_can_be_cancelled_anywhere(
         assert bench.memory.used == layer.num_bytes
         assert bench.handles.used == len(layer.forwards)
         assert not layer._changing.locked()
+        replayed = LayerBench().layer(**arguments)
+        for event in journal.events:
+            replayed.replay(event)
+        assert contents(replayed) == contents(layer)
         # Whatever happened, all of it can be done now, each forward once.
         await asyncio.gather(*(forward(layer, name) for name in ("a", "b", "new")))
         await layer.run_updates(())
