@@ -23,7 +23,7 @@ _DIGITS_AND_DOTS = re.compile(r"[0-9.]+")
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens: a host and a port, or the path of a Unix socket.
+    """The address of a server: a host and a port, or the path of a Unix socket.
 
     Attributes:
         host: A name, or an IPv4 or IPv6 address; empty for a Unix socket.

@@ -40,8 +40,8 @@ def run_demo(options: DemoOptions, *, console: Console | None = None) -> DemoRep
     have ended.
 
     Args:
-        options: What to do.
-        console: Where the progress bars go; standard output by default.
+        options: The options of the demo.
+        console: The console for the progress bars; standard output by default.
 
     Returns:
         The report; its `problem` says whether the two runs agree.

@@ -13,13 +13,13 @@ class WorkerTask:
     """Everything a worker process needs; sent to it when it is spawned."""
 
     index: int
-    """Which share of every joint batch is the worker's."""
+    """The index of the worker's share of every joint batch."""
 
     worker_id: str
     """Its name on the server."""
 
     address: str
-    """Where the server listens."""
+    """The address of the server."""
 
     run_name: str
     """Prefix of the names of everything that this run has on the server."""
@@ -91,7 +91,7 @@ class Finished:
     """Pushes that came too late."""
 
     snapshots_loaded: int
-    """How often it was too far behind and had to load a snapshot of the weights."""
+    """The number of times that it was too far behind and had to load a snapshot of the weights."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class DemoOptions:
     """Decides the data split, the batches and the initial weights."""
 
     slow_seconds: float = 0.03
-    """How long the slow worker pauses before every push: several times as long as a round takes."""
+    """The seconds that the slow worker pauses before every push, several times as long as a round takes."""
 
     keep_averages: int = 64
     """Averages of past rounds that the server keeps for workers that have fallen behind."""

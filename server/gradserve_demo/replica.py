@@ -24,10 +24,10 @@ class Replica:
 
     Attributes:
         weights: The current weights.
-        step: How many averages have been applied to them.
+        step: The number of averages that have been applied to them.
         contributed: Pushes that became part of a round.
         stale: Pushes that came too late.
-        snapshots_loaded: How often the weights came from a snapshot.
+        snapshots_loaded: The number of times that the weights came from a snapshot.
     """
 
     def __init__(

@@ -56,7 +56,7 @@ class TrainingResult:
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """What one worker did."""
+    """The work of one worker."""
 
     worker_id: str
     """Its name on the server."""
@@ -71,7 +71,7 @@ class WorkerResult:
     """Gradients that came too late for their round."""
 
     snapshots_loaded: int
-    """How often it had to load a snapshot of the weights to catch up."""
+    """The number of times that it had to load a snapshot of the weights to catch up."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class DemoReport:
     """One entry per worker process."""
 
     plot: Path
-    """Where the plot was saved."""
+    """The file of the plot."""
 
     max_weight_difference: float
     """Largest absolute difference between the final weights of the two runs."""

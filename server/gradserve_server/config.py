@@ -123,7 +123,7 @@ class LimitsConfig(_Concern):
 
 
 class LeaseConfig(_Concern):
-    """How long resources live without use."""
+    """The lifetimes of unused resources."""
 
     default_lease_seconds: Annotated[
         Seconds, Field(description="lease of a tensor when none is asked for, in seconds")

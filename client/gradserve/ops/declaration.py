@@ -127,7 +127,7 @@ class Op:
         arguments: Its inputs and attributes, in the order of the signature.
         outputs: Its outputs.
         more_outputs: A flag among the attributes, and the outputs of the op when it is set.
-        newer: The version of the op that this one is a view of. Its descriptions of outputs apply if there are no own.
+        newer: The version of the op that this one is a view of. Outputs without a description have the newer version's.
     """
 
     name: str

@@ -8,7 +8,7 @@ from gradserve.calls.time_limits import TimeLimits
 
 @dataclass(frozen=True)
 class Keepalive:
-    """How a connection with waiting calls notices that the server is gone.
+    """The detection of a lost server, by connections with waiting calls.
 
     Attributes:
         interval: Seconds without traffic before it asks for a sign of life. Servers allow 10 s and more.
@@ -21,7 +21,7 @@ class Keepalive:
 
 @dataclass(frozen=True)
 class Reconnecting:
-    """How a connection is made again after it failed or was lost.
+    """The attempts to make a connection that failed or was lost.
 
     Attributes:
         first_pause: Seconds between the first two attempts; later pauses grow.
@@ -56,8 +56,8 @@ class ConnectionSettings:
     Attributes:
         times: The time limits of calls.
         retries: The retries of calls while the server is unavailable.
-        keepalive: How a dead connection is noticed.
-        reconnecting: How a connection is made again.
+        keepalive: The detection of dead connections.
+        reconnecting: The attempts to connect again.
         sizes: The sizes of messages.
     """
 

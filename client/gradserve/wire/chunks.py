@@ -3,7 +3,7 @@
 `PutTensorsRequest` and `GetTensorsResponse` are alike on the wire: either a header message in field 1 or
 `bytes chunk = 2`. The generated classes copy a `bytes` field several times between array and socket. Here a
 chunk is spliced together from memoryviews when written, and read as a memoryview of the received message.
-The bytes are those of the generated classes, both ways.
+The generated classes read and write the same bytes.
 """
 
 from collections.abc import Callable, Iterable, Iterator

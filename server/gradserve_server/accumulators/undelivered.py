@@ -38,7 +38,7 @@ class UndeliveredAverages:
         return None if first is None else first[0]
 
     def nbytes(self, besides: Container[int]) -> int:
-        """Returns the memory of the averages, except those of the rounds in `besides`."""
+        """Returns the memory of the averages, without the rounds in `besides`."""
         return sum(held.average.nbytes for number, held in self._rounds.items() if number not in besides)
 
     def get(self, round_number: int) -> Average | None:
@@ -68,7 +68,7 @@ class UndeliveredAverages:
             self._release(*next(iter(self._calls)))
 
     def drop_oldest(self, besides: Container[int]) -> bool:
-        """Drops the oldest average, except those of the rounds in `besides`; returns False if there is none."""
+        """Drops the oldest average, without the rounds in `besides`; returns False if there is none."""
         oldest = next((number for number in self._rounds if number not in besides), None)
         if oldest is None:
             return False

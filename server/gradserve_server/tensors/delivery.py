@@ -18,11 +18,11 @@ class PlacementMode(Enum):
     """The way in which the tensors of a reply travel."""
 
     INLINE = "INLINE"
-    """In the reply."""
+    """All tensors are in the reply."""
     KEEP = "KEEP"
-    """As handles."""
+    """All tensors stay on the server, and the reply has their handles."""
     AUTO = "AUTO"
-    """In the reply if they are small, otherwise as handles."""
+    """Small tensors are in the reply; otherwise it has their handles."""
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ class Components:
 
         Args:
             tree: A tree whose leaves are specs, or objects with the dtype and shape of gradients.
-            missing: What a missing gradient means: an error, or zeros.
+            missing: The treatment of a missing gradient: an error, or zeros.
 
         Raises:
             InvalidArgumentError: It is not such a tree.

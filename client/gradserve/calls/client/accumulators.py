@@ -62,7 +62,7 @@ class AccumulatorsOfClient(ClientState):
             refuse_non_finite: Whether to refuse gradients with infinities or NaN, with an InvalidArgumentError that
                 locates the first one. Otherwise they are averaged like all others.
             idle_lease: Seconds without use after which the server deletes the accumulator. None: never. Calls on it by
-                any client are uses, also while they wait; lists are not.
+                any client count as use, even while they wait; listing does not.
 
         Returns:
             The accumulator.
@@ -125,7 +125,7 @@ class AccumulatorsOfClient(ClientState):
             refuse_non_finite: Whether to refuse gradients with infinities or NaN, with an InvalidArgumentError that
                 locates the first one. Otherwise they are averaged like all others.
             idle_lease: Seconds without use after which the server deletes the accumulator. None: never. Calls on it by
-                any client are uses, also while they wait; lists are not.
+                any client count as use, even while they wait; listing does not.
 
         Returns:
             The accumulator.
@@ -189,7 +189,7 @@ class AccumulatorsOfClient(ClientState):
             refuse_non_finite: Whether to refuse gradients with infinities or NaN, with an InvalidArgumentError that
                 locates the first one. Otherwise they are averaged like all others.
             idle_lease: Seconds without use after which the server deletes the accumulator. None: never. Calls on it by
-                any client are uses, also while they wait; lists are not.
+                any client count as use, even while they wait; listing does not.
             missing: What this object does with a gradient in which a component is missing or None. "error": raise an
                 InvalidArgumentError. "zeros": send zeros in its place, which count in the mean.
 

@@ -54,8 +54,8 @@ class LayersOfClient(ClientState):
         """Creates a batch normalization layer, tf.contrib.layers.batch_norm, or finds the one with this scope.
 
         TensorFlow's arguments `inputs`, `is_training` and `batch_weights` are passed to the layer's calls instead. The
-        first forward creates the variables, for the dtype and the number of channels C of its inputs. An
-        IgnoredArgumentWarning names arguments that have no effect.
+        first forward, as a call of the layer is named here, creates the variables for the dtype and the number of
+        channels C of its inputs. An IgnoredArgumentWarning names arguments that have no effect.
 
         Args:
             decay: The decay of the moving averages: each update moves them by 1 - decay of the way to the batch.
@@ -94,7 +94,7 @@ class LayersOfClient(ClientState):
                 `dtype`, the variables are created at once.
             dtype: The dtype of such inputs: float16, bfloat16, float32 or float64.
             idle_lease: Seconds without use after which the server deletes the layer. None: never. Calls on it by any
-                client are uses; lists, and updates of a whole collection, are not.
+                client count as use; listing, and updates of a whole collection, do not.
 
         Returns:
             The layer.

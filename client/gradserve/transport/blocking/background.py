@@ -22,7 +22,7 @@ from gradserve.transport.status import error_from_status
 
 _JOIN_SECONDS = 5.0
 _FORK_SECONDS = 1.0
-"""How long a fork waits until background calls are cancelled."""
+"""The seconds that a fork waits until background calls are cancelled."""
 
 
 class _StoppedError(Exception):
@@ -30,7 +30,7 @@ class _StoppedError(Exception):
 
 
 class _Fork:
-    """A fork for which a background call is cancelled: gRPC's state can be copied only when there is no call."""
+    """A fork for which a background call is cancelled: gRPC can be forked safely only between calls."""
 
     def __init__(self) -> None:
         self.is_clear = threading.Event()

@@ -9,7 +9,7 @@ are below 2e-8 for float32 and 4e-17 for float64. erf would lose all digits of t
 SHIFT = 5.0
 
 LARGEST = 38.0
-"""Where e^(-a^2 / 2) is almost below the least normal number."""
+"""The a for which e^(-a^2 / 2) is just above the least normal number."""
 
 FLOAT32 = (
     0.0003829018183024107,

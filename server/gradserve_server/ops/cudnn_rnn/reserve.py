@@ -107,7 +107,7 @@ def _device_bytes(device: str) -> bytes:
 
 
 def _digest(problem: Problem) -> bytes:
-    """Returns a digest of everything that the meaning of the saved bytes depends on; not of which dimension is time."""
+    """Returns a digest of everything that determines the meaning of the saved bytes: not the order of dimensions."""
     network = {**dataclasses.asdict(problem.network), "mode": problem.network.mode.value}
     meaning = (
         network,

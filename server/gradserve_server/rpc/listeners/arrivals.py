@@ -14,7 +14,7 @@ from gradserve_server.rpc.boundary.admission import Admission
 from gradserve_server.rpc.boundary.status import Context, end_with
 
 _QUIET_SECONDS = (0.05, 0.5)
-"""Seconds without a new call before the drain goes on: the least, and after many calls."""
+"""Seconds without a new call before the drain continues: normally, and after many calls."""
 
 _MANY_CALLS = 250
 """The number of calls in the last second that are many. Then, or on a busy machine, some clients are slow to call

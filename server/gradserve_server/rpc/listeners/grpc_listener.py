@@ -22,7 +22,7 @@ _MIN_PING_INTERVAL_MS = 10_000
 
 @dataclass(frozen=True)
 class ClientKeepalive:
-    """How the server notices that a client is gone.
+    """The detection of clients that are gone.
 
     Otherwise the calls of a client whose machine or network is gone would wait, and take rounds, for nobody. gRPC's own
     interval is two hours.
