@@ -13,7 +13,7 @@ WEIGHT_TOLERANCE = 1e-5
 """The largest allowed difference between the weights of the two runs: float rounding, nothing more."""
 
 ACCURACY_TOLERANCE = 0.03
-"""How much lower the accuracy may be if late gradients were left out.
+"""The most by which the accuracy may be lower if late gradients were left out.
 
 About twice the worst seen after 20 epochs, whichever gradients were left out. After one or two epochs the
 accuracy is still rising steeply, and the difference may be larger.
@@ -106,7 +106,7 @@ class DemoReport:
 
     @property
     def problem(self) -> str | None:
-        """Why the two runs do not agree as they should; None if they do.
+        """The reason why the two runs do not agree as they should; None if they do.
 
         Without backup workers the runs do the same arithmetic, so their weights must agree. With
         them every round leaves some examples out, so only the accuracy can be compared.
