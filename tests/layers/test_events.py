@@ -28,7 +28,7 @@ from gradserve_server.layers.batch_norm.records import WrittenEvent, read_event,
 from gradserve_server.layers.batch_norm.spec import CallInputs
 from gradserve_server.layers.initializers import NamedInitializer
 from tests.journals import ListedJournal
-from tests.layers.bench import LayerBench, bits, contents
+from tests.layers.bench import KEY, LayerBench, bits, contents
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((4, 3)).astype(np.float32)
@@ -265,6 +265,20 @@ async def test_variables_that_the_journal_refuses_are_not_there() -> None:
     journal.failure = None
     await worker.layer.build(np.dtype(np.float32), (-1, 3))
     assert worker.layer.variables is not None
+
+
+@pytest.mark.parametrize("failure", [None, UnavailableError("the disk is full")], ids=["taken", "refused"])
+async def test_a_layer_that_is_deleted_while_it_is_built_leaves_nothing(failure: ServiceError | None) -> None:
+    journal: ListedJournal[Event] = ListedJournal()
+    bench = LayerBench(journal=journal)
+    layer = bench.layer(param_initializers={"beta": np.ones(3, np.float32)})
+    building = asyncio.ensure_future(layer.build(np.dtype(np.float32), (-1, 3)))
+    await journal.hold()
+    assert bench.registry.delete(KEY)
+    journal.failure = failure
+    journal.go_on.set()
+    await asyncio.gather(building, return_exceptions=True)
+    assert bench.memory.used == 0
 
 
 async def test_what_cannot_expire_now_expires_later(caplog: pytest.LogCaptureFixture) -> None:

@@ -336,7 +336,7 @@ class BatchNormLayer:
                         created = await self._compute.run(num_bytes, initial_variables, self.config, channels, dtype)
                         await self._changes.create_variables(created)
                     except BaseException:
-                        self._account.settle(self.config.num_bytes)
+                        self._account.settle(0 if self._closed else self.config.num_bytes)
                         raise
         variables = self.variables
         assert variables is not None
@@ -360,7 +360,7 @@ class BatchNormLayer:
         """Keeps copies of variables in the device's memory, unless there are newer values."""
         copies = {name: moved[name] for name in variables.by_name() if name in moved}
         if copies and self.variables is variables:
-            self._state.variables = variables.with_values(copies)
+            self._state.relocate_variables(copies)
 
     async def _end_forward(
         self,

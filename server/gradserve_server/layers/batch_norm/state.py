@@ -1,7 +1,9 @@
 """The variables of a layer, and what is left and remembered of its forwards."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from gradserve_server.devices.device import Array
 from gradserve_server.layers.batch_norm.averages import MovingAverages
 from gradserve_server.layers.batch_norm.events import (
     AdjustmentDrawn,
@@ -79,6 +81,11 @@ class LayerState:
     def expire(self, event: ForwardsExpired) -> int:
         """Applies that leases have ended; returns how many forwards were forgotten."""
         return self.forwards.forget(event.forward_ids)
+
+    def relocate_variables(self, copies: Mapping[str, Array]) -> None:
+        """Makes copies in another memory take the place of variables, by name. The values are the same: no event."""
+        assert self.variables is not None
+        self.variables = self.variables.with_values(copies)
 
     def replay(self, event: Event) -> None:
         """Applies an event of which nobody waits for the answer."""
