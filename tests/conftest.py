@@ -8,6 +8,7 @@ import pytest
 
 import gradserve
 from gradserve.transport.route import PROXY_VARIABLES
+from gradserve_server.devices.host.products import use_one_blas_thread
 from gradserve_server.testing import LocalServer
 from tests.accumulators.bench import Bench
 from tests.devices.cuda.gpu import has_gpu
@@ -29,6 +30,12 @@ def _no_proxies() -> Iterator[None]:
         for variable in (*PROXY_VARIABLES, "no_grpc_proxy", "no_proxy"):
             patch.delenv(variable, raising=False)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_blas_thread() -> None:
+    """As in a server. Its own threads spin while they wait, and take the processor from the other worker."""
+    use_one_blas_thread()
 
 
 @pytest.fixture(scope="session")

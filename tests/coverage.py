@@ -19,6 +19,9 @@ from typing import Any
 import pytest
 import slipcover
 
+_EXCLUDED = [r"^class \w+\(.*Protocol.*\):"]
+"""What is declared there does not run."""
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
@@ -38,7 +41,7 @@ class Coverage:
         self._floor: float = settings["fail-under"]
         self._sources = [str(root / each) for each in settings["source"]]
         self._omitted = [str(root / each) for each in settings["omit"]]
-        self._own = slipcover.Slipcover(branch=True)
+        self._own = slipcover.Slipcover(branch=True, exclude_also=_EXCLUDED)
         self._of_workers: list[Mapping[str, Any]] = []
 
     def begin(self) -> None:
@@ -78,7 +81,7 @@ class Coverage:
     def _total(self) -> dict[str, Any]:
         # Its own counts first, then those of files that no process has imported.
         total: dict[str, Any] = slipcover.Slipcover(
-            branch=True, source=self._sources, omit=self._omitted
+            branch=True, source=self._sources, omit=self._omitted, exclude_also=_EXCLUDED
         ).get_coverage()
         for measured in (self._own.get_coverage(), *self._of_workers):
             slipcover.merge_coverage(total, measured)

@@ -90,7 +90,7 @@ def test_numbers_that_are_not_finite_warn_of_nothing(parallel: ForkJoin) -> None
 
 
 def test_one_blas_thread() -> None:
-    with threadpoolctl.threadpool_limits():  # which restores what was
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):  # which restores what was
         use_one_blas_thread()
         assert {
             library["num_threads"] for library in threadpoolctl.threadpool_info() if library["user_api"] == "blas"

@@ -228,7 +228,7 @@ class TestSeveralCalls:
     @pytest.mark.parametrize("mode", MODES)
     def test_threads_do_not_disturb_each_other(self, kernels: CpuCudnnRnn, mode: str) -> None:
         calls = [
-            Call(ForwardAttributes(rnn_mode=mode), batch=batch, units=260, steps=4, dtype=np.float32, seed=batch)
+            Call(ForwardAttributes(rnn_mode=mode), batch=batch, units=260, steps=9, dtype=np.float32, seed=batch)
             for batch in (1, 2, 5)
         ]
         expected = [numbers(*call.run(kernels)) for call in calls]
@@ -236,7 +236,7 @@ class TestSeveralCalls:
 
         def repeat(index: int) -> bool:
             barrier.wait()
-            for _ in range(3):
+            for _ in range(5):
                 outputs = numbers(*calls[index].run(kernels))
                 if any(not np.array_equal(array, expected[index][name]) for name, array in outputs.items()):
                     return False
