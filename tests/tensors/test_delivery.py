@@ -21,7 +21,7 @@ from gradserve_server.tensors.delivery import (
 from gradserve_server.tensors.quotas import Account
 from gradserve_server.tensors.references import Inline, Stored
 from gradserve_server.tensors.residence import Residence
-from gradserve_server.tensors.store import TensorSpec
+from gradserve_server.tensors.spec import TensorSpec
 from tests.servers.separate_device import SeparateDevice
 from tests.tensors.test_leases import DEFAULT_LEASE, BoomError, World
 

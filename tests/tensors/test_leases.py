@@ -18,7 +18,8 @@ from gradserve_server.config import LeaseConfig, LimitsConfig, ServerConfig
 from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from gradserve_server.tensors.quotas import Quota
-from gradserve_server.tensors.store import TensorSpec, TensorStore
+from gradserve_server.tensors.spec import TensorSpec
+from gradserve_server.tensors.store import TensorStore
 from gradserve_server.testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.runtime import NOT_WARMED_UP

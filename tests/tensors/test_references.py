@@ -15,7 +15,7 @@ from gradserve_server.errors import InvalidArgumentError, NotFoundError
 from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
 from gradserve_server.tensors.references import Inline, Malformed, Reference, Stored
 from gradserve_server.tensors.residence import Residence
-from gradserve_server.tensors.store import TensorSpec
+from gradserve_server.tensors.spec import TensorSpec
 from tests.servers.separate_device import SeparateDevice
 from tests.tensors.test_leases import DEFAULT_LEASE, BoomError, World
 

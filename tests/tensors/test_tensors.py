@@ -20,7 +20,8 @@ from gradserve_server.config import LeaseConfig, ServerConfig
 from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from gradserve_server.tensors.quotas import Quota
-from gradserve_server.tensors.store import TensorSpec, TensorStore
+from gradserve_server.tensors.spec import TensorSpec
+from gradserve_server.tensors.store import TensorStore
 from gradserve_server.testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import RawCalls, eventually

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from gradserve_server.tensors.store import TensorSpec
+from gradserve_server.tensors.spec import TensorSpec
 
 InputsT = TypeVar("InputsT")
 AttributesT = TypeVar("AttributesT")

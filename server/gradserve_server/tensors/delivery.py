@@ -11,7 +11,8 @@ from gradserve_server.errors import ResourceExhaustedError, request_fields
 from gradserve_server.tensors.quotas import Account, Quota
 from gradserve_server.tensors.references import Inline, Stored
 from gradserve_server.tensors.residence import Residence
-from gradserve_server.tensors.store import TensorSpec, TensorStore
+from gradserve_server.tensors.spec import TensorSpec
+from gradserve_server.tensors.store import TensorStore
 
 
 class PlacementMode(Enum):

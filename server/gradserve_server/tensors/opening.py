@@ -10,7 +10,8 @@ from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.tensors.references import Inline, Malformed, Reference, Stored
 from gradserve_server.tensors.residence import Residence
-from gradserve_server.tensors.store import HeldTensors, TensorSpec, TensorStore
+from gradserve_server.tensors.spec import TensorSpec
+from gradserve_server.tensors.store import HeldTensors, TensorStore
 
 
 class OpenedTensors:

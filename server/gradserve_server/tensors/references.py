@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from gradserve_server.tensors.store import TensorSpec
+from gradserve_server.tensors.spec import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)

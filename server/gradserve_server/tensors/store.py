@@ -4,9 +4,6 @@ import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.device import Array
@@ -14,22 +11,7 @@ from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
 from gradserve_server.leases.lease import Lease, LeaseQueue
 from gradserve_server.tensors.quotas import Account, Quota
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """The dtype and shape of a tensor."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        """The size of the elements."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count * self.dtype.itemsize
+from gradserve_server.tensors.spec import TensorSpec
 
 
 @dataclass(eq=False, slots=True)

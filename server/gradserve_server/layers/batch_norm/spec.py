@@ -25,7 +25,7 @@ from gradserve_server.layers.batch_norm.variables import Variables
 from gradserve_server.ops.activation.spec import gradient_of_result
 from gradserve_server.ops.batch_norm.spec import Geometry
 from gradserve_server.ops.dtypes import FLOATING, dtype_text, widened
-from gradserve_server.tensors.store import TensorSpec
+from gradserve_server.tensors.spec import TensorSpec
 
 _RANKS = range(2, 6)
 

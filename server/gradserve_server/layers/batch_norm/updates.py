@@ -12,7 +12,7 @@ from gradserve_server.devices.device import Array
 from gradserve_server.layers.batch_norm.averages import MovingAverages
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.implementation import Implementation
-from gradserve_server.tensors.store import TensorSpec
+from gradserve_server.tensors.spec import TensorSpec
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -27,7 +27,7 @@ from gradserve_server.ops.cudnn_rnn.checks import (
 from gradserve_server.ops.cudnn_rnn.network import Network
 from gradserve_server.ops.cudnn_rnn.spec import NetworkAttributes
 from gradserve_server.ops.dtypes import shape_text
-from gradserve_server.tensors.store import TensorSpec
+from gradserve_server.tensors.spec import TensorSpec
 
 _SIZE_DTYPES = ("int32", "int64")
 

@@ -31,7 +31,7 @@ from gradserve_server.ops.dtypes import (
     dtype_text,
     shape_text,
 )
-from gradserve_server.tensors.store import TensorSpec
+from gradserve_server.tensors.spec import TensorSpec
 
 _ALLOWED = {
     "rnn_mode": tuple(mode.value for mode in Mode),

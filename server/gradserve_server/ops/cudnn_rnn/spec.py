@@ -11,7 +11,7 @@ import numpy as np
 from gradserve_server.devices.device import Array
 from gradserve_server.ops.cudnn_rnn.network import Network
 from gradserve_server.ops.dtypes import widened
-from gradserve_server.tensors.store import TensorSpec
+from gradserve_server.tensors.spec import TensorSpec
 
 HEADER_BYTES = 64
 """The size of the header of a reserve_space, which says which call it belongs to; and the size of host_reserved."""

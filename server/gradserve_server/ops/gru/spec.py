@@ -12,7 +12,7 @@ from typing import Any
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.ops.dtypes import check_type_attribute, dtype_text
-from gradserve_server.tensors.store import TensorSpec
+from gradserve_server.tensors.spec import TensorSpec
 
 
 @dataclass(frozen=True)

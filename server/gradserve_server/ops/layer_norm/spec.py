@@ -15,7 +15,7 @@ import numpy as np
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.ops.dtypes import FLOATING, shape_text, widened
-from gradserve_server.tensors.store import TensorSpec
+from gradserve_server.tensors.spec import TensorSpec
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.rpc.boundary.durations import decode_duration
 from gradserve_server.tensors.delivery import Delivered, Placement, PlacementMode
 from gradserve_server.tensors.references import Inline, Malformed, Reference, Stored
-from gradserve_server.tensors.store import TensorSpec
+from gradserve_server.tensors.spec import TensorSpec
 
 MAX_COMPONENTS = 1 << 16
 """The most components of an accumulator: decoding a request with a million would keep all others waiting."""

@@ -21,7 +21,8 @@ from gradserve_server.rpc.tensors.messages import (
     encode_spec,
 )
 from gradserve_server.tensors.residence import Residence
-from gradserve_server.tensors.store import TensorSpec, TensorStore
+from gradserve_server.tensors.spec import TensorSpec
+from gradserve_server.tensors.store import TensorStore
 
 STREAM_CODECS: Mapping[str, Codec] = {
     "PutTensors": Codec(decode=PartDecoder(messages_pb2.PutTensorsRequest.FromString)),

@@ -1,0 +1,22 @@
+"""Element type and shape of tensors."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """The dtype and shape of a tensor."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the elements."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count * self.dtype.itemsize
