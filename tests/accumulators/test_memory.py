@@ -1,7 +1,8 @@
 """What accumulators hold, and how they are found."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 import numpy as np
 import pytest
@@ -11,11 +12,15 @@ from gradserve_server.accumulators.spec import (
     AccumulatorSpec,
     ComponentSpec,
 )
+from gradserve_server.config import LeaseConfig
+from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
 from gradserve_server.resources import ResourceKey
+from gradserve_server.tensors.quotas import Quota
+from gradserve_server.tensors.store import TensorStore
 from tests.accumulators.bench import F32, ID, KEY, Bench, FailingCompute, apply, take, turns, value_of
 
 
@@ -43,6 +48,35 @@ class TestMemory:
             await take(acc, 1)
             await apply(acc, 1, 2, 3, local_step=step + 1)
         assert bench.memory.used == acc.state.num_bytes == 3 * 12
+
+    @pytest.mark.parametrize("deterministic", [False, True])
+    async def test_memory_that_is_taken_over_is_never_counted_twice(self, bench: Bench, deterministic: bool) -> None:
+        store = TensorStore(
+            pool=BufferPool(0),
+            memory=bench.memory,
+            handles=Quota(9, "handles"),
+            leases=LeaseConfig(),
+            clock=lambda: bench.now,
+            new_handle=map(str, itertools.count()).__next__,
+        )
+        seen: list[int] = []
+
+        def opening(handle: str) -> Callable[[], AbstractAsyncContextManager[Gradient]]:
+            @asynccontextmanager
+            async def opened() -> AsyncIterator[Gradient]:
+                with store.use([handle], release=True) as held:
+                    yield Gradient({"": held.arrays[handle]}, held.exclusive, held.memory)
+                    seen.append(bench.memory.used)
+
+            return opened
+
+        acc = bench.accumulator(deterministic=deterministic)
+        for handle in store.keep([np.ones(4, np.float32), np.ones(4, np.float32)], None, shared=False):
+            await acc.apply(None, Contribution(worker_id=handle), opening(handle))
+        assert seen == [32, 32]
+        assert bench.memory.used == (32 if deterministic else 16)
+        await take(acc, 2)
+        assert bench.memory.used == 16
 
     async def test_refused_when_memory_is_short(self) -> None:
         bench = Bench(limit=16)

@@ -78,7 +78,7 @@ async def open_gradient(opener: TensorOpener, spec: AccumulatorSpec, given: Give
             await tensors.bring_to_host()
         values = _values(spec, components, tensors)
         with request_fields(_component_paths(spec, components)):
-            yield Gradient(values, owned=tensors.exclusive)
+            yield Gradient(values, tensors.exclusive, tensors.memory if tensors.exclusive else ())
 
 
 def _references(components: Sequence[GivenComponent]) -> dict[str, Reference]:

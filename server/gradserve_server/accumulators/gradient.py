@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from gradserve_server.tensors.quotas import Account
+
 Array: TypeAlias = NDArray[Any]
 
 
@@ -43,10 +45,12 @@ class Gradient:
     Attributes:
         values: Arrays that nobody changes, except the accumulator if `owned`.
         owned: Whether the accumulator may take over the memory of the arrays.
+        memory: The accounts of that memory.
     """
 
     values: Mapping[str, Value]
     owned: bool = False
+    memory: tuple[Account, ...] = ()
 
     @property
     def nbytes(self) -> int:

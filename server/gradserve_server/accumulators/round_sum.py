@@ -1,6 +1,6 @@
 """The sum of the current round."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
 from gradserve_server.accumulators.checking import checked_gradient, checking_work
@@ -77,14 +77,14 @@ class RoundSum:
         except BaseException:
             self.settle()
             raise
-        return Staged(staged.commit, staged.work, value_shapes(gradient))
+        return Staged(staged.commit, staged.work, value_shapes(gradient), gradient.memory)
 
     async def commit(self, staged: Staged[None]) -> None:
         """Carries out a staged addition."""
         try:
             await self._compute.run(staged.work, staged.commit)
         finally:
-            self.settle()
+            self.settle(staged.memory)
         if self._shapes is None:
             self._shapes = staged.shapes
 
@@ -101,9 +101,17 @@ class RoundSum:
         self._shapes = None
         return await self._compute.run(staged.work, staged.commit)
 
-    def settle(self) -> None:
-        """Sets the memory counted for the sum to what it uses now."""
-        self._account.settle(0 if self._closed else self._summation.nbytes)
+    def settle(self, givers: Sequence[Account] = ()) -> None:
+        """Sets the memory counted for the sum to what it uses now.
+
+        Args:
+            givers: The accounts that count the memory it may have taken over; from now on it is counted here alone.
+        """
+        nbytes = 0 if self._closed else self._summation.nbytes
+        for giver in givers:
+            grown = max(nbytes - self._account.used, 0)
+            self._account.take_over(min(giver.used, grown), giver)
+        self._account.settle(nbytes)
 
     def close(self) -> None:
         """Frees the memory, including that of additions under way."""

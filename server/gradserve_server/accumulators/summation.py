@@ -11,6 +11,7 @@ from gradserve_server.accumulators.dense import Allocate, DenseSum
 from gradserve_server.accumulators.gradient import Contribution, Gradient, SparseSlices, Value
 from gradserve_server.accumulators.sparse import SparseSum
 from gradserve_server.accumulators.spec import AccumulatorSpec, Layout
+from gradserve_server.tensors.quotas import Account
 
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
@@ -63,11 +64,13 @@ class Staged(Generic[ResultT_co]):
         commit: Carries out the change; cannot fail.
         work: The number of bytes that `commit` processes.
         shapes: For an addition, the shapes that later gradients of the round must have.
+        memory: For an addition, the accounts of the memory that it may take over.
     """
 
     commit: Callable[[], ResultT_co]
     work: int
     shapes: Shapes | None = None
+    memory: tuple[Account, ...] = ()
 
 
 def value_shapes(gradient: Gradient) -> Shapes:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.tensors.quotas import Account
 from gradserve_server.tensors.references import Inline, Malformed, Reference, Stored
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.spec import TensorSpec
@@ -59,6 +60,11 @@ class OpenedTensors:
         if not self._held.exclusive:
             return False
         return sum(isinstance(reference, Stored) for reference in self._references.values()) == len(self._held.arrays)
+
+    @property
+    def memory(self) -> tuple[Account, ...]:
+        """The accounts of the stored tensors' memory, from which those who take it over take it."""
+        return self._held.memory
 
     def share(self) -> None:
         """Notes that memory of the stored tensors, or of copies that `relocate` takes, will be used after the call.

@@ -51,9 +51,10 @@ class Quota:
 class Account:
     """One holder's share of a quota, which grows and shrinks."""
 
-    def __init__(self, quota: Quota) -> None:
+    def __init__(self, quota: Quota, used: int = 0) -> None:
+        """Takes the quota, and how much of what is already taken from it is the holder's."""
         self._quota = quota
-        self.used = 0
+        self.used = used
 
     def grow(self, amount: int) -> None:
         """Takes `amount` more.

@@ -20,6 +20,7 @@ class _Entry:
     serial: int
     array: Array
     lease: Lease[str]
+    memory: Account
     shared: bool
     """Whether something other than the store refers to the memory, too."""
     users: int = 0
@@ -68,6 +69,11 @@ class HeldTensors:
     def exclusive(self) -> bool:
         """True if nobody else can see the arrays, now or later, so that the caller may take over their memory."""
         return self._alone and not any(entry.shared for entry in self._entries.values())
+
+    @property
+    def memory(self) -> tuple[Account, ...]:
+        """The accounts of the memory, from which those who take it over take it."""
+        return tuple(entry.memory for entry in self._entries.values())
 
     def share(self) -> None:
         """Notes that the call will use the memory after its end, including that of the copies it puts in place."""
@@ -260,12 +266,12 @@ class TensorStore:
 
     def _add(self, array: Array, lease: float, *, shared: bool) -> str:
         handle = self._new_handle()
-        begun = self._queue.begin(handle, lease)
-        self._entries[handle] = _Entry(handle, next(self._serials), array, begun, shared)
+        begun, memory = self._queue.begin(handle, lease), Account(self._memory, array.nbytes)
+        self._entries[handle] = _Entry(handle, next(self._serials), array, begun, memory, shared)
         return handle
 
     def _reclaim(self, entry: _Entry) -> None:
         if entry.deleted and entry.users == 0:
             self._queue.cancel(entry.lease)
-            self._memory.release(entry.array.nbytes)
+            entry.memory.settle(0)
             self._handles.release()
