@@ -38,10 +38,11 @@ class Bench:
         compute: Compute | None = None,
         limit: int = 1 << 40,
         journal: Journal[Event] | None = None,
+        memory: Quota | None = None,
         **limits: Any,
     ) -> None:
         self.now = 0.0
-        self.memory = Quota(limit, "bytes of tensor memory")
+        self.memory = memory or Quota(limit, "bytes of tensor memory")
         self.lifetimes = Lifetimes(lambda: self.now, 60.0)
         self.registry = AccumulatorRegistry(
             compute=compute or InlineCompute(),

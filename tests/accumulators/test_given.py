@@ -98,13 +98,13 @@ async def test_what_lies_on_the_device_is_added_up_on_the_host(opening: Opening)
 
 
 async def test_a_released_result_of_the_device_becomes_the_sum(opening: Opening) -> None:
-    acc = Bench().accumulator()
+    acc = Bench(memory=opening.world.memory).accumulator()
     stored = opening.keep(opening.on_device(), shared=True)
     async with given(opening, ONE, x=GivenDense(stored))() as gradient:
         brought = gradient.values[""]
     await acc.apply(None, Contribution(), given(opening, ONE, release=True, x=GivenDense(stored)))
     assert (await take(acc, 1))[0].values[""] is brought
-    assert opening.world.used == (0, 0)
+    assert opening.world.used == (ONES.nbytes, 0), "the average that is kept"
 
 
 async def test_the_round_names_the_field_of_the_request(opening: Opening) -> None:
