@@ -48,7 +48,7 @@ class Address:
         """
         address = _parse(text)
         if address.host and address.port == 0:
-            _refuse(text, "port 0 is for a server to listen on: it picks a free one, to which clients connect")
+            _refuse(text, "port 0 is for a server to listen on; connect to the port that the server has picked")
         return address
 
     @classmethod
@@ -83,7 +83,7 @@ def _parse(given: object) -> Address:
     if colon and scheme.lower() == "unix-abstract":
         _refuse(given, "abstract sockets are not supported")
     if text.startswith(("/", "./", "../")):
-        _refuse(given, f"a Unix socket is 'unix:{text}'")
+        _refuse(given, f"write a Unix socket as 'unix:{text}'")
     if url := _URL.fullmatch(text):
         _refuse(given, _about_url(url[1], url[2]))
     host, port = _split(given, text)
@@ -94,12 +94,12 @@ def _parse(given: object) -> Address:
 def _socket_path(given: object, rest: str) -> str:
     if rest.startswith("//"):
         if not rest.startswith("///"):
-            _refuse(given, f"expected unix:///PATH, from the root, or 'unix:{rest[2:]}'")
+            _refuse(given, f"write unix:///PATH, from the root, or 'unix:{rest[2:]}'")
         rest = rest[2:]
     if not rest or "\0" in rest or rest.endswith("/"):
-        _refuse(given, "that is no path of a Unix socket")
+        _refuse(given, "that is not the path of a Unix socket")
     if len(os.fsencode(rest)) > _MAX_PATH_BYTES:
-        _refuse(given, f"the path of a Unix socket has at most {_MAX_PATH_BYTES} bytes")
+        _refuse(given, f"the path of a Unix socket must have at most {_MAX_PATH_BYTES} bytes")
     return rest
 
 
@@ -116,16 +116,16 @@ def _split(given: object, text: str) -> tuple[str, str]:
             _refuse(given, "brackets enclose an IPv6 address, as in '[::1]:50051'")
         return host, rest[1:] if rest else str(DEFAULT_PORT)
     if text.count(":") > 1:
-        _refuse(given, "there is more than one colon; an IPv6 address has brackets, as in '[::1]:50051'")
+        _refuse(given, "there is more than one colon; put an IPv6 address in brackets, as in '[::1]:50051'")
     host, colon, port = text.partition(":")
     return host, port if colon else str(DEFAULT_PORT)
 
 
 def _check_host(given: object, host: str) -> None:
     if host in ("", "*"):
-        _refuse(given, "there is no host; 'localhost' is this machine, and a server on '0.0.0.0' listens everywhere")
+        _refuse(given, "the host is missing; 'localhost' is this machine, and a server on '0.0.0.0' listens everywhere")
     if host.isdecimal():
-        _refuse(given, f"there is no host; a port of this machine is 'localhost:{host}'")
+        _refuse(given, f"the host is missing; for a port of this machine, write 'localhost:{host}'")
     is_valid = _is_ipv4(host) if _DIGITS_AND_DOTS.fullmatch(host) else _is_ipv6(host) or _NAME.fullmatch(host)
     if not is_valid:
         _refuse(given, f"{host!r} is neither the name of a host nor an IP address")

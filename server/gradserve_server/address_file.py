@@ -31,4 +31,4 @@ def write_addresses(path: Path, addresses: Iterable[object]) -> OwnFile:
 def _check_replaceable(path: Path) -> None:
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(path.lstat().st_mode):
-            raise OSError(errno.EEXIST, "there is something that is no ordinary file")
+            raise OSError(errno.EEXIST, "something other than an ordinary file is there")

@@ -131,7 +131,7 @@ def info(address: str, timeout: float) -> None:
 
 
 def _ops_state(prepared: bool) -> str:
-    return ", runs ops" if prepared else ", runs ops, their kernels are not loaded yet"
+    return ", runs ops" if prepared else ", runs ops, kernels not loaded yet"
 
 
 cli.add_command(demo)

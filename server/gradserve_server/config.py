@@ -80,13 +80,13 @@ class ListenConfig(_Concern):
         AfterValidator(_each_once),
         Field(
             min_length=1,
-            description="HOST:PORT (without :PORT 50051; port 0 picks a free one) or unix:PATH; repeatable",
+            description="HOST:PORT (port 50051 by default, 0 for a free one) or unix:PATH; repeatable",
         ),
         Expected('a list of addresses such as ["0.0.0.0:50051", "unix:/run/gradserve.sock"]'),
     ] = ("127.0.0.1:50051",)
     address_file: Annotated[
         str | None,
-        Field(min_length=1, description="where the bound addresses are written, one a line, while the server serves"),
+        Field(min_length=1, description="file for the bound addresses, one per line, while the server serves"),
         Expected("the path of a file"),
     ] = None
 
@@ -100,12 +100,12 @@ class LimitsConfig(_Concern):
         Field(ge=4 * MIB, le=_MAX_MESSAGE_BYTES, description="longest request message, at least 4 MiB"),
         Expected("a size from 4MiB to less than 2GiB, such as 16MiB"),
     ] = ByteSize(16 * MIB)
-    inline_limit_bytes: Annotated[Bytes, Field(description="up to which size results placed AUTO come inline")] = (
+    inline_limit_bytes: Annotated[Bytes, Field(description="largest size at which results placed AUTO come inline")] = (
         ByteSize(3 * MIB)
     )
     max_bytes: Annotated[
         Bytes,
-        Field(description="memory for tensors, uploads, accumulators and layers (default: half of what there is)"),
+        Field(description="memory for tensors, uploads, accumulators and layers (default: half of all memory)"),
     ] = Field(default_factory=_half_of_memory)
     max_handles: Annotated[Count, Field(description="stored tensors, and forwards that layers keep")] = 1_000_000
     max_accumulators: Annotated[Count, Field(description="accumulators")] = 100_000
@@ -125,12 +125,10 @@ class LimitsConfig(_Concern):
 class LeaseConfig(_Concern):
     """The lifetimes of unused resources."""
 
-    default_lease_seconds: Annotated[
-        Seconds, Field(description="lease of a tensor when none is asked for, in seconds")
-    ] = 600.0
+    default_lease_seconds: Annotated[Seconds, Field(description="default lease of a tensor, in seconds")] = 600.0
     max_lease_seconds: Annotated[Seconds, Field(description="longest lease of a tensor, in seconds")] = 86400.0
     client_lease_seconds: Annotated[
-        Seconds, Field(description="how long what is private to a client outlives the last sign of life of that client")
+        Seconds, Field(description="how long a client's private resources outlive its last sign of life")
     ] = 60.0
 
 
@@ -141,7 +139,7 @@ class RuntimeConfig(_Concern):
         str,
         Field(
             pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-            description="what ops run on: cpu, cuda:N, or auto for the first GPU if there is one",
+            description="device for ops: cpu, cuda:N, or auto for the first GPU if there is one",
         ),
         Expected("cpu, cuda, cuda:N or auto"),
     ] = "auto"
@@ -162,14 +160,12 @@ class RuntimeConfig(_Concern):
         Field(ge=0, le=_MAX_BYTES, description="freed buffer memory kept for the next tensors"),
         Expected("a size such as 4GiB or 512MiB, or 0"),
     ] = ByteSize(1024 * MIB)
-    stream_idle_seconds: Annotated[
-        Seconds, Field(description="an upload without a message for so long is broken off")
-    ] = 60.0
+    stream_idle_seconds: Annotated[Seconds, Field(description="how long an upload may pause between messages")] = 60.0
     drain_seconds: Annotated[Seconds, Field(description="how long streams may go on after SIGTERM")] = 30.0
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         BeforeValidator(_lower_case),
-        Field(description="what is logged at least: debug, info, warning or error; debug shows gRPC's log, too"),
+        Field(description="lowest level that is logged: debug, info, warning or error; debug shows gRPC's log, too"),
         Expected("debug, info, warning or error"),
     ] = "info"
 

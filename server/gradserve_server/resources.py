@@ -102,7 +102,7 @@ class Directory(Generic[ResourceT]):
             raise NotFoundError(f"no {self._kind} {str(key)!r}{why}", field=f"{self._kind}.name")
         if incarnation not in ("", found.incarnation):
             raise NotFoundError(
-                f"{self._kind} {str(key)!r} was deleted; the one of that name now is another",
+                f"{self._kind} {str(key)!r} was deleted; another one has this name now",
                 field=f"{self._kind}.incarnation",
             )
         return found

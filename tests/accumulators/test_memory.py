@@ -139,7 +139,7 @@ class TestRegistry:
         bench.registry.delete(KEY)
         second = bench.accumulator()
         assert bench.registry.get(KEY, second.incarnation) is second
-        with pytest.raises(NotFoundError, match="was deleted; the one of that name now is another"):
+        with pytest.raises(NotFoundError, match="was deleted; another one has this name now"):
             bench.registry.get(KEY, first.incarnation)
         assert not bench.registry.delete(KEY, first.incarnation)
 

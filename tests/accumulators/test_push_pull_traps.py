@@ -182,9 +182,7 @@ class TestWorkerIds:
 
     def test_order_of_workers_is_never_left_to_default_names(self, client: gradserve.Client, name: str) -> None:
         model = client.gradient_accumulator(ZEROS, shared_name=name, deterministic=True)
-        with pytest.raises(
-            gradserve.InvalidArgumentError, match="expected a worker_id, as accumulator .* deterministic"
-        ):
+        with pytest.raises(gradserve.InvalidArgumentError, match="expected a worker_id for deterministic accumulator"):
             model.push_pull(grads(1), 1)
         model.push_pull(grads(1), 1, worker_id="w0")
 

@@ -64,7 +64,7 @@ class TestWaiting:
         message = failure.value.message
         assert "1 gradient is in" in message
         assert "workers: w1;" in message
-        assert "of the previous round missing: w0, w2" in message
+        assert "missing from the previous round: w0, w2" in message
         assert acc.state.num_waiting == 0
 
     @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ class TestWaiting:
             await take(acc, len(previous))
         for worker in present:
             await apply(acc, 1, worker_id=worker, local_step=1)
-        with pytest.raises(DeadlineExceededError, match=f"of the previous round missing: {missing}\\)"):
+        with pytest.raises(DeadlineExceededError, match=f"missing from the previous round: {missing}\\)"):
             await take(acc, 9, timeout=0.01)
 
     async def test_take_being_served_outlasts_its_deadline(self) -> None:

@@ -235,7 +235,7 @@ BAD_GRADIENTS = [
         for bad in bad_gradient("matrix", "expected a positive, finite weight", "weight", dense(OK), weight=weight)
     ),
     *bad_gradient(
-        "ordered", "expected a worker_id, as accumulator 'default/ordered' is deterministic", "worker_id", dense(OK)
+        "ordered", "expected a worker_id for deterministic accumulator 'default/ordered'", "worker_id", dense(OK)
     ),
     *bad_gradient(
         "matrix",

@@ -76,7 +76,7 @@ BAD_WAITS = [
     Bad(
         "ReadAverage",
         Read(accumulator=ref("begun"), step=INT64_MAX, timeout=Duration()),
-        f"the average of step {INT64_MAX} of accumulator 'default/begun' did not come within 0 s: 1 gradient is in",
+        f"the average of step {INT64_MAX} of accumulator 'default/begun' did not arrive within 0 s: 1 gradient is in",
         code=DEADLINE,
     ),
     *(
@@ -124,7 +124,7 @@ UNKNOWN = [
                 Bad(
                     method,
                     request(accumulator=ref("matrix", incarnation="earlier")),
-                    "accumulator 'default/matrix' was deleted; the one of that name now is another",
+                    "accumulator 'default/matrix' was deleted; another one has this name now",
                     "accumulator.incarnation",
                     NOT_FOUND,
                 ),

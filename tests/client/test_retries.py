@@ -99,7 +99,9 @@ def test_the_first_reason_is_kept() -> None:
     server = Server(*unavailable("the server is shutting down", "b", "c", "d", "connection refused"))
     with pytest.raises(UnavailableError) as raised:
         server.carry_out(one(UNARY))
-    assert str(raised.value) == ("the server is shutting down (5 attempts, the last of which: connection refused)")
+    assert str(raised.value) == (
+        "the server is shutting down (5 attempts; the last one failed with: connection refused)"
+    )
     assert raised.value.__cause__ is None
 
 

@@ -301,7 +301,7 @@ def test_reductions_in_any_case(client: gradserve.Client, name: str) -> None:
         ([1j], "expected real numbers for {}, got an array of complex128"),
         ([[1.0], [2.0, 3.0]], "expected an array or numbers for {}, got rows of different lengths"),
         ("abc", "expected an array or numbers for {}, got 'abc'"),
-        (OnGpu(), "for {}, got OnGpu on cuda:0; copy it first, such as with .cpu()"),
+        (OnGpu(), "for {}, got OnGpu on cuda:0; copy it first, for example with .cpu()"),
     ],
 )
 def test_gradients_that_cannot_be(client: gradserve.Client, value: Any, message: str) -> None:

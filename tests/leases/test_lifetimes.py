@@ -132,7 +132,7 @@ def test_a_new_one_of_the_name_is_another(world: World) -> None:
     first = world.create(idle_lease=1)
     world.after(2)
     second = world.create(idle_lease=5)
-    with pytest.raises(NotFoundError, match="the one of that name now is another"):
+    with pytest.raises(NotFoundError, match="another one has this name now"):
         world.registry.get(KEY, first.incarnation)
     assert world.registry.delete(KEY, second.incarnation)
     with pytest.raises(NotFoundError, match="net'$"):

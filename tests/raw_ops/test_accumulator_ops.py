@@ -514,7 +514,7 @@ DENSE_REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
             ),
             (op, {**DENSE_TAKE, "dtype": None}, "dtype", "for dtype, got None"),
             (op, {**DENSE_TAKE, "dtype": "text"}, "dtype", "for dtype, got text"),
-            (op, {**DENSE_TAKE, "timeout": -1}, "timeout", "of at least 0 s, math.inf for none, got -1"),
+            (op, {**DENSE_TAKE, "timeout": -1}, "timeout", "of at least 0 s, math.inf for no limit, got -1"),
         ]
     ),
     *(

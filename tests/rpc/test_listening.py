@@ -165,7 +165,7 @@ async def test_nothing_is_left_of_a_start_that_failed(tmp_path: Path, caplog: py
         ("gradserve.invalid:1", "name or service not known"),
         ("198.51.100.1:0", "cannot assign requested address"),
         ("unix:{}/nowhere/socket", "no such file or directory"),
-        ("unix:{}", "{} is there and is no socket"),
+        ("unix:{}", "{} exists and is not a socket"),
     ],
 )
 async def test_an_address_that_is_not_to_be_had(tmp_path: Path, address: str, reason: str) -> None:
@@ -242,7 +242,7 @@ async def test_what_is_no_socket_is_left_untouched(tmp_path: Path, kind: str) ->
         target.write_text("precious")
     before = path.lstat()
     assert await failure_of(server_on(f"unix:{path}")) == (
-        f"cannot listen on unix:{path}: {path} is there and is no socket"
+        f"cannot listen on unix:{path}: {path} exists and is not a socket"
     )
     assert path.lstat() == before
     if kind in ("file", "link"):
@@ -329,7 +329,7 @@ async def test_what_is_no_ordinary_file_is_not_replaced_by_addresses(tmp_path: P
     make[kind]()
     before = path.lstat()
     assert await failure_of(server_on("127.0.0.1:0", address_file=path)) == (
-        f"cannot write the address file {path}: there is something that is no ordinary file"
+        f"cannot write the address file {path}: something other than an ordinary file is there"
     )
     assert path.lstat() == before
     assert os.listdir(tmp_path) == [path.name]

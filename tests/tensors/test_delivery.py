@@ -87,7 +87,7 @@ def test_of_what_is_kept_the_spec_is_known(delivering: Delivering) -> None:
 
 
 def test_too_long_for_a_message(delivering: Delivering) -> None:
-    with pytest.raises(ResourceExhaustedError, match="has 32 bytes and at most 16 come inline") as error:
+    with pytest.raises(ResourceExhaustedError, match="has 32 bytes, but at most 16 come inline") as error:
         delivering.deliver(Placement(), TOO_LARGE)
     assert error.value.field == "placement.mode"
     delivering.deliver(AUTO, TOO_LARGE)

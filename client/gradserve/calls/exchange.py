@@ -122,7 +122,7 @@ def check_timeout(timeout: float) -> float:
     seconds = as_number(timeout, Argument("timeout"))
     if not (0 <= seconds <= _LONGEST_SECONDS or seconds == math.inf):
         raise InvalidArgumentError(
-            f"expected a timeout of at least 0 s, math.inf for none, got {timeout}", field="timeout"
+            f"expected a timeout of at least 0 s, math.inf for no limit, got {timeout}", field="timeout"
         )
     return seconds
 

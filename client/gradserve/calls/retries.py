@@ -110,7 +110,7 @@ def _unavailable(failures: list[UnavailableError]) -> UnavailableError:
     first, last = failures[0], failures[-1]
     if _reason(first) == _reason(last):
         return first
-    message = f"{first.message} ({len(failures)} attempts, the last of which: {last.message})"
+    message = f"{first.message} ({len(failures)} attempts; the last one failed with: {last.message})"
     return UnavailableError(message, field=first.field)
 
 

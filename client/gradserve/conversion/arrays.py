@@ -44,7 +44,7 @@ def has_dtype(value: object) -> bool:
 
 def _read(value: Any, argument: Argument, depth: int) -> Array:
     if isinstance(value, np.ma.MaskedArray):
-        raise argument.error_saying(_EXPECTED, "a masked array; .filled() replaces what is masked")
+        raise argument.error_saying(_EXPECTED, "a masked array; .filled() replaces the masked elements")
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)
     if isinstance(value, list | tuple):
@@ -111,7 +111,7 @@ def _unreadable(value: Any, argument: Argument, reason: Exception | None) -> Inv
     if _is_in_device_memory(value):
         device = getattr(value, "device", "a GPU")
         return argument.error_saying(
-            "an array in the memory of the host", f"{kind} on {device}; copy it first, such as with .cpu(): {why}"
+            "an array in the memory of the host", f"{kind} on {device}; copy it first, for example with .cpu(): {why}"
         )
     return argument.error_saying(_EXPECTED, f"{kind}, which cannot be read: {why}")
 

@@ -183,4 +183,4 @@ class Schedule:
 
 
 def _given_up() -> GradserveError:
-    return CallCancelledError("given up: another of the operations that ran together has failed")
+    return CallCancelledError("cancelled: another of the operations that ran together has failed")

@@ -196,7 +196,7 @@ class Accumulator:
         except TimeoutError:
             wanted = "any average" if step is None else f"the average of step {step}"
             raise DeadlineExceededError(
-                f"{wanted} of accumulator {self.name!r} did not come within {timeout:g} s: {self._diagnosis()}"
+                f"{wanted} of accumulator {self.name!r} did not arrive within {timeout:g} s: {self._diagnosis()}"
             ) from None
 
     async def set_global_step(self, step: int) -> None:
@@ -382,7 +382,7 @@ class Accumulator:
             )
         if self.spec.deterministic and not contribution.worker_id:
             raise InvalidArgumentError(
-                f"expected a worker_id, as accumulator {self.name!r} is deterministic; got an empty one",
+                f"expected a worker_id for deterministic accumulator {self.name!r}, got an empty one",
                 field="worker_id",
             )
 

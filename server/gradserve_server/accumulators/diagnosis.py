@@ -12,6 +12,6 @@ def diagnose(rounds: Rounds, num_waiting: int) -> str:
     count = rounds.num_accumulated
     return (
         f"{count} {'gradient is' if count == 1 else 'gradients are'} in (workers: {present}; "
-        f"of the previous round missing: {missing or 'none'}), "
+        f"missing from the previous round: {missing or 'none'}), "
         f"global_step is {rounds.global_step}, {num_waiting} wait"
     )

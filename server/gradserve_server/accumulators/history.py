@@ -99,5 +99,5 @@ class AverageHistory:
     def _gone(self, step: int) -> OutOfRangeError:
         kept = ", ".join(map(str, self._averages)) or "none"
         return OutOfRangeError(
-            f"no average of step {step} is kept; expected one of those kept ({kept}) or a later step", field="step"
+            f"no average of step {step} is kept; expected one of the kept steps ({kept}) or a later step", field="step"
         )

@@ -85,8 +85,8 @@ class Delivery:
             self._keeps = mode is PlacementMode.KEEP or (mode is PlacementMode.AUTO and not is_small)
             if not self._keeps and num_bytes > self._limits.message:
                 raise ResourceExhaustedError(
-                    f"the result has {num_bytes} bytes and at most {self._limits.message} come inline; "
-                    "expected placement MODE_KEEP or MODE_AUTO",
+                    f"the result has {num_bytes} bytes, but at most {self._limits.message} come inline; "
+                    "ask for placement MODE_KEEP or MODE_AUTO",
                     field="placement.mode",
                 )
         return self._keeps

@@ -238,7 +238,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "tags": ({"outputs_collections": [b"a"]}, "outputs_collections", "expected names of collections"),
     "tags by variable": ({"variables_collections": {"beta": [1]}}, "variables_collections", "expected names"),
     "clipping": ({"renorm_clipping": {"rmax": "big"}}, "renorm_clipping", "expected a number for rmax, got 'big'"),
-    "adjustment": ({"adjustment": (X, X)}, "adjustment", "tensors go to the call"),
+    "adjustment": ({"adjustment": (X, X)}, "adjustment", "pass tensors to the layer's calls"),
     "seed": (
         {"adjustment": RandomAdjustment((0, 1), (0, 1), -1)},
         "adjustment",

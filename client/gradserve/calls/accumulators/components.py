@@ -78,7 +78,7 @@ class Component:
         sizes = self.shape[1:] if self.shape is not None and self.is_sparse else self.shape
         if sizes is None or -1 in sizes:
             raise InvalidArgumentError(
-                f"expected a gradient of {self.title}, got none; its shape, of which zeros could be made, is not known",
+                f"expected a gradient of {self.title}, got none; zeros cannot be sent for it, as its shape is not known",
                 field=_FIELD,
             )
         if self.is_sparse:
@@ -88,8 +88,8 @@ class Component:
     def missing(self, got: str | None) -> InvalidArgumentError:
         """Returns the error of a missing gradient."""
         return InvalidArgumentError(
-            f"expected a gradient of {self.title}, got {got}; pass zeros for a parameter without a gradient, or have "
-            "them sent for it: missing='zeros' of gradient_accumulator",
+            f"expected a gradient of {self.title}, got {got}; pass zeros for a parameter without a gradient, or make "
+            "the accumulator with missing='zeros'",
             field=_FIELD,
         )
 

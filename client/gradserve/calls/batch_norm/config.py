@@ -99,7 +99,7 @@ class BatchNormArguments:
             config.updates_collections.extend(_names(self.updates_collections, "updates_collections"))
             if not config.updates_collections:
                 raise InvalidArgumentError(
-                    "expected the name of a collection, or None to update in place, got none",
+                    "expected at least one collection, or None to update in place, got none",
                     field="updates_collections",
                 )
         if isinstance(self.variables_collections, Mapping):
@@ -194,7 +194,7 @@ def _regularizer(regularizer: Regularizer) -> layer_pb2.Regularizer:
 def _adjustment(adjustment: RandomAdjustment) -> batch_norm_pb2.RandomAdjustment:
     if not isinstance(adjustment, RandomAdjustment):
         raise InvalidArgumentError(
-            f"expected a RandomAdjustment or None, got {described(adjustment)}; tensors go to the call",
+            f"expected a RandomAdjustment or None, got {described(adjustment)}; pass tensors to the layer's calls",
             field="adjustment",
         )
     message = batch_norm_pb2.RandomAdjustment()

@@ -241,7 +241,7 @@ def load_cudnn() -> Cudnn:
     try:
         from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
     except ImportError as error:
-        raise InternalError(f"cuDNN 9 cannot be looked for: {error}; see the extras cuda12 and cuda13") from error
+        raise InternalError(f"cuDNN 9 cannot be searched for: {error}; see the extras cuda12 and cuda13") from error
     try:
         return Cudnn(ctypes.CDLL(load_nvidia_dynamic_lib("cudnn").abs_path or _SONAME))
     except (DynamicLibNotFoundError, OSError, AttributeError) as error:
@@ -264,5 +264,5 @@ def int32(value: int) -> int:
         InvalidArgumentError: It does not fit.
     """
     if not -(2**31) <= value < 2**31:
-        raise InvalidArgumentError(f"cuDNN takes no sizes of more than 32 bits, got {value}")
+        raise InvalidArgumentError(f"cuDNN takes sizes of at most 32 bits, got {value}")
     return int(value)

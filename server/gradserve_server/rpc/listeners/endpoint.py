@@ -143,7 +143,7 @@ class LastingEndpoint:
             return
         self._last_report = now
         traceback = None if isinstance(failure, UnicodeDecodeError) else failure
-        _log.warning("gRPC's server ended: %s; another one serves on", failure, exc_info=traceback)
+        _log.warning("gRPC's server ended: %s; another one has replaced it", failure, exc_info=traceback)
 
     def _abandon(self, endpoint: Endpoint) -> None:
         endpoint.remove_files()

@@ -70,7 +70,7 @@ def _check_free(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise OSError(errno.EEXIST, f"{path} is there and is no socket")
+        raise OSError(errno.EEXIST, f"{path} exists and is not a socket")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:

@@ -55,5 +55,5 @@ def test_failures_say_why(monkeypatch: pytest.MonkeyPatch, found: Any, reason: s
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
-    with pytest.raises(InternalError, match="cannot be looked for.*see the extras cuda12 and cuda13"):
+    with pytest.raises(InternalError, match="cannot be searched for.*see the extras cuda12 and cuda13"):
         load_cudnn()

@@ -343,7 +343,7 @@ class TestErrors:
         inputs = make_inputs()
         problem = plan_forward(inputs, LSTM).problem
         large = replace(problem, network=replace(problem.network, num_units=2**30))
-        with pytest.raises(InvalidArgumentError, match=f"no sizes of more than 32 bits, got {BATCH * 2**30}"):
+        with pytest.raises(InvalidArgumentError, match=f"sizes of at most 32 bits, got {BATCH * 2**30}"):
             bench.op.forward(inputs, large)
 
     def test_other_parameters_than_the_networks(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
