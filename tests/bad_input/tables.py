@@ -89,7 +89,7 @@ BAD_WAITS = [
         )
         for step in (0, -1, INT64_MIN)
     ),
-    Bad("ReadAverage", Read(accumulator=ref("stepped"), step=5), "those kept (1)", "step", OUT_OF_RANGE),
+    Bad("ReadAverage", Read(accumulator=ref("stepped"), step=5), "the kept steps (1)", "step", OUT_OF_RANGE),
 ]
 
 NAMED = {

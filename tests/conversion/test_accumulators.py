@@ -172,7 +172,9 @@ def test_zeros_for_what_is_missing(client: gradserve.Client) -> None:
 )
 def test_zeros_need_a_shape(client: gradserve.Client, spec: gradserve.DenseSpec | gradserve.SparseSpec) -> None:
     model = client.gradient_accumulator({"w": spec, "b": np.zeros(1)}, missing="zeros")
-    with pytest.raises(gradserve.InvalidArgumentError, match="of component 'w', got none; its shape"):
+    with pytest.raises(
+        gradserve.InvalidArgumentError, match="of component 'w', got none; zeros cannot replace it, as its shape"
+    ):
         model.apply_grad({"b": [1]})
 
 

@@ -140,8 +140,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "a tensor of a GPU": (
         OnGpu(),
-        "expected an array in the memory of the host for component 'w', got OnGpu on cuda:0; copy it first, such as "
-        "with .cpu(): can't convert cuda:0",
+        "expected an array in the memory of the host for component 'w', got OnGpu on cuda:0; copy it first, for "
+        "example with .cpu(): can't convert cuda:0",
     ),
     "a library's error": (Failing(KeyError("tracer")), "got Failing, which cannot be read: 'tracer'"),
 }

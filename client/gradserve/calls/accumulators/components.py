@@ -78,7 +78,7 @@ class Component:
         sizes = self.shape[1:] if self.shape is not None and self.is_sparse else self.shape
         if sizes is None or -1 in sizes:
             raise InvalidArgumentError(
-                f"expected a gradient of {self.title}, got none; zeros cannot be sent for it, as its shape is not known",
+                f"expected a gradient of {self.title}, got none; zeros cannot replace it, as its shape is not known",
                 field=_FIELD,
             )
         if self.is_sparse:

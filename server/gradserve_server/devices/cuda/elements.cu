@@ -1,4 +1,4 @@
-// How threads go through elements, and how they load and store several at a time.
+// Iterates threads over elements, and loads and stores several elements at a time.
 
 template <int BYTES>
 struct WordOf;
@@ -23,7 +23,7 @@ struct WordOf<16> {
     using Type = uint4;
 };
 
-// WIDTH elements side by side, which one instruction loads.
+// WIDTH contiguous elements, which one instruction loads.
 template <typename T, int WIDTH>
 struct alignas(sizeof(T) * WIDTH) Vector {
     using Word = typename WordOf<sizeof(T) * WIDTH>::Type;
@@ -36,7 +36,7 @@ struct alignas(sizeof(T) * WIDTH) Vector {
 
     __device__ __forceinline__ void load(const T* address) { word() = *reinterpret_cast<const Word*>(address); }
 
-    // For the last use of what is at the address: it need not stay in the cache.
+    // Loads what is not used again, so that it need not stay in the cache.
     __device__ __forceinline__ void load_last(const T* address) {
         word() = __ldcs(reinterpret_cast<const Word*>(address));
     }
@@ -44,11 +44,11 @@ struct alignas(sizeof(T) * WIDTH) Vector {
     // Leaves the cache to inputs that are read again.
     __device__ __forceinline__ void store(T* address) const { __stcs(reinterpret_cast<Word*>(address), word()); }
 
-    // For what is read again soon.
+    // Loads what is read again soon.
     __device__ __forceinline__ void store_cached(T* address) const { *reinterpret_cast<Word*>(address) = word(); }
 };
 
-// What a thread visits: every so many-th of all.
+// The elements or vectors that a thread visits: every step-th one from index on.
 struct GridStride {
     long long index;
     long long step;

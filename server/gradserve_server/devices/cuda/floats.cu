@@ -1,4 +1,4 @@
-// What all kernels share about elements: the types of arithmetic, and how to get there and back.
+// The types of arithmetic, and conversions to them and back, for all kernels.
 
 struct BFloat16 {
     unsigned short bits;
@@ -12,7 +12,7 @@ __device__ __forceinline__ float widen(float value) { return value; }
 
 __device__ __forceinline__ double widen(double value) { return value; }
 
-// To the nearest, ties to even; a NaN stays one, though its upper bits may all be zero.
+// Rounds to nearest, ties to even. A NaN stays NaN, even if its upper bits are all zero.
 __device__ __forceinline__ void narrow(float value, BFloat16& narrowed) {
     const unsigned int bits = __float_as_uint(value);
     const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;

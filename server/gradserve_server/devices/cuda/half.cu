@@ -1,4 +1,4 @@
-// The only PTX: what converts float16, of which CUDA C++ knows nothing without the toolkit's headers.
+// The only PTX: conversions of float16, which CUDA C++ does not have without the toolkit's headers.
 
 struct Half {
     unsigned short bits;

@@ -27,7 +27,7 @@ __device__ __forceinline__ float error_function_complement(float x) { return erf
 
 __device__ __forceinline__ double error_function_complement(double x) { return erfc(x); }
 
-// |x|, but not more than the limit.
+// |x|, but at most the limit.
 template <typename U>
 __device__ __forceinline__ U limited(U x, U limit) {
     const U magnitude = x < 0 ? -x : x;
@@ -35,7 +35,7 @@ __device__ __forceinline__ U limited(U x, U limit) {
 }
 
 constexpr double ALMOST_INFINITE = 1e30;
-constexpr double LARGEST_NORMAL = 40;  // e^(-x^2 / 2) is 0 there
+constexpr double LARGEST_NORMAL = 40;  // from which on e^(-x^2 / 2) is 0
 constexpr double SQRT_HALF = 0.7071067811865476;
 constexpr double INVERSE_SQRT_2_PI = 0.3989422804014327;
 

@@ -23,9 +23,9 @@ struct ForwardArguments {
     U is_training;  // 1 or 0
 };
 
-// Number, mean and sum of squared deviations from it, of each lane's elements minus the first one of the channel.
+// The number, mean and sum of squared deviations of each lane's elements minus the first one of the channel.
 // Merged as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances",
-// 1979. Subtracting what is typical of the channel keeps digits where the mean is large.
+// 1979. Subtracting a typical value of the channel keeps digits if the mean is large.
 template <typename U, int LANES>
 struct Moments {
     using Value = U;

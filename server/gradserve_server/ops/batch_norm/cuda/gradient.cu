@@ -63,13 +63,13 @@ struct GradientSums {
     }
 };
 
-// Makes scale_backprop and offset_backprop of the sums, and writes them.
+// Computes scale_backprop and offset_backprop from the sums, and writes them.
 template <typename U, int LANES>
 __device__ __forceinline__ void finish_sums(
     const GradientArguments<U>& arguments, long long channel, GradientSums<U, LANES>& sums) {
 #pragma unroll
     for (int lane = 0; lane < LANES; ++lane) {
-        // Of an empty x both are 0, also where the deviation is.
+        // For an empty x both are 0, even if the deviation is 0.
         if (arguments.layout.positions > 0) {
             sums.dot(lane) *= inverse_square_root(arguments.variance[channel + lane] + arguments.epsilon);
         }

@@ -1,6 +1,6 @@
-// What all kernels share: vectors of elements, which of them a thread visits, and sums over threads and blocks.
+// The common part of all kernels: vectors of elements, the ones that a thread visits, and sums over threads and blocks.
 //
-// x is [outer, channels, inner]. WIDTH elements that lie side by side make a vector, which one instruction loads. They
+// x is [outer, channels, inner]. WIDTH contiguous elements make a vector, which one instruction loads. They
 // belong to LANES channels: WIDTH of them with channels last, one with channels first. A column is the LANES channels
 // that a thread works on, and a position one of the column's vectors. A block has `columns` columns and, for each,
 // `rows` threads. blockIdx.x chooses the columns, their tile; the gridDim.y blocks of a tile, its splits, share the
@@ -45,7 +45,7 @@ struct Layout {
     long long channels;
     long long inner;
     long long positions;  // of a column
-    long long row_positions;  // those of one outer index
+    long long row_positions;  // positions of one outer index
     long long row_stride;  // elements from one outer index to the next
     long long step;  // positions from one that a thread visits to its next
     long long step_remainder;  // step modulo row_positions
@@ -54,14 +54,14 @@ struct Layout {
     long long column_bits;  // log2 of columns
 };
 
-// What this thread works on.
+// The work of this thread.
 template <int WIDTH, int LANES>
 struct Place {
     int columns;
     int column;  // within the tile
     long long tile;
     long long split;
-    long long channel;  // the first of the column's
+    long long channel;  // the first one of the column
     bool has_channels;
     long long first;  // position
     int count;  // of the thread's positions
@@ -80,7 +80,7 @@ struct Place {
     __device__ __forceinline__ bool holds_sums() const { return threadIdx.x < columns; }
 };
 
-// The thread's positions one by one, from the first on, or from the last back.
+// Iterates over the thread's positions, forward from the first one or backward from the last one.
 template <int WIDTH, int LANES, bool BACKWARD>
 struct Walk {
     const Layout& layout;
@@ -115,7 +115,7 @@ struct Walk {
     }
 };
 
-// The dynamic shared memory: a flag, the sums of half the threads, and the tensors that are kept.
+// The dynamic shared memory: a flag, the sums of half the threads, and the kept tensors.
 extern __shared__ uint4 shared_memory[];
 
 template <typename U>
@@ -155,9 +155,9 @@ __device__ __forceinline__ void reduce_block(Sums& sums, int columns) {
     }
 }
 
-// Adds up over the blocks of a tile. The last of them to get here takes what the others left, in the order of the
-// splits whichever it is, so that the result is always the same. True in the block that has the result, in the
-// threads that hold_sums.
+// Adds up over the blocks of a tile. The last block to get here adds the sums of all, always in the order of the
+// splits, so that the result is always the same. Returns true in the block that has the result, in the threads that
+// hold_sums.
 template <typename Sums, int WIDTH, int LANES>
 __device__ __forceinline__ bool reduce_tile(
     Sums& sums, const Place<WIDTH, LANES>& place, typename Sums::Value* partial_sums, unsigned int* tickets) {
@@ -203,7 +203,7 @@ __device__ __forceinline__ bool reduce_tile(
     return true;
 }
 
-// Gives all threads of a column what the one that holds_sums has.
+// Copies the sums from the thread that holds_sums to all threads of the column.
 template <typename Sums>
 __device__ __forceinline__ void broadcast(Sums& sums, int columns) {
     auto* shared = shared_sums<typename Sums::Value>();
