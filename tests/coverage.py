@@ -9,6 +9,7 @@ the floor. With the environment variable COVERAGE_JSON, all that was found is wr
 Servers in processes of their own are not measured: SlipCover needs seconds to start.
 """
 
+import functools
 import json
 import os
 import tomllib
@@ -61,12 +62,12 @@ class Coverage:
         output = getattr(session.config, "workeroutput", None)
         if output is not None:
             output["coverage"] = json.dumps(self._own.get_coverage())
-        elif session.exitstatus == pytest.ExitCode.OK and self._total()["summary"]["percent_covered"] < self._floor:
+        elif session.exitstatus == pytest.ExitCode.OK and self._total["summary"]["percent_covered"] < self._floor:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Prints the figures."""
-        total = self._total()
+        total = self._total
         if "COVERAGE_JSON" in os.environ:
             Path(os.environ["COVERAGE_JSON"]).write_text(json.dumps(total))
         terminalreporter.section("coverage of lines and branches")
@@ -78,13 +79,16 @@ class Coverage:
         else:
             terminalreporter.write_line(f"{percent:.2f} %; the floor is {self._floor:g} %")
 
+    @functools.cached_property
     def _total(self) -> dict[str, Any]:
-        # Its own counts first, then those of files that no process has imported.
-        total: dict[str, Any] = slipcover.Slipcover(
-            branch=True, source=self._sources, omit=self._omitted, exclude_also=_EXCLUDED
-        ).get_coverage()
-        for measured in (self._own.get_coverage(), *self._of_workers):
+        total: dict[str, Any] = self._own.get_coverage()
+        for measured in self._of_workers:
             slipcover.merge_coverage(total, measured)
+        seen = [str(Path(name).absolute()) for name in total["files"]]
+        never_imported = slipcover.Slipcover(
+            branch=True, source=self._sources, omit=[*self._omitted, *seen], exclude_also=_EXCLUDED
+        )
+        slipcover.merge_coverage(total, never_imported.get_coverage())
         return total
 
 
