@@ -1,33 +1,14 @@
 """What the client remembers of forwards, and what it warns of."""
 
-import gc
-import warnings
-import weakref
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
 import gradserve
 from gradserve.calls.batch_norm import forwards as batch_norm_forwards
-from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
-from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
-from tests.layers.client.fake_server import DY, FACES, Context, FakeLayerServer, X, result_of
-
-# --- Which forward
-
-
-def forward_ids(server: FakeLayerServer) -> list[str]:
-    return [request.forward_id for request in server.of("BatchNormForward")]
-
-
-def released(server: FakeLayerServer) -> list[list[str]]:
-    return [list(request.released_forward_ids) for request in server.of("BatchNormForward")]
-
-
-def went_back(server: FakeLayerServer) -> list[str]:
-    return [request.forward_id for request in server.of("BatchNormBackward")]
+from tests.layers.client.fake_server import DY, Context, FakeLayerServer, X, result_of
+from tests.layers.client.sent import forward_ids, released, went_back
 
 
 def test_forwards_have_names_of_their_own(server: FakeLayerServer, bn: Any) -> None:
@@ -134,6 +115,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "a forward": lambda bn: bn.forward(X),
     "a named forward": lambda bn: bn.forward(X, forward_id="mine"),
 }
+
+
 OUTCOMES: list[tuple[BaseException, bool]] = [
     (gradserve.UnavailableError("gone"), True),
     (gradserve.DeadlineExceededError("too late"), True),
@@ -194,156 +177,10 @@ def test_what_is_left_after_a_failure(
     assert (second == older.forward_id) is not is_left
 
 
-# --- Updates
-
-
-def test_updates_run_in_their_order_and_once(server: FakeLayerServer, bn: Any) -> None:
-    result_of(bn(X))
-    result_of(bn(X, is_training=False))
-    result_of(bn.forward(X))
-    result_of(bn(X))
-    ids = forward_ids(server)
-    assert result_of(bn.run_updates()) == 3
-    assert list(server.last("RunBatchNormUpdates").forward_ids) == [ids[0], ids[2], ids[3]]
-    assert result_of(bn.run_updates()) == 0
-    assert len(server.of("RunBatchNormUpdates")) == 1
-
-
-def test_updates_of_forwards_that_are_named(server: FakeLayerServer, bn: Any) -> None:
-    first, second, third = (result_of(bn.forward(X)) for _ in range(3))
-    evaluated = result_of(bn.forward(X, is_training=False))
-    assert result_of(bn.run_updates([third, evaluated, first])) == 2
-    assert list(server.last("RunBatchNormUpdates").forward_ids) == [third.forward_id, first.forward_id]
-    result_of(bn.run_updates())
-    assert list(server.last("RunBatchNormUpdates").forward_ids) == [second.forward_id]
-    for nothing in ([], [evaluated]):
-        assert result_of(bn.run_updates(nothing)) == 0
-    assert len(server.of("RunBatchNormUpdates")) == 2
-
-
-def test_updates_are_run_again_when_they_failed(server: FakeLayerServer, bn: Any) -> None:
-    result_of(bn(X))
-    server.failures["RunBatchNormUpdates"] = [gradserve.UnavailableError("gone")]
-    with pytest.raises(gradserve.UnavailableError):
-        result_of(bn.run_updates())
-    assert result_of(bn.run_updates()) == 1
-    first, second = server.of("RunBatchNormUpdates")
-    assert first == second
-
-
-@pytest.mark.parametrize(
-    ("updates", "run", "left"),
-    [
-        ("update_ops", (), 0),
-        (["mine", "update_ops"], ("mine",), 0),
-        ("mine", (), 1),
-        ("update_ops", ("update_ops", "default"), 0),
-        ("update_ops", ("update_ops", "elsewhere"), 1),
-    ],
-)
-def test_updates_run_by_collection_do_not_wait(
-    client: Any, server: FakeLayerServer, updates: Any, run: tuple[str, ...], left: int
-) -> None:
-    """However many steps a program makes, the layer object remembers none of them."""
-    layers = [result_of(client.batch_norm(scope=name, updates_collections=updates)) for name in ("a", "b")]
-    for layer in layers:
-        result_of(layer(X))
-    result_of(client.run_updates(*run))
-    assert [result_of(layer.run_updates()) for layer in layers] == [left, left]
-
-
-def test_updates_of_a_collection_that_failed_still_wait(client: Any, server: FakeLayerServer, bn: Any) -> None:
-    result_of(bn(X))
-    server.failures["RunBatchNormUpdates"] = [gradserve.UnavailableError("gone")]
-    with pytest.raises(gradserve.UnavailableError):
-        result_of(client.run_updates())
-    assert result_of(bn.run_updates()) == 1
-
-
-def test_a_forward_that_ends_after_the_updates_of_a_collection_waits(
-    server: FakeLayerServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = FACES[0](server)
-    bn = client.batch_norm(scope="bn")
-    run = server._RunBatchNormUpdates
-
-    def while_a_forward_ends(request: Any) -> Any:
-        monkeypatch.undo()
-        bn(X)
-        return run(request)
-
-    bn(X)
-    monkeypatch.setattr(server, "_RunBatchNormUpdates", while_a_forward_ends)
-    client.run_updates()
-    assert bn.run_updates() == 1
-    assert list(server.last("RunBatchNormUpdates").forward_ids) == forward_ids(server)[1:]
-
-
-def test_a_client_does_not_keep_layer_objects(client: Any) -> None:
-    bn = result_of(client.batch_norm(scope="bn"))
-    seen = weakref.ref(bn._calls)
-    del bn
-    gc.collect()
-    assert seen() is None
-    result_of(client.run_updates())
-
-
-def test_in_place_updates_do_not_wait(client: Any, server: FakeLayerServer, bn: Any) -> None:
-    def forward(request: Any) -> Any:
-        return messages_pb2.BatchNormForwardResponse(
-            outputs=request.inputs,
-            forward_id=request.forward_id,
-            implementation=batch_norm_pb2.BATCH_NORM_IMPLEMENTATION_FUSED,
-        )
-
-    server._BatchNormForward = forward  # type: ignore[method-assign]
-    result_of(bn(X))
-    assert result_of(bn.run_updates()) == 0
-    result_of(bn.backward(DY))
-
-
-def test_going_back_leaves_the_updates(bn: Any) -> None:
-    result_of(bn(X))
-    result_of(bn.backward(DY))
-    assert result_of(bn.run_updates()) == 1
-
-
-def test_release(server: FakeLayerServer, bn: Any) -> None:
-    first, second = (result_of(bn.forward(X)) for _ in range(2))
-    evaluated = result_of(bn.forward(X, is_training=False))
-    assert result_of(bn.release(second, evaluated)) == 1
-    assert list(server.last("ReleaseBatchNormForwards").forward_ids) == [second.forward_id]
-    result_of(bn.backward(DY))
-    assert went_back(server) == [first.forward_id]
-    result_of(bn.run_updates())
-    assert list(server.last("RunBatchNormUpdates").forward_ids) == [first.forward_id]
-    assert result_of(bn.release(evaluated)) == result_of(bn.release()) == 0
-    assert len(server.of("ReleaseBatchNormForwards")) == 1
-
-
-def test_several_threads_name_their_forwards(server: FakeLayerServer) -> None:
-    bn = FACES[0](server).batch_norm(scope="bn")
-
-    def work(_: int) -> None:
-        for _ in range(20):
-            forward = bn.forward(X)
-            bn(X)
-            bn.backward(DY, forward)
-
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(work, range(8)))
-    assert len(set(forward_ids(server))) == 320
-    assert bn.run_updates() == 320
-    bn(X)
-    every_release = [each for request in server.of("BatchNormForward") for each in request.released_forward_ids]
-    assert set(every_release) == {each for each in forward_ids(server)[:-1] if each not in went_back(server)}
-
-
-# --- Very many
-
-
 MANY = 5 * batch_norm_forwards.MAX_NAMED
 """More than one request names, and than an object remembers."""
+
+
 REMEMBERED = batch_norm_forwards.MAX_REMEMBERED
 
 
@@ -419,120 +256,3 @@ def test_lost_forwards_are_let_go_of_a_request_at_a_time(
         result_of(bn(X, is_training=False))
     lost = forward_ids(server)[:5]
     assert released(server)[-3:] == [lost[:3], lost[3:], []]
-
-
-# --- Leaving
-
-
-def test_leaving_a_layer_of_its_own_deletes_it(client: Any, server: FakeLayerServer) -> None:
-    with Context(result_of(client.batch_norm())) as bn:
-        result_of(bn(X))
-    assert server.last("DeleteBatchNormLayer").layer.name == bn.name
-    assert result_of(bn.run_updates()) == 0
-
-
-def test_leaving_a_shared_layer_lets_go_of_forwards_but_not_of_updates(server: FakeLayerServer, bn: Any) -> None:
-    with Context(bn) as entered:
-        assert entered is bn
-        updated = result_of(bn.forward(X))
-        result_of(bn.run_updates())
-        waiting = result_of(bn.forward(X))
-        result_of(bn.forward(X))
-        result_of(bn.backward(DY))
-    request = server.last("ReleaseBatchNormForwards")
-    assert list(request.forward_ids) == [updated.forward_id, waiting.forward_id]
-    assert request.keep_updates
-    assert not server.of("DeleteBatchNormLayer")
-    assert result_of(bn.run_updates()) == 2
-
-
-def test_only_leaving_keeps_updates(server: FakeLayerServer, bn: Any) -> None:
-    result_of(bn.release(result_of(bn.forward(X))))
-    assert not server.last("ReleaseBatchNormForwards").keep_updates
-    assert result_of(bn.run_updates()) == 0
-
-
-def test_leaving_sends_nothing_when_nothing_is_left(server: FakeLayerServer, bn: Any) -> None:
-    with Context(bn):
-        result_of(bn(X, is_training=False))
-    assert not server.of("ReleaseBatchNormForwards")
-
-
-@pytest.mark.parametrize("scope", [None, "bn"])
-def test_leaving_does_not_hide_what_happened(client: Any, server: FakeLayerServer, scope: str | None) -> None:
-    gone = gradserve.UnavailableError("gone")
-    server.failures = {"DeleteBatchNormLayer": [gone], "ReleaseBatchNormForwards": [gone]}
-
-    def work() -> None:
-        with Context(result_of(client.batch_norm(scope=scope, updates_collections=None))) as bn:
-            result_of(bn.forward(X))
-            raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        work()
-
-
-# --- Warnings
-
-IGNORED = [{"argument": "param_regularizers[beta]", "reason": "the legacy implementation has no regularizers"}]
-
-
-@pytest.fixture
-def warned() -> Iterator[list[warnings.WarningMessage]]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield caught
-
-
-def test_arguments_without_effect_at_creation(
-    client: Any, server: FakeLayerServer, warned: list[warnings.WarningMessage]
-) -> None:
-    server.replies["CreateBatchNormLayer"] = {"info": {"warnings": IGNORED}}
-    server.replies["BatchNormForward"] = {"warnings": IGNORED}
-    bn = result_of(client.batch_norm(scope="bn"))
-    (only,) = warned
-    assert only.category is gradserve.IgnoredArgumentWarning
-    assert str(only.message) == (
-        "param_regularizers[beta] of batch normalization layer 'bn' has no effect: the legacy implementation has no "
-        "regularizers"
-    )
-    result_of(bn(X))
-    assert len(warned) == 1
-    result_of(client.batch_norm(scope="bn"))
-    assert len(warned) == 2
-
-
-@pytest.mark.parametrize("call", [lambda bn: bn(X), lambda bn: bn.forward(X)], ids=["a call", "a forward"])
-def test_arguments_without_effect_in_a_forward(
-    server: FakeLayerServer, bn: Any, call: Callable[[Any], Any], warned: list[warnings.WarningMessage]
-) -> None:
-    server.replies["BatchNormForward"] = {"warnings": [*IGNORED, {"argument": "adjustment", "reason": "so it is"}]}
-    for _ in range(2):
-        result_of(call(bn))
-    assert [str(each.message).partition(" ")[0] for each in warned] == ["param_regularizers[beta]", "adjustment"]
-    forward = result_of(bn.forward(X))
-    assert [each.argument for each in forward.warnings] == ["param_regularizers[beta]", "adjustment"]
-
-
-def test_a_warning_points_at_the_program(
-    server: FakeLayerServer, bn: Any, warned: list[warnings.WarningMessage]
-) -> None:
-    server.replies["BatchNormForward"] = {"warnings": IGNORED}
-    result_of(bn(X))
-    assert "/gradserve/" not in warned[0].filename
-    assert warned[0].filename.endswith("fake_transport.py")  # which runs the operations
-
-
-def test_a_warning_that_is_an_error_loses_no_updates(server: FakeLayerServer, bn: Any) -> None:
-    server.replies["BatchNormForward"] = {"warnings": IGNORED}
-    with pytest.raises(gradserve.IgnoredArgumentWarning):
-        result_of(bn(X))
-    assert result_of(bn.run_updates()) == 1
-
-
-def test_a_layer_that_warns_with_an_error_is_deleted_with_its_client(client: Any, server: FakeLayerServer) -> None:
-    server.replies["CreateBatchNormLayer"] = {"info": {"warnings": IGNORED}}
-    with pytest.raises(gradserve.IgnoredArgumentWarning):
-        result_of(client.batch_norm())
-    result_of(client.close())
-    assert server.of("EndClientLease")
