@@ -1,1 +1,1 @@
-"""Layers that hold variables, apart from how calls of them travel."""
+"""Layers that hold variables, independent of the transport."""

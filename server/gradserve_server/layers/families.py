@@ -1,4 +1,4 @@
-"""What computes the layers on a device."""
+"""The families that compute layers on a device."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -16,7 +16,7 @@ from gradserve_server.ops.operation import Family
 
 
 def make_layer_families(device: Device, ops: Mapping[str, Family]) -> Mapping[str, Family]:
-    """Returns the families of layers on a device, by name; `ops` are those of ops there."""
+    """Returns the families of layers on a device, by name; `ops` are its families of ops."""
     xp: Any = np
     if not isinstance(device, CpuDevice):
         import cupy

@@ -1,4 +1,4 @@
-"""First values of variables, by the names of TensorFlow's initializers."""
+"""Initial values of variables, by the names of TensorFlow's initializers."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -13,17 +13,17 @@ from gradserve_server.errors import InvalidArgumentError
 Draw = Callable[[np.random.Generator, int, Mapping[str, float]], NDArray[np.float64]]
 
 _GLOROT_TRUNCATION = 0.87962566103423978
-"""The standard deviation of a standard normal that is cut off at two of its own."""
+"""The standard deviation of a standard normal distribution truncated at two standard deviations."""
 
 
 @dataclass(frozen=True)
 class NamedInitializer:
-    """One of TensorFlow's initializers.
+    """One of TensorFlow's initializers, with its parameters.
 
     Attributes:
         name: One of `INITIALIZERS`.
-        parameters: Those that were given, by name.
-        seed: Of the random ones.
+        parameters: The parameters that were given, by name.
+        seed: The seed of a random initializer.
     """
 
     name: str
@@ -36,7 +36,7 @@ class NamedInitializer:
         """Checks name and parameters.
 
         Raises:
-            InvalidArgumentError: One of them is unknown, or cannot be.
+            InvalidArgumentError: One of them is unknown or invalid.
         """
         field = f"{field}.named"
         known = INITIALIZERS.get(self.name)
@@ -58,11 +58,11 @@ class NamedInitializer:
 
     @property
     def is_random(self) -> bool:
-        """True if it needs a seed."""
+        """True if the initializer needs a seed."""
         return INITIALIZERS[self.name].is_random
 
     def value(self, channels: int) -> NDArray[np.float64]:
-        """Returns the first value of a variable of shape [channels]."""
+        """Returns the initial value of a variable of shape [channels]."""
         known = INITIALIZERS[self.name]
         with np.errstate(over="ignore"):
             return known.draw(np.random.default_rng(self.seed), channels, {**known.defaults, **self.parameters})
@@ -87,10 +87,10 @@ class NamedInitializer:
 
 @dataclass(frozen=True, eq=False)
 class TensorInitializer:
-    """A value that was given.
+    """An initial value given as a tensor.
 
     Attributes:
-        tensor: In host memory, of any dtype that converts to the variable's.
+        tensor: The value in host memory, of any dtype that converts to the variable's.
     """
 
     tensor: NDArray[Any]
@@ -106,7 +106,7 @@ class TensorInitializer:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the value."""
+        """The size of the value in bytes."""
         return self.tensor.nbytes
 
     def __hash__(self) -> int:
@@ -116,7 +116,7 @@ class TensorInitializer:
         return f"a tensor of shape {list(self.tensor.shape)}"
 
     def check(self, field: str) -> None:
-        """Checks that it can be the value of a variable of shape [C].
+        """Checks that the tensor can initialize a variable of shape [C].
 
         Raises:
             InvalidArgumentError: It cannot.
@@ -128,7 +128,7 @@ class TensorInitializer:
             )
 
     def value(self, channels: int) -> NDArray[np.float64]:
-        """Returns the value: a scalar for all channels, or as it was given."""
+        """Returns the value, with a scalar repeated for all channels."""
         wide = self.tensor.astype(np.float64)
         return np.full(channels, wide) if wide.ndim == 0 else wide
 
@@ -138,7 +138,7 @@ Initializer = NamedInitializer | TensorInitializer
 
 @dataclass(frozen=True)
 class _Known:
-    """What is behind a name: `draw` takes a generator, the number of channels and all of `defaults`."""
+    """An initializer: `draw` takes a generator, the number of channels and a value for each of `defaults`."""
 
     draw: Draw
     defaults: dict[str, float]
@@ -146,7 +146,7 @@ class _Known:
 
 
 def _truncated_normal(random: np.random.Generator, channels: int) -> NDArray[np.float64]:
-    """Draws again whatever is more than two standard deviations away."""
+    """Draws from a standard normal distribution, again for values more than two standard deviations away."""
     drawn = random.standard_normal(channels)
     while True:
         outside = np.abs(drawn) > 2
@@ -157,7 +157,7 @@ def _truncated_normal(random: np.random.Generator, channels: int) -> NDArray[np.
 
 
 def _glorot(random: np.random.Generator, channels: int, _: Mapping[str, float]) -> NDArray[np.float64]:
-    """Glorot and Bengio, 2010: of a vector, TensorFlow takes the length for both fans."""
+    """Draws as in Glorot and Bengio, 2010; TensorFlow takes the length of a vector for both fans."""
     limit = math.sqrt(3 / max(channels, 1))
     return random.uniform(-limit, limit, channels)
 
@@ -183,4 +183,4 @@ INITIALIZERS: Mapping[str, _Known] = {
     "glorot": _Known(_glorot, {}),
     "glorot_normal": _Known(_glorot_normal, {}),
 }
-"""By name."""
+"""The initializers, by name."""

@@ -1,4 +1,4 @@
-"""What a kind of layers has to do, to be created, found and looked after."""
+"""The interfaces of a layer and of a kind of layers, as the registry uses them."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
@@ -13,43 +13,43 @@ class Layer(Protocol):
 
     @property
     def incarnation(self) -> str:
-        """Tells it from another one that had the name before."""
+        """The id that tells the layer from an earlier one of the same name."""
         ...
 
     @property
     def creation_id(self) -> str:
-        """That of the call that created it, if it had one."""
+        """The creation_id of the call that created the layer; empty if it had none."""
         ...
 
     @property
     def collections(self) -> Collection[str]:
-        """The tags to list it by."""
+        """The tags by which the layer is listed."""
         ...
 
     @property
     def updates_collections(self) -> Collection[str]:
-        """The tags to run its updates by."""
+        """The tags by which its updates are run."""
         ...
 
     async def build(self, dtype: np.dtype[Any], shape: Sequence[int]) -> None:
-        """Creates the variables for inputs like these, or checks that they fit; sizes may be -1 for any.
+        """Creates the variables for such inputs, or checks that they fit; a size of -1 stands for any.
 
         Raises:
-            InvalidArgumentError: The layer does not take such inputs.
-            ResourceExhaustedError: There is no memory for them.
+            InvalidArgumentError: The layer does not accept such inputs.
+            ResourceExhaustedError: There is no memory for the variables.
         """
         ...
 
     async def run_updates(self, forward_ids: Sequence[str]) -> int:
-        """Runs updates that wait, each once: of these forwards, or of all; returns how many were run now."""
+        """Runs the pending updates of these forwards, or of all, each once; returns how many it ran."""
         ...
 
     async def expire(self) -> int:
-        """Forgets forwards whose lease has run out; returns how many."""
+        """Forgets forwards whose lease has expired; returns how many."""
         ...
 
     def close(self) -> None:
-        """Lets go of everything."""
+        """Releases everything the layer holds."""
         ...
 
 
@@ -59,23 +59,23 @@ ConfigT_contra = TypeVar("ConfigT_contra", contravariant=True)
 
 
 class LayerKind(Protocol[ConfigT_contra, LayerT]):
-    """What tells layers of one kind from those of others."""
+    """A kind of layers: what the registry needs to check, compare and make them."""
 
     @property
     def first_variable(self) -> str:
-        """The name of the variable that TensorFlow creates first, and complains of."""
+        """The name of the variable that TensorFlow creates first, and names in its errors."""
         ...
 
     def check(self, config: ConfigT_contra) -> None:
         """Checks a configuration.
 
         Raises:
-            InvalidArgumentError: A value cannot be, or two of them contradict each other.
+            InvalidArgumentError: A value is invalid, or two values contradict each other.
         """
         ...
 
     def differences(self, layer: LayerT, config: ConfigT_contra) -> str:
-        """Returns in what a layer differs from one with this configuration, in words; nothing if in nothing."""
+        """Returns how a layer differs from one with this configuration, in words; empty if it does not."""
         ...
 
     def make(
@@ -84,10 +84,10 @@ class LayerKind(Protocol[ConfigT_contra, LayerT]):
         """Returns a new layer.
 
         Args:
-            key: Its name.
-            config: One that was checked.
-            creation_id: Of the call.
-            on_presence: Told when the layer begins or ceases to keep forwards.
+            key: The layer's name.
+            config: A checked configuration.
+            creation_id: The id of the call.
+            on_presence: Called with True when the layer begins to keep forwards, with False when it keeps none.
 
         Raises:
             ResourceExhaustedError: There is no memory for the values in the configuration.

@@ -1,9 +1,9 @@
-"""Bounds of the names and ids that come with requests."""
+"""Limits for the names and ids in requests."""
 
 from gradserve_server.errors import InvalidArgumentError
 
 MAX_NAME_BYTES = 1024
-"""In UTF-8; and so for ids."""
+"""The limit of names in UTF-8; MAX_ID_BYTES is the limit of ids."""
 MAX_ID_BYTES = 128
 
 
@@ -11,7 +11,7 @@ def check_length(text: str, limit: int, field: str) -> None:
     """Checks that a name or id is not longer than `limit` bytes.
 
     Raises:
-        InvalidArgumentError: It is.
+        InvalidArgumentError: It is longer.
     """
     num_bytes = len(text.encode())
     if num_bytes > limit:

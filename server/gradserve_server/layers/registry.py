@@ -21,11 +21,11 @@ from gradserve_server.tensors.quotas import Quota
 _log = logging.getLogger(__name__)
 
 _LOOKED_AT_ONCE = 512
-"""Layers, before others get their turn."""
+"""The number of layers to look at before other tasks get their turn."""
 
 
 class Reuse(Enum):
-    """Says whether a layer of the name may, must or must not exist."""
+    """Whether a layer of the name may, must or must not exist."""
 
     ALLOWED = auto()
     REQUIRED = auto()
@@ -36,17 +36,17 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
     """Creates, finds and deletes layers of one kind.
 
     Attributes:
-        count: The layers that there are.
+        count: The quota of layers, and how many there are.
 
     Not thread-safe: used on the event loop only.
     """
 
     def __init__(self, kind: LayerKind[ConfigT, LayerT], count: Quota, lifetimes: Lifetimes) -> None:
-        """Takes what makes layers, how many there may be, and what ends them."""
+        """Takes the kind that makes layers, the quota of layers, and the lifetimes that end them."""
         self.count = count
         self._kind = kind
         self._layers: Directory[LayerT] = Directory("layer", lifetimes, self._delete, article="a")
-        # Those that have forwards left: mostly few of many.
+        # Usually only a few of many layers keep forwards.
         self._keeping: dict[ResourceKey, LayerT] = {}
 
     def create(
@@ -60,11 +60,11 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         """Returns the layer of this name, and whether it is new.
 
         Raises:
-            InvalidArgumentError: The name is empty, a name or the id is too long, or the configuration cannot be.
-            AlreadyExistsError: There is one with another configuration or lifetime, or one at all where that is
+            InvalidArgumentError: The name is empty, a name or the id is too long, or the configuration is invalid.
+            AlreadyExistsError: A layer of this name has another configuration or lifetime, or exists where that is
                 forbidden.
-            NotFoundError: There is none where one is required.
-            ResourceExhaustedError: There are too many.
+            NotFoundError: A layer is required, but does not exist.
+            ResourceExhaustedError: There are too many layers.
         """
         found = self._existing(key, config, reuse, creation_id, lifetime)
         if found is not None:
@@ -83,29 +83,31 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         shape: Sequence[int],
         lifetime: Lifetime = SHARED,
     ) -> tuple[LayerT, bool]:
-        """Returns the layer of this name with its variables, and whether it is new; nobody finds it without them.
+        """Returns the layer of this name with its variables, and whether it is new.
+
+        Other calls never find the layer without its variables.
 
         Args:
-            key: Its name.
-            config: Its configuration.
-            reuse: Whether it may exist.
-            creation_id: Of the call.
-            dtype: Of its inputs.
-            shape: Of its inputs, -1 where a size is not known.
-            lifetime: What ends it.
+            key: The layer's name.
+            config: The layer's configuration.
+            reuse: Whether the layer may exist.
+            creation_id: The id of the call.
+            dtype: The dtype of the inputs.
+            shape: The shape of the inputs, -1 for unknown sizes.
+            lifetime: What ends the layer.
 
         Raises:
-            InvalidArgumentError: As for `create`; or the layer does not take such inputs.
+            InvalidArgumentError: As for `create`; or the layer does not accept such inputs.
             AlreadyExistsError: As for `create`.
             NotFoundError: As for `create`.
-            ResourceExhaustedError: There are too many, or there is no memory for the variables.
+            ResourceExhaustedError: There are too many layers, or there is no memory for the variables.
         """
         found = self._existing(key, config, reuse, creation_id, lifetime)
         if found is None:
             layer = self._new(key, config, creation_id)
             try:
                 await layer.build(dtype, shape)
-                # Somebody else may have been faster.
+                # Another call may have created it meanwhile.
                 found = self._existing(key, config, reuse, creation_id, lifetime)
                 if found is None:
                     self._layers.add(key, layer, lifetime, layer.collections)
@@ -121,7 +123,7 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
     def _existing(
         self, key: ResourceKey, config: ConfigT, reuse: Reuse, creation_id: str, lifetime: Lifetime
     ) -> LayerT | None:
-        """Returns the layer of this name, nothing if one is to be created; raises what `create` does."""
+        """Returns the layer of this name, or None if it has to be created; raises what `create` raises."""
         if reuse is Reuse.REQUIRED and not key.name:
             raise InvalidArgumentError(
                 "reuse=True cannot be used without a name_or_scope; expected the name of a layer", field="layer.name"
@@ -161,20 +163,20 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
 
         Raises:
             InvalidArgumentError: The name is empty.
-            NotFoundError: There is none.
+            NotFoundError: There is no such layer.
         """
         return self._layers.get(key, incarnation)
 
     def use(self, key: ResourceKey, incarnation: str = "") -> AbstractContextManager[LayerT]:
-        """Finds a layer as `get` does, and keeps it from ending by itself while a call uses it."""
+        """Finds a layer as `get` does, and keeps it from expiring while a call uses it."""
         return self._layers.use(key, incarnation)
 
     def lifetime(self, key: ResourceKey) -> Lifetime:
-        """Returns what ends a layer that is there."""
+        """Returns the lifetime of a layer that exists."""
         return self._layers.lifetime(key)
 
     def delete(self, key: ResourceKey, incarnation: str = "") -> bool:
-        """Deletes a layer; tells whether there was one.
+        """Deletes a layer; returns whether it existed.
 
         Raises:
             InvalidArgumentError: The name is empty.
@@ -194,16 +196,16 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         """Returns up to `size` layers of a container whose names come after `after`, by name.
 
         Args:
-            container: Their namespace.
-            after: Empty for the first page.
-            size: How many at most.
-            scope: What their names begin with.
-            collection: A tag that they have; empty for any.
+            container: The layers' namespace.
+            after: The last name of the previous page; empty for the first page.
+            size: The maximum number of layers.
+            scope: The prefix of their names.
+            collection: A tag of the layers; empty for any.
         """
         return self._layers.page(container, after, size, prefix=scope, tag=collection)
 
     async def run_updates(self, container: str, collection: str, forward_ids: Sequence[str]) -> int:
-        """Runs the updates of all layers of a container that have a collection for them; see `Layer`."""
+        """Runs the updates of all layers of a container whose `updates_collections` have this one; see `Layer`."""
         count = 0
         for index, (key, layer) in enumerate(list(self._keeping.items())):
             if index % _LOOKED_AT_ONCE == 0:
@@ -214,13 +216,13 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         return count
 
     async def expire(self) -> int:
-        """Forgets forwards whose lease has run out; returns how many."""
+        """Forgets forwards whose lease has expired; returns how many."""
         count = 0
         for key, layer in list(self._keeping.items()):
             try:
                 count += await layer.expire()
             except ServiceError as error:
-                # Its journal refuses. Nothing has happened, and it is due the next time.
+                # The journal refused the event. Nothing has changed, and the next call tries again.
                 _log.warning("the forwards of layer %s did not expire: %s", key, error)
         return count
 

@@ -1,4 +1,4 @@
-"""Regularizers of variables: those of tf.contrib.layers."""
+"""The regularizers of tf.contrib.layers."""
 
 import math
 from collections.abc import Mapping
@@ -9,16 +9,16 @@ from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
 
 REGULARIZERS: Mapping[str, tuple[str, ...]] = {"l1": ("l1",), "l2": ("l2",), "l1_l2": ("l1", "l2")}
-"""The scales that each takes, by name."""
+"""The scales that each regularizer takes, by name."""
 
 
 @dataclass(frozen=True)
 class Regularizer:
-    """l1 sum |v| + l2 sum v^2 / 2.
+    """A regularizer, whose loss is l1 sum |v| + l2 sum v^2 / 2.
 
     Attributes:
         name: One of `REGULARIZERS`.
-        scales: Those that were given, by name. l1_l2 takes 1 for one that was not.
+        scales: The scales that were given, by name. For l1_l2 the default of each is 1.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Regularizer:
         """Checks name and scales.
 
         Raises:
-            InvalidArgumentError: One of them is unknown, missing, or cannot be.
+            InvalidArgumentError: One of them is unknown, missing or invalid.
         """
         takes = REGULARIZERS.get(self.name)
         if takes is None:
@@ -52,21 +52,21 @@ class Regularizer:
 
     @property
     def l1(self) -> float:
-        """What the sum of absolute values counts."""
+        """The factor of the sum of absolute values."""
         return self._scale("l1")
 
     @property
     def l2(self) -> float:
-        """What half the sum of squares counts."""
+        """The factor of half the sum of squares."""
         return self._scale("l2")
 
     def loss(self, xp: Any, variable: Array) -> Array:
-        """Returns the loss, a float64 scalar, over NumPy or CuPy."""
+        """Returns the loss, a float64 scalar; `xp` is NumPy or CuPy."""
         values = variable.astype("float64")
         return self.l1 * xp.abs(values).sum() + self.l2 / 2 * xp.square(values).sum()
 
     def gradient(self, xp: Any, variable: Array) -> Array:
-        """Returns the gradient of the loss, in the dtype of the variable; that of |v| at 0 is 0."""
+        """Returns the gradient of the loss, in the dtype of the variable; the gradient of |v| at 0 is 0."""
         values = variable.astype("float64")
         return (self.l1 * xp.sign(values) + self.l2 * values).astype(variable.dtype)
 

@@ -1,4 +1,4 @@
-"""What is done to xhat before gamma and beta: the correction of renorm, then the adjustment."""
+"""Transforms of xhat before gamma and beta: the correction of renorm, then the adjustment."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from gradserve_server.layers.batch_norm.config import RandomAdjustment
 def draw_adjustment(
     adjustment: RandomAdjustment, number: int, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Returns scale and bias of the draw of a number; the same for the same seed and number."""
+    """Returns scale and bias of a draw, which depend only on the seed and the draw's number."""
     random = np.random.default_rng((adjustment.seed or 0, number))
     with np.errstate(over="ignore"):
         scale = random.uniform(*adjustment.scale, shape).astype(dtype)
@@ -22,9 +22,9 @@ def draw_adjustment(
 
 @dataclass(frozen=True)
 class ChannelTransform:
-    """(xhat r + d) a + b, all of which are U and of shape [C].
+    """The transform (xhat r + d) a + b of xhat, all U of shape [C].
 
-    gamma and beta behind it make it FusedBatchNorm with the scale r a gamma and the offset (d a + b) gamma + beta.
+    Followed by gamma and beta, it is FusedBatchNorm with the scale r a gamma and the offset (d a + b) gamma + beta.
     """
 
     r: Array
@@ -33,11 +33,11 @@ class ChannelTransform:
     b: Array
 
     def scale(self, gamma: Array) -> Array:
-        """The scale, with gamma."""
+        """Returns the scale, including gamma."""
         return self.r * self.a * gamma
 
     def offset(self, gamma: Array, beta: Array) -> Array:
-        """The offset, with gamma and beta."""
+        """Returns the offset, including gamma and beta."""
         return (self.d * self.a + self.b) * gamma + beta
 
     def gamma_gradient(self, dots: Array, totals: Array) -> Array:
@@ -57,12 +57,12 @@ class ChannelTransform:
 
 
 def per_channel(array: Array, channels: int, axis_from_end: int) -> Array | None:
-    """Returns an adjustment with one value for each channel, or None where it varies along other axes too.
+    """Returns an adjustment as one value for each channel, or None if it also varies along other axes.
 
     Args:
-        array: Of a shape that broadcasts to the inputs.
-        channels: Their channels.
-        axis_from_end: The axis of those, as a negative number.
+        array: The adjustment, in a shape that broadcasts to the inputs.
+        channels: The number of channels.
+        axis_from_end: The axis of the channels, as a negative number.
     """
     along = len(array.shape) + axis_from_end
     if any(size != 1 for axis, size in enumerate(array.shape) if axis != along):
@@ -72,7 +72,7 @@ def per_channel(array: Array, channels: int, axis_from_end: int) -> Array | None
 
 
 def reduced_to(array: Array, shape: tuple[int, ...]) -> Array:
-    """Returns the sums of an array over the axes along which something of `shape` broadcasts to it, in float64."""
+    """Returns an array summed to `shape`, over the axes along which `shape` broadcasts, in float64."""
     added = len(array.shape) - len(shape)
     axes = tuple(axis for axis in range(len(array.shape)) if axis < added or shape[axis - added] == 1)
     if not axes:

@@ -8,16 +8,16 @@ from gradserve_server.devices.device import Array
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MovingAverages:
-    """The values of one moment, None where the layer does not have the variable. Never written to.
+    """A snapshot of the moving averages, None for variables that the layer does not have. Never written to.
 
-    All are of one floating dtype; of shape [C], but `local_step` and the weights, which are scalars.
+    All have the same floating dtype and shape [C], except `local_step` and the weights, which are scalars.
 
     Attributes:
-        biased: With zero_debias_moving_mean; the moving mean before its correction.
-        local_step: With zero_debias_moving_mean: the number of updates.
-        moving_stddev: With renorm, but for its old form.
-        renorm_mean: With renorm, and so renorm_stddev.
-        renorm_mean_weight: In the old form of renorm, and so renorm_stddev_weight.
+        biased: The moving mean before its correction, with zero_debias_moving_mean.
+        local_step: The number of updates, with zero_debias_moving_mean.
+        moving_stddev: The moving standard deviation, with renorm except in its old form.
+        renorm_mean: The average that renorm uses, with renorm; likewise renorm_stddev.
+        renorm_mean_weight: The weight of renorm_mean, in the old form of renorm; likewise renorm_stddev_weight.
     """
 
     moving_mean: Array
@@ -31,7 +31,7 @@ class MovingAverages:
     renorm_stddev_weight: Array | None = None
 
     def by_name(self) -> dict[str, Array]:
-        """Returns those that there are by TensorFlow's names, relative to the scope."""
+        """Returns the averages that exist, by TensorFlow's names relative to the scope."""
         arrays = {
             "moving_mean": self.moving_mean,
             "moving_variance": self.moving_variance,

@@ -1,4 +1,4 @@
-"""Gradients of a forward, from that with respect to what its activation was applied to."""
+"""The gradients of a forward, given the gradient with respect to the input of its activation."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from gradserve_server.ops.dtypes import FLOATING
 
 
 class BackwardPass:
-    """One backward."""
+    """Computes one backward."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class BackwardPass:
         attributes: BackwardAttributes,
         plan: BackwardPlan,
     ) -> None:
-        """Takes NumPy or CuPy, and the kernels."""
+        """Takes `xp`, NumPy or CuPy, the kernels, and the checked call."""
         config = attributes.config
         self._xp = xp
         self._inputs = inputs
@@ -34,12 +34,12 @@ class BackwardPass:
         self._channels = Channels.of(xp, inputs.inputs, config.data_format)
         self._normalization = Normalization(batch_norm, plan.geometry, config.epsilon)
         self._through_moments = attributes.is_training and plan.geometry.count > 0
-        # The forward left it to the kernels: they know from x where it let through.
+        # The relu was in the forward's kernel. The gradient kernel finds out from x where it was positive.
         self._has_fused_relu = config.activation_fn == "relu" and inputs.activation_saved is None
         self._gamma, self._beta = self._channels.scales(inputs.gamma), self._channels.offsets(inputs.beta)
 
     def gradients(self, dy: Array) -> BackwardOutputs:
-        """Returns all gradients but those of regularizers, given that behind the activation, T."""
+        """Returns all gradients except the regularizers'; `dy` is with respect to the activation's input, T."""
         inputs = self._inputs
         if inputs.batch_weights is not None:
             return self._weighted(dy, inputs.batch_weights)
@@ -74,7 +74,7 @@ class BackwardPass:
         )
 
     def _elementwise(self, dy: Array, given_scale: Array, given_bias: Array) -> BackwardOutputs:
-        """With an adjustment that varies within a channel; always in training."""
+        """Returns the gradients with an adjustment that varies within a channel; always in training."""
         inputs, channels = self._inputs, self._channels
         x, mean, variance, dtype = inputs.inputs, inputs.mean, inputs.variance, channels.dtype
         scale, bias = given_scale.astype(dtype), given_bias.astype(dtype)
@@ -132,7 +132,7 @@ class BackwardPass:
         return replace(found, batch_weights_gradient=for_weights.astype(weights.dtype))
 
     def _outputs(self, for_inputs: Array, for_beta: Array, for_gamma: Array) -> BackwardOutputs:
-        """Returns the gradients of the inputs and of the variables that there are, the latter in their dtype."""
+        """Returns the gradients of the inputs and of the existing variables, the latter in the variables' dtype."""
         beta, gamma = self._inputs.beta, self._inputs.gamma
         return BackwardOutputs(
             inputs_gradient=for_inputs,
@@ -142,7 +142,7 @@ class BackwardPass:
 
 
 def _like(gradient: Array, array: Array) -> Array:
-    """Returns a gradient for each channel, or of the array's shape, as that of an array that broadcasts."""
+    """Returns a gradient, per channel or in the array's shape, in the shape and dtype of the array."""
     if gradient.size != array.size:
         gradient = gradient.sum()
     return gradient.reshape(array.shape).astype(array.dtype)

@@ -1,4 +1,4 @@
-"""Calls of a layer, and what they give."""
+"""Calls of a layer and their results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ from gradserve_server.ops.runner import CheckedCall
 
 @dataclass(frozen=True)
 class ForwardCall:
-    """How a forward is to be computed.
+    """The options of a forward.
 
     Attributes:
-        forward_id: Empty to have one made.
-        keep_for_backward: None for whether it is in training.
+        forward_id: The id of the forward; empty to have the layer make one.
+        keep_for_backward: Whether to keep what a backward needs; None for the value of is_training.
         lease: Seconds without use until what is kept is forgotten.
         released: Earlier forwards whose backwards will not come.
     """
@@ -34,15 +34,15 @@ class ForwardCall:
 
 @dataclass(frozen=True)
 class ForwardResult:
-    """What a forward gave.
+    """The result of a forward.
 
     Attributes:
-        outputs: In host memory where that was asked for, else in the device's. Not to be written to: the layer may keep
-            them too.
-        moved: The inputs that were brought into the device's memory, by name.
-        forward_id: Empty where nothing is left to do.
-        regularization_losses: By variable.
-        drawn: The adjustment, scale and bias, where it was drawn.
+        outputs: The outputs, in host memory if that was asked for, else in the device's. They must not be written to,
+            as the layer may keep them, too.
+        moved: The inputs that were copied to the device's memory, by name.
+        forward_id: The id of the forward; empty if neither backward nor update can follow.
+        regularization_losses: The losses by variable.
+        drawn: Scale and bias of the adjustment, if it was drawn.
     """
 
     outputs: Array
@@ -57,7 +57,7 @@ class ForwardResult:
 
 @dataclass(frozen=True)
 class BackwardCall:
-    """A backward that was checked, of a forward that is kept."""
+    """A checked backward of a forward that is kept."""
 
     forward: Forward
     checked: CheckedCall[BackwardInputs, BackwardAttributes, BackwardOutputs, BackwardPlan]

@@ -1,4 +1,4 @@
-"""The changes of a layer, each decided, journaled and applied before the next one."""
+"""The changes of a layer; each is decided, journaled and applied before the next one."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -28,34 +28,34 @@ AnswerT = TypeVar("AnswerT")
 
 
 class LayerChanges:
-    """Decides what events change a layer: by its state at that moment, which nothing else changes until they have.
+    """Decides the events that change a layer, by its state, which nothing else changes until they are applied.
 
-    What the journal refuses, whoever asked for it gets as an exception: nothing has changed then.
+    If the journal refuses an event, the caller gets the exception, and nothing has changed.
 
     Not thread-safe: used on the event loop only.
     """
 
     def __init__(self, state: LayerState, journal: Journal[Event]) -> None:
-        """Takes the state to change, and what takes events before they have an effect."""
+        """Takes the state to change, and the journal, which takes events before they take effect."""
         self._state = state
         self._forwards = state.forwards
         self._journal = journal
         self._deciding = asyncio.Lock()
-        """Held from the moment that an event is decided until it has been applied."""
+        """Held from the decision of an event until it has been applied."""
         self._closed = False
 
     async def create_variables(self, variables: Variables) -> None:
-        """Gives the variables their first values."""
+        """Creates the variables with their initial values."""
         async with self._deciding:
             await self._commit(VariablesCreated(variables), self._state.create_variables)
 
     async def set_variables(self, values: Mapping[str, Array]) -> None:
-        """Sets variables, by TensorFlow's names, which the layer has."""
+        """Sets variables that the layer has, by TensorFlow's names."""
         async with self._deciding:
             await self._commit(VariablesSet(dict(values)), self._state.set_variables)
 
     async def draw(self, forward_id: str) -> int:
-        """Returns the number of the random adjustment of a forward: the same one whenever it is asked for."""
+        """Returns the number of the random adjustment of a forward; always the same one for a forward."""
         async with self._deciding:
             drawn = self._forwards.fate(forward_id).draw
             if drawn is not None:
@@ -72,13 +72,13 @@ class LayerChanges:
         averages: MovingAverages | None,
         released: Sequence[str],
     ) -> bool:
-        """Keeps what a forward left; returns whether its update waits to be run.
+        """Keeps what a forward left; returns whether its update is pending.
 
         Args:
-            forward_id: Of the forward.
+            forward_id: The id of the forward.
             lease: Seconds without use until what it left is forgotten.
-            saved: For its backward, if that may come.
-            pending: For its update, if that is to wait; not if the forward was counted already.
+            saved: What its backward needs, if one may come.
+            pending: What its update needs, if it is run later; ignored if the forward was counted already.
             averages: The moving averages after its update in place; None if they did not move.
             released: Earlier forwards whose backwards will not come.
         """
@@ -94,7 +94,7 @@ class LayerChanges:
             return await self._commit(event, self._state.end_forward)
 
     async def run_updates(self, forward_id: str, averages: MovingAverages) -> bool:
-        """Makes the moving averages those after a forward; returns False if it has just expired."""
+        """Sets the moving averages to those after a forward; returns False if the forward has just expired."""
         async with self._deciding:
             if not self._forwards.fate(forward_id).was_counted:
                 return False
@@ -102,31 +102,31 @@ class LayerChanges:
             return True
 
     async def end_backward(self, forward: Forward, saved: Saved | None) -> None:
-        """Lets go of what the last backward of a forward was computed with."""
+        """Releases what the last backward of a forward was computed with."""
         async with self._deciding:
-            # A repeated forward may have saved anew meanwhile: that is for another backward.
+            # A repeated forward may have saved again meanwhile, for another backward.
             if forward.saved is saved:
                 await self._commit(BackwardEnded(forward.forward_id), self._state.end_backward)
 
     async def release(self, forward_ids: Sequence[str], *, with_updates: bool) -> int:
-        """Lets go of what the backwards of forwards need, and of their updates; returns how many there were."""
+        """Releases what forwards keep for their backwards, and maybe their updates; returns how many were kept."""
         async with self._deciding:
             if not any(self._forwards.find(forward_id) for forward_id in forward_ids):
                 return 0
             return await self._commit(ForwardsReleased(tuple(forward_ids), with_updates), self._state.release)
 
     async def expire(self) -> int:
-        """Forgets forwards whose lease has run out and that nobody uses; returns how many."""
+        """Forgets unused forwards whose lease has expired; returns how many."""
         async with self._deciding:
             expired = self._forwards.expired()
             return await self._commit(ForwardsExpired(expired), self._state.expire) if expired else 0
 
     def close(self) -> None:
-        """Keeps events from the journal from now on: the layer was deleted."""
+        """Stops journaling, as the layer was deleted."""
         self._closed = True
 
     async def _commit(self, event: EventT, apply: Callable[[EventT], AnswerT]) -> AnswerT:
-        """Applies an event once the journal has it. Called by who holds `_deciding`, and decided the event therein."""
+        """Applies an event once the journal has it. Called with `_deciding` held since before the decision."""
         if not self._closed:
             await self._journal.append(event)
         return apply(event)

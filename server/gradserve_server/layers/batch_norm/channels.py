@@ -17,9 +17,9 @@ class Channels:
 
     Attributes:
         xp: NumPy or CuPy.
-        dtype: U, of arithmetic.
-        count: C.
-        axis: Theirs, as a negative number.
+        dtype: U, the dtype of arithmetic.
+        count: The number of channels, C.
+        axis: The axis of the channels, as a negative number.
     """
 
     xp: Any
@@ -29,12 +29,12 @@ class Channels:
 
     @classmethod
     def of(cls, xp: Any, x: Array, data_format: str) -> "Channels":
-        """Returns those of inputs."""
+        """Returns the channels of inputs."""
         axis = channel_axis(len(x.shape), data_format)
         return cls(xp, widened(x.dtype), x.shape[axis], axis - len(x.shape))
 
     def broadcast(self, array: Array) -> Array:
-        """Returns values of shape [C] in one that broadcasts to the inputs."""
+        """Returns values of shape [C] in a shape that broadcasts to the inputs."""
         return array.reshape(self.count, *[1] * (-self.axis - 1))
 
     def filled(self, value: int) -> Array:
@@ -42,17 +42,17 @@ class Channels:
         return self.xp.full(self.count, value, self.dtype)
 
     def scales(self, array: Array | None) -> Array:
-        """Returns factors, U; 1 where there are none."""
+        """Returns factors as U; ones if there are none."""
         return self.filled(1) if array is None else array.astype(self.dtype, copy=False)
 
     def offsets(self, array: Array | None) -> Array:
-        """Returns summands, U; 0 where there are none."""
+        """Returns summands as U; zeros if there are none."""
         return self.filled(0) if array is None else array.astype(self.dtype, copy=False)
 
     def transform(
         self, r: Array | None, d: Array | None, scale: Array | None, bias: Array | None
     ) -> ChannelTransform | None:
-        """Returns the correction r, d and an adjustment together; nothing if that varies within a channel."""
+        """Returns the correction r, d and an adjustment together; None if the adjustment varies within a channel."""
         a = self.filled(1) if scale is None else per_channel(scale.astype(self.dtype), self.count, self.axis)
         b = self.filled(0) if bias is None else per_channel(bias.astype(self.dtype), self.count, self.axis)
         return None if a is None or b is None else ChannelTransform(self.scales(r), self.offsets(d), a, b)

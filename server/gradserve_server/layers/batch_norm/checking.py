@@ -1,4 +1,4 @@
-"""What fits the variables of a layer."""
+"""Checks of inputs and values against the variables of a layer."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -16,15 +16,15 @@ from gradserve_server.layers.batch_norm.variables import Variables
 def variables_for(
     config: BatchNormConfig, input_dtype: np.dtype[Any], input_shape: Sequence[int]
 ) -> tuple[int, np.dtype[Any]]:
-    """Returns the number of channels and the dtype of variables for inputs like these.
+    """Returns the number of channels and the dtype of the variables for such inputs.
 
     Args:
-        config: Of the layer.
-        input_dtype: Of the inputs.
-        input_shape: Of the inputs, -1 where a size is not known.
+        config: The configuration of the layer.
+        input_dtype: The dtype of the inputs.
+        input_shape: The shape of the inputs, -1 for unknown sizes.
 
     Raises:
-        InvalidArgumentError: The layer does not take such inputs.
+        InvalidArgumentError: The layer does not accept such inputs.
     """
     check_dtype(input_dtype, "input_dtype")
     check_rank(input_shape, "input_shape")
@@ -43,16 +43,16 @@ def variables_for(
 
 
 def check_shared(layer: str, variables: Variables, channels: int, dtype: np.dtype[Any]) -> None:
-    """Checks that inputs can share the variables that there are.
+    """Checks that inputs can share the existing variables.
 
     Args:
-        layer: Its name.
-        variables: Those that there are.
-        channels: Of the inputs.
-        dtype: Of variables for such inputs.
+        layer: The name of the layer.
+        variables: The existing variables.
+        channels: The number of channels of the inputs.
+        dtype: The dtype of variables for such inputs.
 
     Raises:
-        InvalidArgumentError: They need others.
+        InvalidArgumentError: The inputs need other variables.
     """
     shared = f"Trying to share variable {layer}/{next(iter(variables.by_name()))}, but specified"
     if variables.num_channels != channels:
@@ -73,7 +73,7 @@ def check_name(layer: str, name: str, known: Collection[str], field: str) -> Non
     """Checks that a layer has a variable.
 
     Raises:
-        NotFoundError: It has none of this name, or not yet.
+        NotFoundError: It has no variable of this name, or not yet.
     """
     if name not in known:
         has = f"it has {', '.join(known)}" if known else "its variables are created by the first forward"
@@ -81,10 +81,10 @@ def check_name(layer: str, name: str, known: Collection[str], field: str) -> Non
 
 
 def check_values(layer: str, variables: Variables | None, values: Mapping[str, Array]) -> None:
-    """Checks that variables can be set to values, which are given by name.
+    """Checks that variables can be set to values, given by name.
 
     Raises:
-        NotFoundError: The layer has no variable of a name, or not yet.
+        NotFoundError: The layer has no variable of this name, or not yet.
         InvalidArgumentError: A value has another dtype or shape than its variable.
     """
     found = {} if variables is None else variables.by_name()

@@ -1,12 +1,12 @@
-"""What computes a layer on a device: the kernels of FusedBatchNorm, and arithmetic with one number for each channel.
+"""The computations of a layer on a device: the kernels of FusedBatchNorm, and arithmetic on per-channel values.
 
 With xhat = (x - mean) / s and s = sqrt(variance + epsilon), every implementation of the layer gives
 
     y = activation(((xhat r + d) a + b) gamma + beta)
 
-where r and d are the correction of renorm (else 1 and 0) and a and b the adjustment (else 1 and 0). As long as all of
-these have one value for each channel, that is FusedBatchNorm with another scale and offset, and so are its gradients.
-A relu is computed along with it, where the device can; nothing is saved for its gradient then.
+where r and d are the correction of renorm (else 1 and 0) and a and b the adjustment (else 1 and 0). If all of these
+are per-channel values, this is FusedBatchNorm with another scale and offset, and so are its gradients. A relu is
+computed by the same kernel if the device can; nothing is then saved for its gradient.
 """
 
 from collections.abc import Callable
@@ -40,18 +40,18 @@ from gradserve_server.ops.batch_norm.declaration import BatchNorm
 
 
 class LayerComputation:
-    """Computes on the device that its parts compute on. Safe to use from several threads."""
+    """Computes layers on the device of its parts. Safe to use from several threads."""
 
     def __init__(self, device: Device, xp: Any, batch_norm: BatchNorm, activation: Activation) -> None:
-        """Takes NumPy or CuPy, as the device has it, and the families of ops on the device."""
+        """Takes the device's `xp`, NumPy or CuPy, and its families of ops."""
         self._device = device
         self._xp = xp
         self._batch_norm = batch_norm
         self._activation = activation
 
     def prepare(self, stop: Callable[[], bool]) -> None:
-        """Has CuPy compile its arithmetic; ends early, between two calls, once `stop()`."""
-        if self._xp is np:  # which has nothing to compile
+        """Makes CuPy compile its arithmetic; ends early, between two calls, once `stop()` is true."""
+        if self._xp is np:  # NumPy has nothing to compile
             return
         for call in small_calls():
             if stop():
@@ -59,7 +59,7 @@ class LayerComputation:
             call.compute(self._device, self)
 
     def forward(self, inputs: ForwardInputs, attributes: ForwardAttributes, plan: ForwardPlan) -> ForwardOutputs:
-        """Normalises, inside the device's `computing`.
+        """Computes the outputs, inside the device's `computing`.
 
         Raises:
             MemoryError: There is not enough memory for the outputs.
@@ -88,7 +88,7 @@ class LayerComputation:
         )
 
     def backward(self, inputs: BackwardInputs, attributes: BackwardAttributes, plan: BackwardPlan) -> BackwardOutputs:
-        """Computes gradients, inside the device's `computing`.
+        """Computes the gradients, inside the device's `computing`.
 
         Raises:
             MemoryError: There is not enough memory for the outputs.
@@ -116,7 +116,7 @@ class LayerComputation:
         return None if regularizer is None else self._xp.asarray(regularizer.loss(self._xp, variable))
 
     def _activated(self, normalized: Normalized, attributes: ForwardAttributes) -> tuple[Array, Array | None]:
-        """Returns the outputs, and what the gradient of the activation is a function of."""
+        """Returns the outputs, and the argument of the gradient of the activation."""
         y, name = normalized.y, attributes.config.activation_fn
         if not name or normalized.is_activated:
             return y, None
@@ -131,7 +131,7 @@ class LayerComputation:
 def _regularizers(
     config: BatchNormConfig, implementation: Implementation
 ) -> tuple[Regularizer | None, Regularizer | None]:
-    """Returns those of beta and gamma that have an effect."""
+    """Returns the regularizers of beta and gamma, None where one has no effect."""
     if implementation is Implementation.LEGACY:
         return None, None
     return config.regularizer_of("beta"), config.regularizer_of("gamma")

@@ -17,11 +17,11 @@ INITIALIZED = ("beta", "gamma", "moving_mean", "moving_variance")
 REGULARIZED = ("beta", "gamma")
 CLIPPED = ("rmax", "rmin", "dmax")
 _MAX_ENTRIES = 64
-"""Initializers, and regularizers: far more than there are variables, as names without one only make warnings."""
+"""The limit for initializers, and for regularizers. It exceeds the number of variables: unknown names only warn."""
 _MAX_COLLECTIONS = 1024
 _FORMATS = ("NHWC", "NCHW")
 _SWITCHES = {"beta": "center", "gamma": "scale"}
-"""The names of the arguments that a variable depends on."""
+"""The names of the arguments that switch a variable on, by variable."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class IgnoredArgument:
     """An argument that has no effect.
 
     Attributes:
-        argument: Its name.
-        reason: Why.
+        argument: The name of the argument.
+        reason: Why it has no effect.
     """
 
     argument: str
@@ -48,16 +48,16 @@ class RandomAdjustment:
 
 @dataclass(frozen=True)
 class BatchNormConfig:
-    """The arguments, with TensorFlow's names and defaults.
+    """The configuration of a layer, with TensorFlow's names and defaults.
 
-    Those that mean the same are equal: the tags of collections are kept sorted, each once.
+    Configurations that mean the same are equal: the tags of collections are sorted, each once.
 
     Attributes:
-        activation_fn: Empty for none; "none" becomes so.
-        in_place_updates: TensorFlow's updates_collections=None.
-        updates_collections: Empty with `in_place_updates`.
-        variables_collections: By the name of a variable, or for all by the empty one.
-        renorm_zero_debias: Renormalization as it was up to TensorFlow 1.12.
+        activation_fn: The name of the activation; empty for none, and "none" is stored as empty.
+        in_place_updates: Whether updates are in place, as with TensorFlow's updates_collections=None.
+        updates_collections: The tags of the updates; empty with `in_place_updates`.
+        variables_collections: The tags of variables, by name; the empty name stands for all variables.
+        renorm_zero_debias: Whether renorm has its old form, used up to TensorFlow 1.12.
     """
 
     decay: float = 0.999
@@ -96,12 +96,12 @@ class BatchNormConfig:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the tensors among the initializers."""
+        """The bytes of the tensors among the initializers."""
         return sum(initializer.num_bytes for initializer in self.param_initializers.values())
 
     @property
     def collections(self) -> frozenset[str]:
-        """All tags."""
+        """The tags of variables, updates and outputs."""
         tags = {tag for tags in self.variables_collections.values() for tag in tags}
         return frozenset({*tags, *self.updates_collections, *self.outputs_collections})
 
@@ -110,18 +110,18 @@ class BatchNormConfig:
         return (*self.variables_collections.get("", ()), *self.variables_collections.get(variable, ()))
 
     def has_variable(self, name: str) -> bool:
-        """Tells whether there is a beta or gamma."""
+        """Returns True if the layer has the variable, which is beta or gamma."""
         return (name == "beta" and self.center) or (name == "gamma" and self.scale)
 
     def regularizer_of(self, variable: str) -> Regularizer | None:
-        """Returns what regularizes a variable that there is."""
+        """Returns the regularizer of a variable; None if it has none or does not exist."""
         return self.param_regularizers.get(variable) if self.has_variable(variable) else None
 
     def check(self) -> None:
-        """Checks all that does not depend on the inputs.
+        """Checks everything that does not depend on the inputs.
 
         Raises:
-            InvalidArgumentError: A value cannot be, or two of them contradict each other.
+            InvalidArgumentError: A value is invalid, or two values contradict each other.
         """
         self._check_names()
         if self.data_format not in _FORMATS:
@@ -154,7 +154,7 @@ class BatchNormConfig:
         self._check_averages()
 
     def _check_names(self) -> None:
-        """Bounds what a layer keeps besides tensors."""
+        """Limits what a layer keeps besides tensors."""
         _check_count(self.param_initializers, "param_initializers")
         _check_count(self.param_regularizers, "param_regularizers")
         _check_lengths(self.param_initializers, "param_initializers")
@@ -226,7 +226,7 @@ class BatchNormConfig:
                     yield argument, "renorm is off"
 
     def with_seeds(self, draw: Callable[[], int]) -> "BatchNormConfig":
-        """Returns the configuration with a seed wherever one was not given and is needed."""
+        """Returns the configuration with a new seed wherever one is needed and was not given."""
         initializers = {
             name: replace(initializer, seed=draw())
             if isinstance(initializer, NamedInitializer) and initializer.is_random and initializer.seed is None
@@ -239,7 +239,7 @@ class BatchNormConfig:
         return replace(self, param_initializers=initializers, adjustment=adjustment)
 
     def with_seeds_of(self, other: "BatchNormConfig") -> "BatchNormConfig":
-        """Returns the configuration with the seeds of another one wherever one was not given."""
+        """Returns the configuration with the seeds of another one wherever none was given."""
         initializers = dict(self.param_initializers)
         for name, initializer in initializers.items():
             drawn = other.param_initializers.get(name)

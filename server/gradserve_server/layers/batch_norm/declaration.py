@@ -1,4 +1,4 @@
-"""The computations of a layer as ops, and what computes them on a device."""
+"""The computations of a layer as ops, and the interface of their family."""
 
 from typing import Protocol
 
@@ -25,14 +25,14 @@ from gradserve_server.ops.operation import Family, Op
 
 
 class BatchNormLayerComputation(Family, Protocol):
-    """The computations on one device. Inputs are checked, and in its memory; outputs come from it."""
+    """The computations on one device. Inputs are checked and in its memory; outputs are allocated there."""
 
     def forward(self, inputs: ForwardInputs, attributes: ForwardAttributes, plan: ForwardPlan) -> ForwardOutputs:
-        """Normalises."""
+        """Computes the outputs and what the gradient needs."""
         ...
 
     def backward(self, inputs: BackwardInputs, attributes: BackwardAttributes, plan: BackwardPlan) -> BackwardOutputs:
-        """Computes gradients."""
+        """Computes the gradients."""
         ...
 
     def update(self, inputs: UpdateInputs, attributes: UpdateAttributes) -> MovingAverages:

@@ -1,4 +1,4 @@
-"""Calls of a layer with tensors of requests, and where their results go."""
+"""Calls of a layer with the tensors of requests, and the delivery of their results."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from gradserve_server.tensors.delivery import Delivered, Delivery
 
 @dataclass(frozen=True)
 class OutputsGradient:
-    """The one input of a backward that comes with the request."""
+    """The only input of a backward in a request."""
 
     outputs_gradient: Array
 
@@ -21,9 +21,9 @@ class OutputsGradient:
 async def deliver_forward(
     layer: BatchNormLayer, opened: OpenInputs[CallInputs], call: ForwardCall, delivery: Delivery
 ) -> tuple[ForwardResult, Delivered]:
-    """Computes a forward; returns what it gave, and where its outputs are. For the errors see the layer."""
+    """Computes a forward; returns its result and its delivered outputs. Raises what the layer raises."""
     keeps = delivery.keeps(opened.inputs.inputs.nbytes)
-    # What is kept of the forward refers to its inputs too.
+    # What is kept of the forward refers to its inputs, too.
     opened.tensors.share()
     delivered: list[Delivered] = []
     result = await layer.forward(
@@ -41,7 +41,7 @@ async def deliver_forward(
 async def deliver_backward(
     layer: BatchNormLayer, opened: OpenInputs[OutputsGradient], forward_id: str, delivery: Delivery, *, retain: bool
 ) -> dict[str, Delivered]:
-    """Computes the gradients of a forward; returns where they are, by name. For the errors see the layer."""
+    """Computes the gradients of a forward; returns them as delivered, by name. Raises what the layer raises."""
     checked = layer.check_backward(forward_id, opened.inputs.outputs_gradient)
     delivered: dict[str, Delivered] = {}
     computed = await layer.backward(

@@ -1,4 +1,4 @@
-"""Says in which arguments configurations of a layer differ, for clients of any language."""
+"""Describes in which arguments two configurations of a layer differ, for clients in any language."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -11,7 +11,7 @@ _MAX_BYTES = 1024
 
 
 def describe_differences(one: BatchNormConfig, other: BatchNormConfig) -> str:
-    """Returns what differs, entry by entry, cut to about 1 KiB; nothing if the configurations are equal."""
+    """Returns the differences, entry by entry, cut to about 1 KiB; empty if the configurations are equal."""
     found = "; ".join(
         words
         for argument in fields(BatchNormConfig)

@@ -1,7 +1,7 @@
 """The events that change a layer; nothing else does.
 
-They carry the values that are there after a change, not how those were computed: replayed wherever, they give the same
-bits. Arrays are never written to.
+They carry the values after a change, not how to compute them: a replay gives the same bits on any machine. Arrays are
+never written to.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from gradserve_server.layers.batch_norm.variables import Variables
 
 @dataclass(frozen=True, eq=False)
 class VariablesCreated:
-    """The variables got their first values."""
+    """The variables were created, with their initial values."""
 
     variables: Variables
 
@@ -26,7 +26,7 @@ class VariablesSet:
     """A call set variables.
 
     Attributes:
-        values: By TensorFlow's names, relative to the scope.
+        values: The new values, by TensorFlow's names relative to the scope.
     """
 
     values: Mapping[str, Array]
@@ -34,11 +34,11 @@ class VariablesSet:
 
 @dataclass(frozen=True)
 class AdjustmentDrawn:
-    """A forward was given a random adjustment, which it has whenever it is repeated.
+    """A random adjustment was drawn for a forward, which keeps it when it is repeated.
 
     Attributes:
-        forward_id: Of the forward.
-        number: That of the draw, from which scale and bias follow.
+        forward_id: The id of the forward.
+        number: The number of the draw, which decides scale and bias.
     """
 
     forward_id: str
@@ -47,13 +47,13 @@ class AdjustmentDrawn:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ForwardEnded:
-    """A forward has left something, or has moved the averages.
+    """A forward has ended that keeps something or updated the averages.
 
     Attributes:
-        forward_id: Of the forward.
+        forward_id: The id of the forward.
         lease: Seconds without use until what it left is forgotten.
-        saved: For its backward, if that may come.
-        pending: For the moving averages, if their update waits.
+        saved: What its backward needs, if one may come.
+        pending: What the update of the moving averages needs, if it is pending.
         averages: The moving averages after an update in place; None if they did not move.
         released: Earlier forwards whose backwards will not come.
     """
@@ -68,10 +68,10 @@ class ForwardEnded:
 
 @dataclass(frozen=True, eq=False)
 class UpdatesRun:
-    """The moving averages have followed a forward whose update waited.
+    """The pending update of a forward was run.
 
     Attributes:
-        forward_id: Of the forward.
+        forward_id: The id of the forward.
         averages: The moving averages now.
     """
 
@@ -88,11 +88,11 @@ class BackwardEnded:
 
 @dataclass(frozen=True)
 class ForwardsReleased:
-    """Nobody will call for the backwards of forwards.
+    """Forwards were released: their backwards will not come.
 
     Attributes:
-        forward_ids: Of the forwards; those that are not kept are passed over.
-        with_updates: Whether updates that wait will not be run either.
+        forward_ids: The ids of the forwards; those that are not kept are ignored.
+        with_updates: Whether their pending updates were released, too.
     """
 
     forward_ids: tuple[str, ...]

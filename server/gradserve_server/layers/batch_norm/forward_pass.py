@@ -1,4 +1,4 @@
-"""Normalises: everything of a forward but the activation."""
+"""The normalization of a forward: everything but the activation."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +14,12 @@ from gradserve_server.ops.batch_norm.declaration import BatchNorm
 
 @dataclass(frozen=True)
 class Normalized:
-    """What a forward gives before its activation; see `ForwardOutputs`.
+    """The result of a forward before its activation; see `ForwardOutputs`.
 
     Attributes:
-        y: T.
-        is_activated: The activation, a relu, is in it already.
-        batch: Mean and variance that the moving averages are fed with, in training.
+        y: T, the normalized inputs.
+        is_activated: Whether y includes the activation, a relu, already.
+        batch: Mean and variance for the update of the moving averages, in training.
     """
 
     y: Array
@@ -32,12 +32,12 @@ class Normalized:
 
 
 class ForwardPass:
-    """One forward."""
+    """Computes one forward."""
 
     def __init__(
         self, xp: Any, batch_norm: BatchNorm, inputs: ForwardInputs, attributes: ForwardAttributes, plan: ForwardPlan
     ) -> None:
-        """Takes NumPy or CuPy, and the kernels."""
+        """Takes `xp`, NumPy or CuPy, the kernels, and the checked call."""
         config = attributes.config
         self._xp = xp
         self._inputs = inputs
@@ -49,7 +49,7 @@ class ForwardPass:
         self._gamma, self._beta = self._channels.scales(inputs.gamma), self._channels.offsets(inputs.beta)
 
     def normalized(self) -> Normalized:
-        """Computes it."""
+        """Returns the normalized inputs, and the moments used."""
         plan = self._plan
         if not self._attributes.is_training or plan.geometry.count == 0:
             return self._by_moving_averages()
@@ -69,7 +69,7 @@ class ForwardPass:
         return Normalized(whole.y, self._has_relu, mean, variance, (mean, fed))
 
     def _transformed(self) -> Normalized:
-        """With renorm, an adjustment or weights: the moments come first."""
+        """Normalises with renorm, an adjustment or weights, where the moments are computed first."""
         inputs, plan, r, d = self._inputs, self._plan, None, None
         mean, variance = self._moments()
         if self._attributes.config.renorm:
@@ -102,7 +102,7 @@ class ForwardPass:
         return self._normalization.by_moments(x, scale, offset, mean, variance, has_relu=self._has_relu)
 
     def _elementwise(self, mean: Array, variance: Array, r: Array | None, d: Array | None) -> Array:
-        """With an adjustment that varies within a channel."""
+        """Normalises with an adjustment that varies within a channel."""
         inputs, channels = self._inputs, self._channels
         scale, bias = inputs.adjustment_scale, inputs.adjustment_bias
         assert scale is not None
@@ -124,7 +124,7 @@ def corrected(
     r: Array | None,
     d: Array | None,
 ) -> Array:
-    """Returns xhat r + d, U: what an adjustment is applied to."""
+    """Returns xhat r + d as U, to which an adjustment is applied."""
     wide = x.astype(channels.dtype, copy=False)
     return normalization.by_moments(wide, channels.scales(r), channels.offsets(d), mean, variance)
 

@@ -1,4 +1,4 @@
-"""The forwards of a layer that something is left to do for."""
+"""The forwards of a layer whose backward or update is still to come."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,9 +16,9 @@ class Fate:
     """What became of a forward.
 
     Attributes:
-        was_counted: The moving averages follow it, or are to: they must not twice.
-        is_spent: Its backward was computed, or will not be.
-        draw: The number of its adjustment, if that was drawn.
+        was_counted: Whether the averages were updated by the forward, or will be: it must not happen twice.
+        is_spent: Whether its backward was computed or will not be.
+        draw: The number of its adjustment, if one was drawn.
     """
 
     was_counted: bool = False
@@ -28,14 +28,14 @@ class Fate:
 
 @dataclass(eq=False)
 class Forward:
-    """What is left of a forward. The same object as long as anything is, however often the call is repeated.
+    """What is kept of a forward: one object until nothing is left, however often the call is repeated.
 
     Attributes:
-        fate: What is remembered of it.
-        saved: For its backward, while that is to come.
-        claimed: Of `saved`, what the last backward is being computed with: no other can begin.
-        pending: For its updates, while they wait to be run.
-        lease: Seconds without use until it is forgotten.
+        fate: What is remembered of the forward.
+        saved: What its backward needs, while that is to come.
+        claimed: The `saved` that the last backward is being computed with: no other backward can begin with it.
+        pending: What its update needs, while that is to come.
+        lease: Seconds without use until the forward is forgotten.
     """
 
     forward_id: str
@@ -55,12 +55,12 @@ class Forward:
 
 
 class Forwards:
-    """Keeps forwards while they have something left to do and their leases last.
+    """Keeps forwards while their backwards or updates are to come and their leases last.
 
-    What it keeps and remembers is made of events; who uses it at the moment, and since when, is not.
+    What is kept and remembered follows from events alone; current users and times of use do not.
 
     Attributes:
-        num_bytes: The memory they hold.
+        num_bytes: The bytes that the forwards hold.
 
     Not thread-safe: used on the event loop only.
     """
@@ -77,11 +77,11 @@ class Forwards:
         """Takes the quotas, and how much to remember.
 
         Args:
-            memory: Bytes.
-            handles: One for each forward that is kept.
-            clock: Monotonic, in seconds.
+            memory: The quota of bytes.
+            handles: The quota of forwards kept.
+            clock: A monotonic clock, in seconds.
             remembered: The number of latest forwards whose fate is remembered.
-            on_presence: Told when there begins or ceases to be any forward.
+            on_presence: Called with True when the first forward is kept, with False when none is left.
         """
         self.num_bytes = 0
         self._memory = memory
@@ -97,21 +97,21 @@ class Forwards:
         return len(self._forwards)
 
     def __iter__(self) -> Iterator[Forward]:
-        """Iterates over those that are kept, oldest first."""
+        """Iterates over the forwards kept, oldest first."""
         return iter(self._forwards.values())
 
     @property
     def fates(self) -> tuple[tuple[str, Fate], ...]:
-        """What is remembered of forwards, the latest last."""
+        """The remembered fates by forward id, the latest last."""
         return tuple((forward_id, self.fate(forward_id)) for forward_id, _ in self._fates)
 
     def fate(self, forward_id: str) -> Fate:
-        """Returns what became of a forward; of a new one, nothing yet."""
+        """Returns what became of a forward; an empty fate if it is new."""
         kept = self._forwards.get(forward_id)
         return self._fates.recall(forward_id) or Fate() if kept is None else kept.fate
 
     def find(self, forward_id: str) -> Forward | None:
-        """Returns a forward that has something left to do."""
+        """Returns a forward that is kept, or None."""
         return self._forwards.get(forward_id)
 
     def get(self, forward_id: str) -> Forward:
@@ -119,7 +119,7 @@ class Forwards:
 
         Raises:
             NotFoundError: It is unknown, or its lease has ended.
-            AbortedError: Its backward was computed, or is being, or it was released.
+            AbortedError: Its backward was computed or is being computed, or it was released.
         """
         forward = self._forwards.get(forward_id)
         if forward is not None and forward.can_begin:
@@ -136,27 +136,27 @@ class Forwards:
         )
 
     def pending(self, forward_ids: Iterable[str]) -> list[Forward]:
-        """Returns those of the forwards whose updates wait; of all, oldest first, if none are named."""
+        """Returns the named forwards with pending updates; if none are named all of them, oldest first."""
         ids = list(dict.fromkeys(forward_ids)) or list(self._forwards)
         found = (self._forwards.get(forward_id) for forward_id in ids)
         return [forward for forward in found if forward is not None and forward.pending is not None]
 
     def expired(self) -> tuple[str, ...]:
-        """Returns those whose lease has run out and that nobody uses."""
+        """Returns the ids of unused forwards whose lease has expired."""
         now = self._clock()
         return tuple(each.forward_id for each in self if each.expires <= now and each.users == 0)
 
     @contextmanager
     def room(self, saved: Saved | None, pending: Moments | None, reserved: Account | None = None) -> Iterator[None]:
-        """Takes the room for what a forward leaves, until the block ends: there is enough for it to be kept then.
+        """Reserves room for what a forward keeps until the block ends, so that there is enough to keep it then.
 
         Args:
-            saved: For its backward.
-            pending: For its updates.
-            reserved: Memory that was reserved for all that the forward gives. What nothing is left of is given back.
+            saved: What its backward needs.
+            pending: What its update needs.
+            reserved: Memory reserved for everything that the forward gives. What is not needed is given back.
 
         Raises:
-            ResourceExhaustedError: It does not fit.
+            ResourceExhaustedError: There is not enough room.
         """
         account, handles = Account(self._memory), Account(self._num_handles)
         reserved = reserved or Account(self._memory)
@@ -173,7 +173,7 @@ class Forwards:
     def use(self, forward: Forward, *, retain: bool) -> Iterator[None]:
         """Holds a forward while its backward is computed, and renews its lease.
 
-        Unless it is to be retained, nobody else can begin its backward meanwhile.
+        Without `retain`, no other backward of it can begin meanwhile.
         """
         saved = forward.saved
         forward.users += 1
@@ -189,7 +189,7 @@ class Forwards:
 
     @contextmanager
     def hold(self, forward: Forward) -> Iterator[None]:
-        """Holds a forward while its updates are run: it does not expire meanwhile."""
+        """Holds a forward while its update is run: it does not expire meanwhile."""
         forward.users += 1
         try:
             yield
@@ -197,19 +197,19 @@ class Forwards:
             forward.users -= 1
 
     def close(self) -> None:
-        """Forgets all, and keeps none any more."""
+        """Forgets all forwards and keeps no new ones."""
         self._closed = True
         for forward in list(self):
             self._drop(forward)
 
-    # What events do
+    # Applying events
 
     def draw(self, forward_id: str, number: int) -> None:
         """Remembers the number of the adjustment of a forward."""
         self._set_fate(forward_id, replace(self.fate(forward_id), draw=number))
 
     def add(self, event: ForwardEnded) -> None:
-        """Keeps what a forward left, in the place of what an earlier call with this id saved. Updates stay its own."""
+        """Keeps what a forward left. What an earlier call with this id saved is replaced, its update is not."""
         fate = self.fate(event.forward_id)
         if event.pending is not None or event.averages is not None:
             fate = replace(fate, was_counted=True)
@@ -231,21 +231,21 @@ class Forwards:
         forward.lease, forward.expires = event.lease, self._clock() + event.lease
 
     def settle(self, forward_id: str) -> None:
-        """Lets go of the updates of a forward: they were run."""
+        """Releases the update of a forward, which has been run."""
         forward = self._forwards.get(forward_id)
         if forward is not None:
             forward.pending = None
             self._shrink(forward)
 
     def spend(self, forward_id: str) -> None:
-        """Lets go of what the backward of a forward needs."""
+        """Releases what the backward of a forward needs."""
         forward = self._forwards.get(forward_id)
         if forward is not None:
             forward.saved, forward.fate = None, replace(forward.fate, is_spent=True)
             self._shrink(forward)
 
     def release(self, forward_ids: Iterable[str], *, with_updates: bool) -> int:
-        """Lets go of what nobody needs; returns how many of the forwards there were."""
+        """Releases what forwards keep for backwards, and maybe updates; returns how many were kept."""
         count = 0
         for forward_id in forward_ids:
             forward = self._forwards.get(forward_id)
@@ -257,17 +257,17 @@ class Forwards:
         return count
 
     def forget(self, forward_ids: Iterable[str]) -> int:
-        """Forgets forwards that are kept; returns how many there were."""
+        """Forgets forwards; returns how many were kept."""
         found = [self._forwards[forward_id] for forward_id in forward_ids if forward_id in self._forwards]
         for forward in found:
             if forward.pending is not None:
-                # The averages will not follow it: should it be repeated, that is the first time.
+                # The averages were not updated by it: a repeated call counts as the first.
                 forward.fate = replace(forward.fate, was_counted=False)
             self._drop(forward)
         return len(found)
 
     def _shrink(self, forward: Forward) -> None:
-        """Gives back the memory of what was let go of, and the forward itself when nothing is left."""
+        """Gives back the memory of what was released, and drops the forward when nothing is left."""
         if forward.saved is None and forward.pending is None:
             self._drop(forward)
         else:
@@ -282,7 +282,7 @@ class Forwards:
             self._on_presence(False)
 
     def _settle_memory(self, forward: Forward, num_bytes: int) -> None:
-        """Makes `num_bytes` what a forward holds. The sum is kept: it is asked for often, and there can be many."""
+        """Sets the bytes that a forward holds. The sum is stored: it is read often, and there can be many forwards."""
         self.num_bytes += num_bytes - forward.account.used
         forward.account.settle(num_bytes)
 

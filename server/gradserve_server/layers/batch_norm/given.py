@@ -1,4 +1,4 @@
-"""Values of variables that come with a request, from what the request refers to."""
+"""Values for variables, from the tensors that a request refers to."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,10 +21,10 @@ class GivenVariable:
 
 @contextmanager
 def open_variables(opener: TensorOpener, variables: Sequence[GivenVariable]) -> Iterator[dict[str, Array]]:
-    """Holds values by name while a call makes them those of variables, which go on referring to their memory.
+    """Yields values by name for a call to set variables to; the variables keep referring to their memory.
 
     Raises:
-        InvalidArgumentError: There are none, or one is malformed or given twice.
+        InvalidArgumentError: There are no values, or one is malformed or given twice.
         NotFoundError: A handle does not exist.
     """
     if not variables:
@@ -46,14 +46,14 @@ async def open_initializer(opener: TensorOpener, tensor: Reference, path: str) -
     """Returns the initializer of a tensor, whose memory a layer may refer to from now on.
 
     Args:
-        opener: What opens it.
+        opener: What opens the tensor.
         tensor: The initial value.
-        path: Of the tensor in the request.
+        path: The path of the tensor in the request.
 
     Raises:
-        InvalidArgumentError: It is malformed.
+        InvalidArgumentError: The tensor is malformed.
         NotFoundError: The handle does not exist.
-        MemoryError: There is no memory for it on the host.
+        MemoryError: There is no host memory for the value.
     """
     with opener.open({path: tensor}) as tensors:
         arrays = await tensors.copy_to_host()

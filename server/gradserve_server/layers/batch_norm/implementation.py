@@ -1,4 +1,4 @@
-"""The choice between TensorFlow's implementations of the layer, and what follows from it."""
+"""The choice between TensorFlow's implementations of the layer, and its consequences."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ class Implementation(Enum):
     """TensorFlow's implementations of the layer."""
 
     FUSED = auto()
-    """FusedBatchNorm."""
+    """The FusedBatchNorm op."""
     CORE_FUSED = auto()
-    """The layer of tf.layers, which uses FusedBatchNorm."""
+    """The layer of tf.layers with FusedBatchNorm."""
     CORE = auto()
-    """The layer of tf.layers, which does not."""
+    """The layer of tf.layers without FusedBatchNorm."""
     LEGACY = auto()
     """Plain operations."""
 
     @property
     def is_fused(self) -> bool:
-        """True if FusedBatchNorm computes it: the moving variance is fed with Bessel's correction."""
+        """True if FusedBatchNorm computes the layer: the moving variance then has Bessel's correction."""
         return self in (Implementation.FUSED, Implementation.CORE_FUSED)
 
     def variable_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -38,7 +38,7 @@ class Implementation(Enum):
 
 @dataclass(frozen=True)
 class CallKind:
-    """What of a call the choice depends on."""
+    """The properties of a call that decide the implementation."""
 
     rank: int
     dtype: np.dtype[Any]
@@ -48,7 +48,7 @@ class CallKind:
 
 
 def choose_implementation(config: BatchNormConfig, call: CallKind) -> Implementation:
-    """Returns what TensorFlow would choose.
+    """Returns the implementation that TensorFlow would choose.
 
     Raises:
         InvalidArgumentError: TensorFlow has none for these arguments.
@@ -77,7 +77,7 @@ def choose_implementation(config: BatchNormConfig, call: CallKind) -> Implementa
 
 
 def has_updates(config: BatchNormConfig, call: CallKind, implementation: Implementation) -> bool:
-    """Tells whether the moving averages follow a call: tf.layers leaves those of an untrainable layer alone."""
+    """Returns True if a call updates the moving averages; tf.layers does not update those of an untrainable layer."""
     is_core = implementation in (Implementation.CORE, Implementation.CORE_FUSED)
     return call.is_training and (config.trainable or not is_core)
 
@@ -85,7 +85,7 @@ def has_updates(config: BatchNormConfig, call: CallKind, implementation: Impleme
 def ignored_arguments(
     config: BatchNormConfig, call: CallKind, implementation: Implementation
 ) -> tuple[IgnoredArgument, ...]:
-    """Returns the arguments that have no effect in a call, though they might in another."""
+    """Returns the arguments that have no effect in this call, though they may in others."""
     return tuple(IgnoredArgument(*each) for each in _ignored(config, call, implementation))
 
 

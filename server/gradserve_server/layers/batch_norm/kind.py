@@ -13,11 +13,11 @@ from gradserve_server.state.journal import Journal, NoJournal
 from gradserve_server.tensors.quotas import Quota
 
 REMEMBERED_FORWARDS = 4096
-"""The number of latest forwards of which a layer remembers whether they were counted."""
+"""The number of latest forwards whose fate a layer remembers."""
 
 
 class BatchNormKind:
-    """Makes layers that normalise batches."""
+    """Makes batch normalization layers."""
 
     first_variable = "beta"
 
@@ -34,18 +34,18 @@ class BatchNormKind:
         journal_of: Callable[[ResourceKey], Journal[Event]] = lambda _: NoJournal(),
         remembered: int = REMEMBERED_FORWARDS,
     ) -> None:
-        """Takes what they are made with.
+        """Takes the parts that the layers share.
 
         Args:
-            runner: Runs their computations.
-            compute: Runs their initializers.
-            memory: Bytes.
-            handles: One for each forward that they keep.
-            clock: Monotonic, in seconds.
+            runner: What runs their computations.
+            compute: What runs their initializers.
+            memory: The quota of bytes.
+            handles: The quota of forwards that they keep.
+            clock: A monotonic clock, in seconds.
             new_id: A source of unique ids.
             new_seed: A source of seeds.
-            journal_of: Makes each a journal.
-            remembered: The number of latest forwards of which each remembers whether they were counted.
+            journal_of: A function that makes the journal of a layer.
+            remembered: The number of latest forwards whose fate each layer remembers.
         """
         self._runner = runner
         self._compute = compute
@@ -61,24 +61,24 @@ class BatchNormKind:
         """Checks a configuration.
 
         Raises:
-            InvalidArgumentError: A value cannot be, or two of them contradict each other.
+            InvalidArgumentError: A value is invalid, or two values contradict each other.
         """
         config.check()
 
     def differences(self, layer: BatchNormLayer, config: BatchNormConfig) -> str:
-        """Returns in what a layer differs from one with this configuration; seeds that were not given are the same."""
+        """Returns how a layer differs from one with this configuration; seeds that were not given count as equal."""
         return describe_differences(layer.config, config.with_seeds_of(layer.config))
 
     def make(
         self, key: ResourceKey, config: BatchNormConfig, creation_id: str, on_presence: Callable[[bool], object]
     ) -> BatchNormLayer:
-        """Returns a new layer, with seeds drawn where they were not given.
+        """Returns a new layer, with seeds drawn where none were given.
 
         Args:
-            key: Its name.
-            config: One that was checked.
-            creation_id: Of the call.
-            on_presence: Told when the layer begins or ceases to keep forwards.
+            key: The layer's name.
+            config: A checked configuration.
+            creation_id: The id of the call.
+            on_presence: Called with True when the layer begins to keep forwards, with False when it keeps none.
 
         Raises:
             ResourceExhaustedError: There is no memory for the values in the configuration.

@@ -1,4 +1,4 @@
-"""A layer: variables, and what becomes of them when many workers call it at once."""
+"""A batch normalization layer: its variables, and concurrent calls of many workers."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -48,10 +48,10 @@ def _ignore(_results: object) -> None:
 
 
 class BatchNormLayer:
-    """One layer.
+    """A batch normalization layer.
 
-    Its variables are values of one moment, replaced as a whole: whoever computes with them goes on with those it began
-    with. Changes of them wait for each other, in order of arrival.
+    Its variables are a snapshot that is replaced as a whole: a computation keeps the one that it began with. Changes
+    of the variables wait for each other, in order of arrival.
 
     Every change is an event: it is computed, which can fail; then `LayerChanges` decides it, the journal takes the
     event, and the state applies it, which cannot fail.
@@ -76,22 +76,22 @@ class BatchNormLayer:
         remembered: int,
         on_presence: Callable[[bool], object] = _ignore,
     ) -> None:
-        """Takes its parts.
+        """Takes the layer's parts.
 
         Args:
-            name: For messages.
-            config: One that was checked, with all its seeds.
-            incarnation: Tells it from others of the same name.
-            creation_id: Of the call that created it.
-            runner: Runs the computations.
-            compute: Runs the initializers.
-            memory: Bytes.
-            handles: As `Forwards` takes them, and so `clock`, `remembered` and `on_presence`.
-            clock: See `handles`.
-            new_id: Makes ids of forwards.
-            journal: Takes every change before it has an effect.
-            remembered: See `handles`.
-            on_presence: See `handles`.
+            name: The name in messages.
+            config: A checked configuration, with all its seeds.
+            incarnation: The id that tells the layer from others of the same name.
+            creation_id: The id of the call that created the layer.
+            runner: What runs the computations.
+            compute: What runs the initializers.
+            memory: The quota of bytes.
+            handles: See `Forwards`.
+            clock: See `Forwards`.
+            new_id: A source of ids for forwards.
+            journal: The journal, which takes every change before it takes effect.
+            remembered: See `Forwards`.
+            on_presence: See `Forwards`.
 
         Raises:
             ResourceExhaustedError: There is no memory for the values in the configuration.
@@ -110,16 +110,16 @@ class BatchNormLayer:
         self._new_id = new_id
         self._closed = False
         self._changing = asyncio.Lock()
-        """Held from the moment that a change of the variables is computed from them."""
+        """Held while a change of the variables is computed from them and applied."""
 
     @property
     def collections(self) -> Collection[str]:
-        """The tags to list it by."""
+        """The tags by which the layer is listed."""
         return self.config.collections
 
     @property
     def updates_collections(self) -> Collection[str]:
-        """The tags to run its updates by."""
+        """The tags by which its updates are run."""
         return self.config.updates_collections
 
     @property
@@ -129,20 +129,20 @@ class BatchNormLayer:
 
     @property
     def num_updates(self) -> int:
-        """Times that the moving averages moved."""
+        """The number of updates of the moving averages."""
         return self._state.num_updates
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the configuration, of the variables and of what forwards keep."""
+        """The bytes of the configuration, the variables and what forwards keep."""
         return self._account.used + self.forwards.num_bytes
 
     async def build(self, dtype: np.dtype[Any], shape: Sequence[int]) -> None:
-        """Creates the variables for inputs like these, or checks that they fit; sizes other than C may be -1.
+        """Creates the variables for such inputs, or checks that they fit; sizes other than C may be -1.
 
         Raises:
-            InvalidArgumentError: The layer does not take such inputs.
-            ResourceExhaustedError: There is no memory for them.
+            InvalidArgumentError: The layer does not accept such inputs.
+            ResourceExhaustedError: There is no memory for the variables.
         """
         await self._ready(*variables_for(self.config, dtype, shape))
 
@@ -158,15 +158,15 @@ class BatchNormLayer:
         """Normalises inputs; updates the moving averages if the configuration says so.
 
         Args:
-            given: In host memory or the device's.
-            call: How.
-            on_host: Whether the outputs are wanted in host memory.
-            deliver: Gets the outputs before anything changes; may raise.
-            room: As `OpRunner.run` takes it; what is kept for a backward takes memory over from it, too.
+            given: The inputs, in host or device memory.
+            call: The options of the forward.
+            on_host: Whether to return the outputs in host memory.
+            deliver: A function that gets the outputs before anything changes; may raise.
+            room: See `OpRunner.run`; what is kept for a backward takes memory over from it, too.
 
         Raises:
-            InvalidArgumentError: Something does not fit.
-            ResourceExhaustedError: Outputs, or what is kept, do not fit.
+            InvalidArgumentError: An argument is invalid.
+            ResourceExhaustedError: There is no memory for the outputs or for what is kept.
             MemoryError: The device has no memory left.
         """
         check_length(call.forward_id, MAX_ID_BYTES, "forward_id")
@@ -181,7 +181,7 @@ class BatchNormLayer:
         try:
             variables = await self._ready(plan.geometry.channels, plan.variable_dtype)
         except InvalidArgumentError as error:
-            # Whatever they do not agree with: the request has nothing else that could be wrong.
+            # The request has only inputs that the variables could disagree with.
             raise InvalidArgumentError(error.message, field="inputs") from None
         drawn = await self._drawn(given, call, forward_id)
         if drawn is not None:
@@ -212,16 +212,16 @@ class BatchNormLayer:
         )
 
     def check_backward(self, forward_id: str, outputs_gradient: Array) -> BackwardCall:
-        """Checks a backward; to be computed before anything else happens.
+        """Checks a backward, which must be computed before anything else happens.
 
         Args:
-            forward_id: Of the forward.
-            outputs_gradient: The gradient with respect to its outputs, in host memory or the device's.
+            forward_id: The id of the forward.
+            outputs_gradient: The gradient with respect to its outputs, in host or device memory.
 
         Raises:
             NotFoundError: The forward is not kept.
-            AbortedError: Its gradients were computed already.
-            InvalidArgumentError: The gradient is not like the outputs.
+            AbortedError: The gradients of the forward were computed already, or it was released.
+            InvalidArgumentError: The gradient does not have the dtype and shape of the outputs.
         """
         forward = self.forwards.get(forward_id)
         saved = forward.saved
@@ -241,14 +241,14 @@ class BatchNormLayer:
         """Computes the gradients of a forward, which is kept if this fails.
 
         Args:
-            call: What was checked.
-            retain: Whether another backward of it may follow.
-            on_host: Whether the gradients are wanted in host memory.
-            deliver: Gets the gradients while the forward is still kept; may raise.
-            room: As `OpRunner.run` takes it.
+            call: The checked backward.
+            retain: Whether another backward of the forward may follow.
+            on_host: Whether to return the gradients in host memory.
+            deliver: A function that gets the gradients while the forward is still kept; may raise.
+            room: See `OpRunner.run`.
 
         Raises:
-            ResourceExhaustedError: The gradients do not fit.
+            ResourceExhaustedError: There is no memory for the gradients.
             MemoryError: The device has no memory left.
         """
         forward = call.forward
@@ -261,17 +261,17 @@ class BatchNormLayer:
         return computed
 
     async def run_updates(self, forward_ids: Sequence[str]) -> int:
-        """Moves the averages by forwards, each once; by all whose updates wait if none are named.
+        """Runs the pending updates of these forwards, or of all if none are named, each once.
 
         Returns:
-            How many were run now.
+            The number of updates that were run.
         """
         count = 0
         async with self._changing:
             for forward in self.forwards.pending(forward_ids):
                 # Many small updates in a row must not keep others waiting.
                 await asyncio.sleep(0)
-                # It may have been released meanwhile.
+                # The forward may have been released meanwhile.
                 if forward.pending is not None:
                     with self.forwards.hold(forward):
                         averages = await self._moved(forward.pending)
@@ -279,23 +279,23 @@ class BatchNormLayer:
         return count
 
     async def release(self, forward_ids: Sequence[str], *, with_updates: bool) -> int:
-        """Lets go of what the backwards of forwards need, and of their updates; returns how many there were."""
+        """Releases what forwards keep for their backwards, and maybe their updates; returns how many were kept."""
         return await self._changes.release(forward_ids, with_updates=with_updates)
 
     async def expire(self) -> int:
-        """Forgets forwards whose lease has run out and that nobody uses; returns how many."""
+        """Forgets unused forwards whose lease has expired; returns how many."""
         return await self._changes.expire()
 
     def replay(self, event: Event) -> None:
-        """Applies an event that was decided earlier, on a layer that nobody uses yet; the journal does not get it."""
+        """Applies an event decided earlier, without the journal; for layers that are not in use yet."""
         self._state.replay(event)
         self._account.settle(self.config.num_bytes + (0 if self.variables is None else self.variables.num_bytes))
 
     def get_variables(self, names: Collection[str]) -> dict[str, Array]:
-        """Returns variables of one moment, all if none are named.
+        """Returns a snapshot of variables, of all if none are named.
 
         Raises:
-            NotFoundError: The layer has no variable of a name, or not yet.
+            NotFoundError: The layer has no variable of this name, or not yet.
         """
         found = {} if self.variables is None else self.variables.by_name()
         for index, name in enumerate(names):
@@ -306,10 +306,10 @@ class BatchNormLayer:
         """Sets variables, all at once.
 
         Args:
-            values: By name; nobody may write to them afterwards.
+            values: The values by name, which must not be written to afterwards.
 
         Raises:
-            NotFoundError: The layer has no variable of a name, or not yet.
+            NotFoundError: The layer has no variable of this name, or not yet.
             InvalidArgumentError: A value has another dtype or shape than its variable.
         """
         check_values(self.name, self.variables, values)
@@ -317,14 +317,14 @@ class BatchNormLayer:
             await self._changes.set_variables(values)
 
     def close(self) -> None:
-        """Lets go of everything. Calls under way end as if it were still there."""
+        """Releases everything. Calls under way end as if the layer were still there."""
         self._closed = True
         self._changes.close()
         self.forwards.close()
         self._account.settle(0)
 
     async def _ready(self, channels: int, dtype: np.dtype[Any]) -> Variables:
-        """Returns the variables, created if they are not there yet."""
+        """Returns the variables, and creates them if necessary."""
         if self.variables is None:
             async with self._changing:
                 if self._closed:
@@ -346,7 +346,7 @@ class BatchNormLayer:
     async def _drawn(
         self, given: CallInputs, call: ForwardCall, forward_id: str
     ) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        """Returns the adjustment of a forward where the layer draws it: the same one for a retry."""
+        """Returns the adjustment of a forward if the layer draws it; a retry gets the same one."""
         adjustment = self.config.adjustment
         if adjustment is None or not call.is_training:
             return None
@@ -357,7 +357,7 @@ class BatchNormLayer:
         return draw_adjustment(adjustment, number, shape, widened(x.dtype))
 
     def _adopt(self, variables: Variables, moved: Mapping[str, Array]) -> None:
-        """Keeps copies of variables in the device's memory, unless there are newer values."""
+        """Keeps copies of variables in the device's memory, unless the variables have newer values."""
         copies = {name: moved[name] for name in variables.by_name() if name in moved}
         if copies and self.variables is variables:
             self._state.relocate_variables(copies)
@@ -370,7 +370,7 @@ class BatchNormLayer:
         call: ForwardCall,
         reserved: Account | None,
     ) -> bool:
-        """Keeps what a forward left, and updates the averages in place; returns whether its update waits to be run."""
+        """Keeps what a forward left, and updates averages in place; returns whether its update is pending."""
         if saved is None and moments is None:
             await self.release(call.released, with_updates=False)
             kept = self.forwards.find(forward_id)
@@ -393,7 +393,7 @@ class BatchNormLayer:
                 )
 
     async def _moved(self, moments: Moments) -> MovingAverages:
-        """Returns the moving averages after an update; nobody else changes the variables meanwhile."""
+        """Returns the moving averages after an update. Called with `_changing` held."""
         variables = self.variables
         assert variables is not None
         inputs = UpdateInputs.of(variables.averages, moments.mean, moments.variance)

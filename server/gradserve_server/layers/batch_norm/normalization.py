@@ -1,4 +1,4 @@
-"""FusedBatchNorm as the layer uses it: for inputs of any rank, by the moments of the batch or by others."""
+"""FusedBatchNorm as the layer uses it: for inputs of any rank, by the moments of the batch or by given ones."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from gradserve_server.ops.batch_norm.spec import (
 
 @dataclass(frozen=True)
 class Normalization:
-    """Calls the kernels for inputs of one geometry. All that has one value for each channel is U, of shape [C]."""
+    """Calls the kernels for inputs of one geometry. All per-channel arrays are U of shape [C]."""
 
     batch_norm: BatchNorm
     geometry: Geometry
@@ -25,19 +25,19 @@ class Normalization:
 
     @property
     def fuses_relu(self) -> bool:
-        """True if the kernels can compute a relu, too."""
+        """True if the kernels can also compute a relu."""
         return isinstance(self.batch_norm, BatchNormRelu)
 
     def by_batch(self, x: Array, scale: Array, offset: Array, *, has_relu: bool = False) -> ForwardOutputs:
         """Normalises by the moments of x."""
         attributes = ForwardAttributes(epsilon=self.epsilon, is_training=True)
-        # Mean and variance are not read: any arrays will do.
+        # The kernels do not read mean and variance: any arrays will do.
         return self._forward(ForwardInputs(x, scale, offset, scale, scale), attributes, has_relu)
 
     def by_moments(
         self, x: Array, scale: Array, offset: Array, mean: Array, variance: Array, *, has_relu: bool = False
     ) -> Array:
-        """Normalises by moments that are given."""
+        """Normalises by the given moments."""
         attributes = ForwardAttributes(epsilon=self.epsilon, is_training=False)
         return self._forward(ForwardInputs(x, scale, offset, mean, variance), attributes, has_relu).y
 
@@ -52,16 +52,16 @@ class Normalization:
         through_moments: bool,
         relu_offset: Array | None = None,
     ) -> GradOutputs:
-        """Returns the gradients of either.
+        """Returns the gradients of `by_batch` or `by_moments`.
 
         Args:
             dy: T, the gradient with respect to the result.
-            x: As in the forward, and so the rest.
-            scale: See `x`.
-            mean: See `x`.
-            variance: See `x`.
-            through_moments: Whether x decided the moments.
-            relu_offset: The offset, where the forward had a relu.
+            x: T, as in the forward.
+            scale: U, as in the forward.
+            mean: U, as in the forward.
+            variance: U, as in the forward.
+            through_moments: Whether the moments were computed from x.
+            relu_offset: The offset, if the forward had a relu.
         """
         attributes = GradAttributes(epsilon=self.epsilon, is_training=through_moments)
         inputs = GradInputs(dy, x, scale, mean, variance)

@@ -1,7 +1,7 @@
-"""Small calls of every kind, after which a GPU has compiled what it computes layers with.
+"""Small calls of every kind, which make a GPU compile what layers need.
 
-Beside the kernels of other families that is CuPy's arithmetic, which compiles what it has not met before: up to some
-seconds for a first call, once for each kind of GPU, as CuPy keeps the results on disk.
+Besides the kernels of other families this is CuPy's arithmetic, which is compiled at first use. A first call can take
+seconds, but only once for each kind of GPU: CuPy keeps the results on disk.
 """
 
 from collections.abc import Iterator
@@ -29,14 +29,14 @@ from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.ops.dtypes import FLOATING, widened
 
 _SIZE = 3
-"""The size of every dimension: CuPy's kernels depend on how many have more than one element."""
+"""The size of every dimension: CuPy's kernels depend on how many dimensions have more than one element."""
 _REGULARIZER = Regularizer("l1_l2", {})
 _CLIPPING = {"rmin": 0.5, "rmax": 2.0, "dmax": 1.0}
 
 
 @dataclass(frozen=True)
 class SmallCall:
-    """A forward in training of inputs [3, 3, 3, 3], its backward and its update.
+    """A training forward of inputs [3, 3, 3, 3], its backward and its update.
 
     Attributes:
         adjustment: The shape of scale and bias; None for no adjustment.
@@ -49,13 +49,13 @@ class SmallCall:
 
     @property
     def exists(self) -> bool:
-        """True if the dtype is taken, and computed in another way than a wider one."""
+        """True if the implementation takes the dtype, and not in the same way as a wider one."""
         kind = CallKind(4, self.dtype, True, self.has_weights, self.adjustment is not None)
         implementation = choose_implementation(self.config, kind)
         return self.dtype == widened(self.dtype) or self.has_weights or implementation is Implementation.LEGACY
 
     def compute(self, device: Device, computation: BatchNormLayerComputation) -> None:
-        """Computes it, and waits for that."""
+        """Computes the call and waits for the results."""
         with device.computing():
             self._compute(device, computation)
 
@@ -81,13 +81,13 @@ class SmallCall:
 
 
 def small_calls() -> Iterator[SmallCall]:
-    """Yields the calls, the more usual ones first."""
+    """Yields the calls, common ones first."""
     regularizers = {"beta": _REGULARIZER, "gamma": _REGULARIZER}
     plain = BatchNormConfig(scale=True, fused=False, param_regularizers=regularizers)
     zero_debias = BatchNormConfig(scale=True, fused=False, zero_debias_moving_mean=True)
     renorm = BatchNormConfig(scale=True, renorm=True, renorm_clipping=_CLIPPING)
     old_renorm = BatchNormConfig(scale=True, renorm=True, renorm_clipping=_CLIPPING, renorm_zero_debias=True)
-    # Weights and adjustments are the parts where it matters which axis the channels are.
+    # The axis of the channels matters only for weights and adjustments.
     adjusted = [BatchNormConfig(scale=True, data_format=data_format) for data_format in ("NHWC", "NCHW")]
     shapes = ((_SIZE,), (_SIZE, 1, 1, 1), (_SIZE,) * 4)
     for dtype in sorted(FLOATING, key=lambda dtype: dtype != np.float32):

@@ -1,4 +1,4 @@
-"""Events of a layer as records, which can be written down anywhere, and tensors beside them."""
+"""Events of a layer as serializable records, with their tensors beside them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,16 +24,16 @@ from gradserve_server.layers.batch_norm.saved import Moments, Saved
 from gradserve_server.layers.batch_norm.variables import variables_of
 
 Record: TypeAlias = dict[str, Any]
-"""An event in types that every serialization format has; tensors are numbers, from 0."""
+"""An event in types that every serialization format has; tensors are numbered from 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class WrittenEvent:
-    """An event that can be written down.
+    """An event that can be serialized.
 
     Attributes:
         record: The event.
-        tensors: Those that it refers to, in host memory.
+        tensors: The tensors that the record refers to, in host memory.
     """
 
     record: Record
@@ -45,7 +45,7 @@ def write_event(event: Event, to_host: Callable[[Array], NDArray[Any]]) -> Writt
 
     Args:
         event: The event.
-        to_host: Returns an array that may be in the device's memory in host memory.
+        to_host: Returns an array in host memory, wherever it is now.
     """
     writer = _Writer()
     record = writer.record(event)
@@ -56,7 +56,7 @@ def read_event(written: WrittenEvent) -> Event:
     """Returns the event of a record.
 
     Raises:
-        ValueError: There is no such event.
+        ValueError: The kind of event is unknown.
     """
     return _Reader(written.tensors).event(written.record)
 

@@ -1,4 +1,4 @@
-"""Batch Renormalization: how far a batch is from the averages.
+"""The correction of Batch Renormalization: how far a batch is from the averages.
 
 Ioffe, "Batch Renormalization: Towards Reducing Minibatch Dependence in Batch-Normalized Models", 2017.
 """
@@ -12,10 +12,10 @@ from gradserve_server.devices.device import Array
 
 @dataclass(frozen=True)
 class RenormAverages:
-    """The averages before the update, each shape [C] but the weights, which are scalars.
+    """The averages before the update, each of shape [C] except the weights, which are scalars.
 
     Attributes:
-        weights: In the old form, of mean and stddev: how far they have come from zero.
+        weights: How far mean and stddev have come from zero, in the old form of renorm.
     """
 
     mean: Array
@@ -31,7 +31,7 @@ def correction(
     epsilon: float,
     clipping: Mapping[str, float],
 ) -> tuple[Array, Array]:
-    """Returns r and d of a batch with these moments; gradients do not go through them.
+    """Returns r and d of a batch with these moments; gradients do not flow through them.
 
     With s = sqrt(variance + epsilon), m and R the averages of mean and standard deviation:
 

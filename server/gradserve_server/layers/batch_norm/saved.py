@@ -1,4 +1,4 @@
-"""What a forward leaves: for its backward, and for the moving averages."""
+"""What a forward keeps for its backward and for the moving averages."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from gradserve_server.layers.batch_norm.spec import (
 
 @dataclass(frozen=True)
 class Moments:
-    """The moments of a batch, each of shape [C], for the moving averages to follow; and how they were computed."""
+    """The moments of a batch, each of shape [C], and the implementation that computed them."""
 
     mean: Array
     variance: Array
@@ -25,7 +25,7 @@ class Moments:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Saved:
-    """What the backward of a forward needs; for the arrays see `BackwardInputs`."""
+    """The data of a forward that its backward needs; for the arrays see `BackwardInputs`."""
 
     is_training: bool
     implementation: Implementation
@@ -43,13 +43,13 @@ class Saved:
 
     @classmethod
     def of(cls, inputs: ForwardInputs, outputs: ForwardOutputs, plan: ForwardPlan, *, is_training: bool) -> "Saved":
-        """Returns what a forward leaves that saves.
+        """Returns what a forward with `saves` keeps.
 
         Args:
-            inputs: In the memory of the device.
-            outputs: What it computed.
-            plan: What was planned.
-            is_training: Whether it was by the moments of the batch.
+            inputs: The inputs, in the memory of the device.
+            outputs: The results.
+            plan: The plan of the forward.
+            is_training: Whether the moments of the batch were used.
         """
         assert outputs.mean is not None
         assert outputs.variance is not None
@@ -70,7 +70,7 @@ class Saved:
         )
 
     def by_field(self) -> dict[str, Array]:
-        """Returns the arrays that there are, by the names of the fields."""
+        """Returns the arrays that exist, by the names of the fields."""
         arrays = {
             "inputs": self.inputs,
             "mean": self.mean,
@@ -109,7 +109,7 @@ class Saved:
 
 
 def num_bytes_of(saved: Saved | None, moments: Moments | None) -> int:
-    """Returns the memory of what a forward leaves, each array counted once."""
+    """Returns the bytes that a forward keeps, each array counted once."""
     arrays = [] if saved is None else list(saved.by_field().values())
     arrays += [] if moments is None else [moments.mean, moments.variance]
     return sum({id(array): int(array.nbytes) for array in arrays}.values())

@@ -1,7 +1,7 @@
-"""What one call of a layer takes and gives, and what it refuses.
+"""Inputs, attributes and outputs of the calls of a layer, and their checks.
 
-T is the dtype of the inputs, U that of arithmetic: float32, or float64 when T is. V is the dtype of the variables. C is
-the number of channels, N the first size of the inputs.
+T is the dtype of the inputs. U is the dtype of arithmetic: float64 if T is float64, else float32. V is the dtype of the
+variables. C is the number of channels, N the first size of the inputs.
 """
 
 import math
@@ -32,13 +32,13 @@ _RANKS = range(2, 6)
 
 @dataclass(frozen=True)
 class CallInputs:
-    """What the caller gives.
+    """The tensors that the caller gives.
 
     Attributes:
         inputs: T, of rank 2 to 5.
         batch_weights: Floating, integers or bool, shape [N].
-        adjustment_scale: Floating, of a shape that broadcasts to that of the inputs. Both or none.
-        adjustment_bias: As `adjustment_scale`.
+        adjustment_scale: Floating, broadcasts to the shape of the inputs; both or none.
+        adjustment_bias: Like `adjustment_scale`.
     """
 
     inputs: Array
@@ -49,10 +49,10 @@ class CallInputs:
 
 @dataclass(frozen=True)
 class ForwardInputs(CallInputs):
-    """With the variables, by their names in TensorFlow; each V or None where the layer does not have it.
+    """The caller's tensors and the variables, by TensorFlow's names; each is V, or None if the layer does not have it.
 
     Attributes:
-        beta: Shape [C], and so all below but the weights, which are scalars.
+        beta: Shape [C], like all below except the weights, which are scalars.
     """
 
     beta: Array | None = None
@@ -66,7 +66,7 @@ class ForwardInputs(CallInputs):
 
     @classmethod
     def of(cls, given: CallInputs, variables: Variables) -> "ForwardInputs":
-        """Returns what the caller gives together with the variables."""
+        """Returns the caller's tensors together with the variables."""
         averages = variables.averages
         return cls(
             inputs=given.inputs,
@@ -86,10 +86,10 @@ class ForwardInputs(CallInputs):
 
 @dataclass(frozen=True)
 class ForwardAttributes:
-    """What is not an array.
+    """The attributes of a forward.
 
     Attributes:
-        saves: Whether the gradient will be computed.
+        saves: Whether to keep what the gradient needs.
     """
 
     config: BatchNormConfig
@@ -99,18 +99,18 @@ class ForwardAttributes:
 
 @dataclass(frozen=True)
 class ForwardOutputs:
-    """What a forward computes, and what its gradient needs; None where there is nothing.
+    """The results of a forward, and what its gradient needs; None where there is nothing.
 
     Attributes:
         outputs: T, the shape of the inputs.
-        batch_mean: U, shape [C], in training: what the moving mean is fed with.
-        batch_variance: As `batch_mean`, of the variance.
-        mean: U, shape [C]: what the inputs were normalised by.
-        variance: As `mean`; the population variance in training.
+        batch_mean: U, shape [C], in training: the mean for the update of the moving mean.
+        batch_variance: U, shape [C], in training: the variance for the update of the moving variance.
+        mean: U, shape [C]: the mean that the inputs were normalised by.
+        variance: U, shape [C]: the variance that they were normalised by; in training the population variance.
         r: U, shape [C]: the correction of renorm.
-        d: As `r`.
-        activation_saved: T, the shape of the inputs: what the gradient of the activation is a function of. None where
-            that is computed along with the rest.
+        d: Like `r`.
+        activation_saved: T, the shape of the inputs: the argument of the gradient of the activation. None if that
+            gradient is computed together with the normalization's.
         beta_regularization_loss: float64, a scalar.
         gamma_regularization_loss: float64, a scalar.
     """
@@ -128,14 +128,14 @@ class ForwardOutputs:
 
     @property
     def regularization_losses(self) -> dict[str, float]:
-        """The losses that there are, by variable; they must be in host memory."""
+        """The existing losses, by variable; they must be in host memory."""
         losses = {"beta": self.beta_regularization_loss, "gamma": self.gamma_regularization_loss}
         return {name: float(loss) for name, loss in losses.items() if loss is not None}
 
 
 @dataclass(frozen=True)
 class BackwardInputs:
-    """The gradient with respect to the outputs, and what the forward used or left; see `ForwardOutputs`."""
+    """The gradient with respect to the outputs, and what the forward used or kept; see `ForwardOutputs`."""
 
     outputs_gradient: Array
     inputs: Array
@@ -153,7 +153,7 @@ class BackwardInputs:
 
 @dataclass(frozen=True)
 class BackwardAttributes:
-    """What is not an array; as in the forward."""
+    """The attributes of a backward, as in the forward."""
 
     config: BatchNormConfig
     is_training: bool
@@ -162,13 +162,13 @@ class BackwardAttributes:
 
 @dataclass(frozen=True)
 class BackwardOutputs:
-    """Gradients, None where the forward had no such input or variable.
+    """The gradients, None where the forward had no such input or variable.
 
     Attributes:
         inputs_gradient: T, the shape of the inputs.
         beta_gradient: V, shape [C].
         gamma_gradient: V, shape [C].
-        batch_weights_gradient: The dtype and shape of batch_weights, if that is floating; and so the two below.
+        batch_weights_gradient: The dtype and shape of batch_weights, if floating; likewise for the adjustment.
         beta_regularization_gradient: V, shape [C].
         gamma_regularization_gradient: V, shape [C].
     """
@@ -185,17 +185,17 @@ class BackwardOutputs:
 
 @dataclass(frozen=True)
 class ForwardPlan:
-    """A forward that was checked.
+    """A checked forward.
 
     Attributes:
-        geometry: Of the inputs.
-        implementation: TensorFlow's.
+        geometry: The geometry of the inputs.
+        implementation: The implementation that TensorFlow would choose.
         variable_dtype: V.
         ignored: The arguments that have no effect.
-        uses_weights: The moments are weighted.
-        uses_adjustment: What is normalised is adjusted.
-        has_updates: The moving averages are to follow.
-        output_specs: Of all outputs that are large.
+        uses_weights: Whether the moments are weighted.
+        uses_adjustment: Whether the normalised inputs are adjusted.
+        has_updates: Whether the moving averages will be updated.
+        output_specs: The specs of all large outputs.
     """
 
     geometry: Geometry
@@ -210,17 +210,17 @@ class ForwardPlan:
 
 @dataclass(frozen=True)
 class BackwardPlan:
-    """A backward that was checked."""
+    """A checked backward."""
 
     geometry: Geometry
     output_specs: tuple[TensorSpec, ...]
 
 
 def plan_forward(inputs: CallInputs, attributes: ForwardAttributes) -> ForwardPlan:
-    """Checks a call.
+    """Checks a forward and plans it.
 
     Raises:
-        InvalidArgumentError: Something does not fit; says which argument, what was given and what was expected.
+        InvalidArgumentError: An argument is invalid; the message names it, what was given and what was expected.
     """
     config, x = attributes.config, inputs.inputs
     check_dtype(x.dtype, "inputs")
@@ -251,10 +251,10 @@ def plan_forward(inputs: CallInputs, attributes: ForwardAttributes) -> ForwardPl
 
 
 def plan_backward(inputs: BackwardInputs, attributes: BackwardAttributes) -> BackwardPlan:
-    """Checks a call.
+    """Checks a backward and plans it.
 
     Raises:
-        InvalidArgumentError: The gradient is not like the outputs.
+        InvalidArgumentError: The gradient does not have the dtype and shape of the outputs.
     """
     x, dy = inputs.inputs, inputs.outputs_gradient
     if dy.dtype != x.dtype or tuple(dy.shape) != tuple(x.shape):
@@ -268,10 +268,10 @@ def plan_backward(inputs: BackwardInputs, attributes: BackwardAttributes) -> Bac
 
 
 def check_dtype(dtype: np.dtype[Any], field: str) -> None:
-    """Checks that inputs can have a dtype.
+    """Checks that inputs may have this dtype.
 
     Raises:
-        InvalidArgumentError: They cannot.
+        InvalidArgumentError: They may not.
     """
     if dtype not in FLOATING:
         known = ", ".join(map(dtype_text, FLOATING))
@@ -279,17 +279,17 @@ def check_dtype(dtype: np.dtype[Any], field: str) -> None:
 
 
 def check_rank(shape: Sequence[int], field: str) -> None:
-    """Checks that inputs can have so many dimensions.
+    """Checks that inputs may have this many dimensions.
 
     Raises:
-        InvalidArgumentError: They cannot.
+        InvalidArgumentError: They may not.
     """
     if len(shape) not in _RANKS:
         raise InvalidArgumentError(f"expected a rank from 2 to 5, got shape {list(shape)}", field=field)
 
 
 def geometry_of(shape: Sequence[int], data_format: str) -> Geometry:
-    """Returns where the channels of inputs are."""
+    """Returns the sizes before, of and after the axis of the channels."""
     axis = channel_axis(len(shape), data_format)
     return Geometry(math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
 
@@ -300,7 +300,7 @@ def channel_axis(rank: int, data_format: str) -> int:
 
 
 def channel_shape(rank: int, data_format: str, channels: int) -> tuple[int, ...]:
-    """Returns the shape in which one value for each channel broadcasts to the inputs."""
+    """Returns the shape in which per-channel values broadcast to the inputs."""
     return (channels, *[1] * (rank - 1 - channel_axis(rank, data_format)))
 
 

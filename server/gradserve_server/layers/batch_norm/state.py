@@ -1,4 +1,4 @@
-"""The variables of a layer, and what is left and remembered of its forwards."""
+"""The state of a layer: its variables, and what it keeps and remembers of forwards."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,20 +21,20 @@ from gradserve_server.layers.batch_norm.variables import Variables
 
 
 class LayerState:
-    """What events have made of a layer.
+    """The state of a layer, which only events change.
 
-    It is made of events alone: the same events in the same order, applied to the state of another layer with an equal
-    configuration, give the same one. Leases begin when an event is applied.
+    The same events in the same order, applied to another layer with an equal configuration, give the same state.
+    Leases begin when an event is applied.
 
     Attributes:
-        variables: None until they are created.
-        num_updates: Times that the moving averages moved.
-        num_draws: Random adjustments that were drawn.
-        forwards: Those that something is left to do for.
+        variables: The variables; None until they are created.
+        num_updates: The number of updates of the moving averages.
+        num_draws: The number of random adjustments drawn.
+        forwards: The forwards that have a backward or an update to come.
     """
 
     def __init__(self, forwards: Forwards) -> None:
-        """Takes what is to keep forwards."""
+        """Takes the object that keeps forwards."""
         self.variables: Variables | None = None
         self.num_updates = 0
         self.num_draws = 0
@@ -45,18 +45,18 @@ class LayerState:
         self.variables = event.variables
 
     def set_variables(self, event: VariablesSet) -> None:
-        """Applies that variables were set."""
+        """Applies the setting of variables."""
         assert self.variables is not None
         self.variables = self.variables.with_values(event.values)
 
     def draw(self, event: AdjustmentDrawn) -> int:
-        """Applies that an adjustment was drawn; returns the number of the draw."""
+        """Applies the draw of an adjustment; returns its number."""
         self.num_draws = event.number + 1
         self.forwards.draw(event.forward_id, event.number)
         return event.number
 
     def end_forward(self, event: ForwardEnded) -> bool:
-        """Applies what a forward did; returns whether its update waits."""
+        """Applies the results of a forward; returns whether its update is pending."""
         if event.averages is not None:
             self._follow(event.averages)
         self.forwards.add(event)
@@ -66,29 +66,29 @@ class LayerState:
         return has_pending
 
     def run_updates(self, event: UpdatesRun) -> None:
-        """Applies that the moving averages have followed a forward."""
+        """Applies the update of the moving averages after a forward."""
         self._follow(event.averages)
         self.forwards.settle(event.forward_id)
 
     def end_backward(self, event: BackwardEnded) -> None:
-        """Applies that the last backward of a forward was computed."""
+        """Applies the end of the last backward of a forward."""
         self.forwards.spend(event.forward_id)
 
     def release(self, event: ForwardsReleased) -> int:
-        """Applies that forwards were released; returns how many of them there were."""
+        """Applies the release of forwards; returns how many of them were kept."""
         return self.forwards.release(event.forward_ids, with_updates=event.with_updates)
 
     def expire(self, event: ForwardsExpired) -> int:
-        """Applies that leases have ended; returns how many forwards were forgotten."""
+        """Applies the end of leases; returns how many forwards were forgotten."""
         return self.forwards.forget(event.forward_ids)
 
     def relocate_variables(self, copies: Mapping[str, Array]) -> None:
-        """Makes copies in another memory take the place of variables, by name. The values are the same: no event."""
+        """Replaces variables by copies in another memory, by name. The values are the same, so there is no event."""
         assert self.variables is not None
         self.variables = self.variables.with_values(copies)
 
     def replay(self, event: Event) -> None:
-        """Applies an event of which nobody waits for the answer."""
+        """Applies an event of any kind and drops its result."""
         match event:
             case VariablesCreated():
                 self.create_variables(event)

@@ -1,6 +1,6 @@
-"""How the moving averages follow the batches.
+"""The updates of the moving averages.
 
-Arithmetic is in the dtype of the variables, as TensorFlow's, so that 16 bits round at every step there and here.
+They are computed in the dtype of the variables, as in TensorFlow: 16-bit variables round at every step.
 """
 
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from gradserve_server.tensors.spec import TensorSpec
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class UpdateInputs(MovingAverages):
-    """The moving averages, and the moments of the batch to move them by, each of shape [C]."""
+    """The moving averages, and the moments of the batch, each of shape [C], to update them with."""
 
     batch_mean: Array
     batch_variance: Array
 
     @classmethod
     def of(cls, averages: MovingAverages, batch_mean: Array, batch_variance: Array) -> "UpdateInputs":
-        """Returns them together."""
+        """Returns the averages together with the moments."""
         return cls(
             moving_mean=averages.moving_mean,
             moving_variance=averages.moving_variance,
@@ -42,14 +42,14 @@ class UpdateInputs(MovingAverages):
 
 @dataclass(frozen=True)
 class UpdateAttributes:
-    """What is not an array; `implementation` is that of the forward."""
+    """The attributes of an update; `implementation` is the forward's."""
 
     config: BatchNormConfig
     implementation: Implementation
 
     @property
     def rate(self) -> np.float32:
-        """1 - decay, rounded to float32 whatever the dtype of the variables. CORE_FUSED rounds decay, too."""
+        """1 - decay, rounded to float32 for variables of any dtype. CORE_FUSED rounds decay, too."""
         if self.implementation is Implementation.CORE_FUSED:
             return np.float32(1) - np.float32(self.config.decay)
         return np.float32(1 - self.config.decay)
@@ -57,21 +57,21 @@ class UpdateAttributes:
 
 @dataclass(frozen=True)
 class UpdatePlan:
-    """A call; nothing can be wrong with it."""
+    """The plan of an update, which has nothing to check."""
 
     output_specs: tuple[TensorSpec, ...]
 
 
 def plan_update(inputs: UpdateInputs, attributes: UpdateAttributes) -> UpdatePlan:
-    """Says what comes out."""
+    """Returns the specs of the outputs."""
     return UpdatePlan(tuple(TensorSpec(array.dtype, tuple(array.shape)) for array in inputs.by_name().values()))
 
 
 def update(xp: Any, inputs: UpdateInputs, attributes: UpdateAttributes) -> MovingAverages:
-    """Returns the next moving averages, over NumPy or CuPy.
+    """Returns the next moving averages; `xp` is NumPy or CuPy.
 
-    `moving_averages.py` of TensorFlow and, with renorm, the layer's own code: each average moves by 1 - decay of the
-    way to the batch's value. The zero-debiased mean is the biased one divided by 1 - decay^local_step.
+    As in TensorFlow's `moving_averages.py` or, with renorm, in its layer: each average moves by 1 - decay of the way
+    to the batch's value. The zero-debiased mean is the biased one divided by 1 - decay^local_step.
     """
     dtype = inputs.moving_mean.dtype
     mean, variance = inputs.batch_mean.astype(dtype), inputs.batch_variance.astype(dtype)
@@ -83,7 +83,7 @@ def update(xp: Any, inputs: UpdateInputs, attributes: UpdateAttributes) -> Movin
         return MovingAverages(moving_mean=averaging.step(inputs.moving_mean, mean), moving_variance=moving_variance)
     biased = averaging.step(inputs.biased, mean)
     local_step = inputs.local_step + dtype.type(1)
-    # In float64, as powers in float32 are not equally good everywhere, and here the error of one is magnified.
+    # In float64: powers in float32 are not equally accurate everywhere, and the error is magnified here.
     kept = float(dtype.type(1) - averaging.rate)
     corrected = biased / (1 - xp.power(kept, local_step.astype("float64"))).astype(dtype)
     return MovingAverages(
@@ -96,7 +96,7 @@ def update(xp: Any, inputs: UpdateInputs, attributes: UpdateAttributes) -> Movin
 
 @dataclass(frozen=True)
 class _Averaging:
-    """Moves averages by `rate` of the way, which is of their dtype."""
+    """A step of averages by `rate` of the way; `rate` has their dtype."""
 
     rate: Any
 
@@ -136,5 +136,5 @@ def _renorm(
 
 
 def _as_array(xp: Any, scalar: Array, dtype: np.dtype[Any]) -> Array:
-    """NumPy makes plain numbers of results without dimensions."""
+    """Returns an array of a scalar: NumPy returns plain numbers for results without dimensions."""
     return xp.asarray(scalar, dtype)

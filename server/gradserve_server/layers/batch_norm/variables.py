@@ -17,9 +17,9 @@ _SCALARS = ("moving_mean/local_step", "renorm_mean_weight", "renorm_stddev_weigh
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Variables:
-    """The values of one moment, None where the layer does not have the variable. Never written to.
+    """A snapshot of the variables, None for those that the layer does not have. Never written to.
 
-    All are of one floating dtype; beta and gamma are of shape [C].
+    All have the same floating dtype; beta and gamma have shape [C].
     """
 
     beta: Array | None = None
@@ -34,22 +34,22 @@ class Variables:
 
     @property
     def num_channels(self) -> int:
-        """C."""
+        """The number of channels, C."""
         channels: int = self.averages.moving_mean.shape[0]
         return channels
 
     @property
     def num_bytes(self) -> int:
-        """The size of all of them."""
+        """The size of all variables in bytes."""
         return sum(int(array.nbytes) for array in self.by_name().values())
 
     def by_name(self) -> dict[str, Array]:
-        """Returns those that there are by TensorFlow's names, relative to the scope."""
+        """Returns the variables that exist, by TensorFlow's names relative to the scope."""
         found = {"beta": self.beta, "gamma": self.gamma}
         return {name: array for name, array in found.items() if array is not None} | self.averages.by_name()
 
     def with_values(self, values: Mapping[str, Array]) -> "Variables":
-        """Returns them with other values of some, which are given by TensorFlow's names."""
+        """Returns the variables with new values for some, given by TensorFlow's names."""
         return variables_of(self.by_name() | dict(values))
 
 
@@ -71,7 +71,7 @@ def variable_names(config: BatchNormConfig) -> list[str]:
 
 
 def unknown_variables(config: BatchNormConfig) -> list[IgnoredArgument]:
-    """Returns the entries of variables_collections that are of no variable."""
+    """Returns the entries of variables_collections that name no variable."""
     names = variable_names(config)
     return [
         IgnoredArgument(f"variables_collections[{name}]", f"it is none of {', '.join(names)}")
@@ -81,10 +81,10 @@ def unknown_variables(config: BatchNormConfig) -> list[IgnoredArgument]:
 
 
 def initial_variables(config: BatchNormConfig, channels: int, dtype: np.dtype[Any]) -> Variables:
-    """Returns the first values, in host memory.
+    """Returns the initial values, in host memory.
 
     Raises:
-        InvalidArgumentError: An initializer has another shape.
+        InvalidArgumentError: An initializer has the wrong shape.
     """
     zeros, ones = np.zeros(channels), np.ones(channels)
     values: dict[str, NDArray[Any]] = {"beta": zeros, "gamma": ones, "moving_mean": zeros, "moving_variance": ones}
@@ -110,5 +110,5 @@ def initial_variables(config: BatchNormConfig, channels: int, dtype: np.dtype[An
 
 
 def variable_bytes(config: BatchNormConfig, channels: int, dtype: np.dtype[Any]) -> int:
-    """Returns the size of all variables of a layer."""
+    """Returns the size of all variables of a layer in bytes."""
     return sum((1 if name in _SCALARS else channels) * dtype.itemsize for name in variable_names(config))

@@ -1,6 +1,6 @@
-"""Moments in which every item of the batch has a weight, and the gradients through them.
+"""Moments of a batch with a weight for each item, and the gradients through them.
 
-x is seen as [N, outer, C, inner], w are the weights. With W = outer inner sum(w), mu = sum(w x) / W and
+x is viewed as [N, outer, C, inner]; w are the weights. With W = outer inner sum(w), mu = sum(w x) / W and
 var = sum(w (x - mu)^2) / W; both are 0 where W is.
 """
 
@@ -27,7 +27,7 @@ class WeightedBatch:
 
     @classmethod
     def of(cls, x: Array, weights: Array, geometry: Geometry) -> "WeightedBatch":
-        """Takes x in the dtype of arithmetic and in any shape, and the weights in any dtype."""
+        """Returns the batch of x, in the dtype of arithmetic and of any shape, and weights of any dtype."""
         num_items = x.shape[0]
         outer = geometry.outer // max(num_items, 1)
         wide = weights.astype("float64")
@@ -41,7 +41,7 @@ class WeightedBatch:
         return mean, self._mean(xp, centered * centered)
 
     def inputs_gradient(self, xp: Any, through: "MomentsGradient") -> Array:
-        """Returns what goes to the inputs through the moments, [N, outer, C, inner].
+        """Returns the part of the inputs' gradient through the moments, [N, outer, C, inner].
 
         For each element of item i: -(w_i / W) / s (Sg + xhat Sgx).
         """
@@ -56,7 +56,7 @@ class WeightedBatch:
     def weights_gradient(self, xp: Any, through: "MomentsGradient", variance: Array) -> Array:
         """Returns the gradient with respect to the weights, float64 of shape [N].
 
-        Of item i, over its elements: -(1 / W) sum(Sg xhat + Sgx / 2 (xhat^2 - var / s^2)).
+        For item i, summed over its elements: -(1 / W) sum(Sg xhat + Sgx / 2 (xhat^2 - var / s^2)).
         """
         inverse = through.inverse_deviation
         xhat = (self.x - through.mean[:, None]) * inverse.astype(self.x.dtype)[:, None]
@@ -67,19 +67,19 @@ class WeightedBatch:
         return -self._share(xp) * (sums * through.totals + squares * through.dots / 2).sum(axis=1)
 
     def _mean(self, xp: Any, values: Array) -> Array:
-        # Not a product of matrices: a GPU's library for those takes long to start, and much memory.
+        # Not a matrix product: a GPU's library for those is slow to start and takes much memory.
         sums = (self.weights[:, None] * values.sum(axis=(1, 3), dtype="float64")).sum(axis=0)
         return (sums * self._share(xp)).astype(values.dtype)
 
     def _share(self, xp: Any) -> Array:
-        """1 / W, or 0."""
+        """Returns 1 / W, or 0 if W is 0."""
         is_zero = self.total == 0
         return xp.where(is_zero, 0.0, 1.0 / xp.where(is_zero, 1.0, self.total))
 
 
 @dataclass(frozen=True)
 class MomentsGradient:
-    """What reaches the moments, each of shape [C]; g is the gradient with respect to xhat.
+    """The terms of the gradient through the moments, each of shape [C]; g is the gradient with respect to xhat.
 
     Attributes:
         mean: U.
