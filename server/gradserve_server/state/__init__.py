@@ -1,1 +1,1 @@
-"""The parts that all objects share whose changes are events."""
+"""Parts shared by all objects whose changes are events."""

@@ -9,9 +9,9 @@ RecordT = TypeVar("RecordT")
 
 
 class IdWindow(Generic[IdT, RecordT]):
-    """Remembers a record for each of the latest ids, and forgets the oldest: a sliding window.
+    """A sliding window: remembers a record for each of the latest ids, and forgets the oldest.
 
-    Its contents depend on the order of `remember` alone, so the same events make the same window.
+    Its contents depend only on the order of calls of `remember`, so the same events make the same window.
     """
 
     def __init__(self, size: int) -> None:
@@ -27,7 +27,7 @@ class IdWindow(Generic[IdT, RecordT]):
         return iter(self._records.items())
 
     def recall(self, used_id: IdT) -> RecordT | None:
-        """Returns the record of an id, None if it is not remembered."""
+        """Returns the record of an id, or None if the id is not remembered."""
         return self._records.get(used_id)
 
     def remember(self, used_id: IdT, record: RecordT) -> list[IdT]:

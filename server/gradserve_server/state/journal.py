@@ -11,8 +11,8 @@ class Journal(Protocol[EventT_contra]):
     async def append(self, event: EventT_contra) -> None:
         """Returns once the event may take effect.
 
-        An exception prevents it, also the cancellation of the task: then nothing has changed, and the event is not
-        replayed.
+        If it raises, or the task is cancelled, the event does not take effect: nothing has changed, and the event is
+        not replayed.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""LayerNorm and LayerNormGrad as ops, and what computes them on a device."""
+"""LayerNorm and LayerNormGrad as ops, and the interface of their family."""
 
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from gradserve_server.ops.operation import Family, Op
 
 
 class LayerNorm(Family, Protocol):
-    """The computations on one device. Inputs are checked, and in its memory; outputs come from it."""
+    """The computations on one device. Inputs are checked and in its memory; outputs are allocated there."""
 
     def forward(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
         """Computes LayerNorm."""

@@ -1,7 +1,7 @@
-"""The mathematics of LayerNorm, over NumPy or CuPy.
+"""The mathematics of LayerNorm, for NumPy or CuPy.
 
-What the kernels are compared with. The formulas are those of PyTorch's layer_norm, after Ba, Kiros and Hinton, "Layer
-Normalization", 2016. All is computed in U, but for sums, which are in float64; y and x_backprop are rounded to T.
+The kernels are compared with it. The formulas are PyTorch's, after Ba, Kiros and Hinton, "Layer Normalization", 2016.
+Everything is computed in U, except sums, which are in float64; y and x_backprop are rounded to T.
 """
 
 from typing import Any
@@ -20,8 +20,8 @@ from gradserve_server.ops.layer_norm.spec import (
 def layer_norm(xp: Any, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
     """Normalizes each group of x.
 
-    y = (x - mean) rstd scale + offset with rstd = 1 / sqrt(variance + epsilon); mean and population variance are those
-    of the group. Groups without elements have a mean of 0 and an rstd of NaN.
+    y = (x - mean) rstd scale + offset with rstd = 1 / sqrt(variance + epsilon); mean and population variance are the
+    group's. Groups without elements have a mean of 0 and an rstd of NaN.
     """
     dtype, size = inputs.scale.dtype, geometry.size
     if size == 0:
@@ -30,7 +30,7 @@ def layer_norm(xp: Any, inputs: ForwardInputs, attributes: ForwardAttributes, ge
     x = inputs.x.reshape(geometry.shape).astype(dtype)
     mean = (_sums(x, axis=1) / size).astype(dtype)
     deviations = x - mean[:, None]
-    # The mean was rounded, which counts where the deviations are small beside it.
+    # The mean was rounded, which matters if the deviations are small compared to it.
     correction = _sums(deviations, axis=1) / size
     variance = _sums(xp.square(deviations), axis=1) / size - correction**2
     rstd = (1 / xp.sqrt(variance + attributes.epsilon)).astype(dtype)
@@ -44,7 +44,7 @@ def layer_norm(xp: Any, inputs: ForwardInputs, attributes: ForwardAttributes, ge
 
 
 def layer_norm_grad(xp: Any, inputs: GradInputs, geometry: Geometry) -> GradOutputs:
-    """Gradients of LayerNorm with respect to x, scale and offset, for the mean and rstd that are given.
+    """Computes the gradients with respect to x, scale and offset, for the given mean and rstd.
 
     With n = (x - mean) rstd and g = dy scale, and means over a group:
 

@@ -1,8 +1,8 @@
-"""What LayerNorm and LayerNormGrad take and give, and what they refuse.
+"""Inputs, attributes and outputs of LayerNorm and LayerNormGrad, and their checks.
 
-T is the dtype of x. U is that of all other inputs: float32, or float64 when T is. S is the shape of scale, with which
-the shape of x ends. A group is the elements of x that are normalized together: all that have the same place in the
-dimensions before S.
+T is the dtype of x. U is the dtype of scale, offset, mean and rstd: float64 if T is float64, else float32. S is the
+shape of scale; the shape of x ends with it. A group is the elements of x that are normalized together: all with the
+same indices in the dimensions before S.
 """
 
 import math
@@ -38,7 +38,7 @@ class ForwardAttributes:
     """Attributes of LayerNorm.
 
     Attributes:
-        epsilon: Added to the variance before the root is taken. The default is PyTorch's.
+        epsilon: The number added to the variance before the square root. The default is PyTorch's.
     """
 
     epsilon: float = 1e-5
@@ -67,8 +67,8 @@ class GradInputs:
         y_backprop: T, the shape of x: the gradient with respect to y.
         x: T, as in the forward call.
         scale: U, shape S, as in the forward call.
-        mean: U, output of the forward call.
-        rstd: U, output of the forward call.
+        mean: U, an output of the forward call.
+        rstd: U, an output of the forward call.
     """
 
     y_backprop: Array
@@ -80,7 +80,7 @@ class GradInputs:
 
 @dataclass(frozen=True)
 class GradAttributes:
-    """LayerNormGrad has no attributes."""
+    """The attributes of LayerNormGrad, which has none."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,11 @@ class GradOutputs:
 
 @dataclass(frozen=True)
 class Geometry:
-    """x seen as a matrix with a row for each group.
+    """x viewed as a matrix with a row for each group.
 
     Attributes:
-        stats_shape: The shape of mean and rstd: that of x without its last len(S) dimensions.
-        size: How many elements a group has, which is also how many scale has.
+        stats_shape: The shape of mean and rstd, which is the shape of x without its last len(S) dimensions.
+        size: The number of elements of a group, and of scale.
     """
 
     stats_shape: tuple[int, ...]
@@ -112,22 +112,22 @@ class Geometry:
 
     @property
     def groups(self) -> int:
-        """How many groups x has."""
+        """The number of groups of x."""
         return math.prod(self.stats_shape)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """[groups, size]."""
+        """The shape of the matrix, [groups, size]."""
         return (self.groups, self.size)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A call that was checked.
+    """A checked call.
 
     Attributes:
-        geometry: Of x.
-        output_specs: Of all outputs, in their order.
+        geometry: The geometry of x.
+        output_specs: The specs of all outputs, in order.
     """
 
     geometry: Geometry
@@ -138,7 +138,7 @@ def plan_forward(inputs: ForwardInputs, attributes: ForwardAttributes) -> Plan:
     """Checks a call of LayerNorm.
 
     Raises:
-        InvalidArgumentError: Something does not fit; says which argument, what was given and what was expected.
+        InvalidArgumentError: An argument is invalid; the message names it, what was given and what was expected.
     """
     if not (math.isfinite(attributes.epsilon) and attributes.epsilon >= 0):
         raise InvalidArgumentError(
@@ -156,7 +156,7 @@ def plan_gradient(inputs: GradInputs, attributes: GradAttributes) -> Plan:
     """Checks a call of LayerNormGrad.
 
     Raises:
-        InvalidArgumentError: Something does not fit; says which argument, what was given and what was expected.
+        InvalidArgumentError: An argument is invalid; the message names it, what was given and what was expected.
     """
     _check_x_dtype(inputs.x)
     _check_dtype(inputs, "y_backprop", inputs.x.dtype)

@@ -1,1 +1,1 @@
-"""BatchNormLayerService."""
+"""The servicer of BatchNormLayerService, and its messages."""

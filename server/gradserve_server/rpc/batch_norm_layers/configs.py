@@ -1,4 +1,4 @@
-"""Configurations of layers as messages and as domain values."""
+"""Conversion of layers' configurations between messages and domain values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,12 +15,12 @@ from gradserve_server.rpc.tensors.messages import check_count, decode_reference
 from gradserve_server.tensors.opening import TensorOpener
 
 MAX_ENTRIES = 1 << 10
-"""Of each kind: collections, initializers and regularizers."""
+"""The limit of entries in each field of collections, initializers or regularizers."""
 _DEFAULTS = BatchNormConfig()
 
 
 async def decode_config(config: batch_norm_pb2.BatchNormConfig, opener: TensorOpener) -> BatchNormConfig:
-    """Reads a configuration, with the tensors in it.
+    """Reads a configuration and the tensors in it.
 
     Raises:
         InvalidArgumentError: A part of it is malformed.
@@ -68,7 +68,7 @@ async def decode_config(config: batch_norm_pb2.BatchNormConfig, opener: TensorOp
 
 
 def encode_config(config: BatchNormConfig) -> batch_norm_pb2.BatchNormConfig:
-    """Returns the message of a configuration, every field set; of tensors only dtype and shape."""
+    """Returns the message of a configuration, with every field set; tensors have only dtype and shape."""
     adjustment = None
     if config.adjustment is not None:
         (scale_min, scale_max), (bias_min, bias_max) = config.adjustment.scale, config.adjustment.bias

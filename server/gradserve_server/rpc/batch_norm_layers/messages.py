@@ -1,4 +1,4 @@
-"""Messages about layers and their domain values."""
+"""Conversion of messages about layers to domain values and back."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,7 +33,7 @@ from gradserve_server.rpc.tensors.messages import (
 from gradserve_server.tensors.delivery import Delivered
 
 MAX_VARIABLES = 1 << 10
-"""In one request."""
+"""The limit of variables in one request."""
 _REUSES = {
     layer_pb2.LAYER_REUSE_UNSPECIFIED: Reuse.ALLOWED,
     layer_pb2.LAYER_REUSE_REQUIRED: Reuse.REQUIRED,
@@ -48,12 +48,12 @@ _IMPLEMENTATION_CODES = {
 
 
 def decode_key(ref: batch_norm_pb2.BatchNormLayerRef) -> ResourceKey:
-    """Returns where a layer is found."""
+    """Returns the key of a layer."""
     return ResourceKey(ref.container or DEFAULT_CONTAINER, ref.name)
 
 
 def decode_reuse(reuse: layer_pb2.LayerReuse) -> Reuse:
-    """Reads whether a layer may exist.
+    """Reads whether a layer may, must or must not exist.
 
     Raises:
         InvalidArgumentError: The value is unknown.
@@ -66,7 +66,7 @@ def decode_reuse(reuse: layer_pb2.LayerReuse) -> Reuse:
 def encode_info(
     key: ResourceKey, layer: BatchNormLayer, lifetime: Lifetime, collection: str = ""
 ) -> batch_norm_pb2.BatchNormLayerInfo:
-    """Describes a layer as it is now, and of its variables those that have a tag, or all."""
+    """Describes a layer as it is now, with all its variables, or with those that have the tag `collection`."""
     variables = {} if layer.variables is None else layer.variables.by_name()
     return batch_norm_pb2.BatchNormLayerInfo(
         layer=batch_norm_pb2.BatchNormLayerRef(container=key.container, name=key.name, incarnation=layer.incarnation),
@@ -99,7 +99,7 @@ def decode_input_dtype(data_type: tensor_pb2.DataType) -> np.dtype[Any]:
     """Reads the dtype of the inputs that a layer is created for.
 
     Raises:
-        InvalidArgumentError: It is not one of arrays.
+        InvalidArgumentError: The value is not the dtype of an array.
     """
     try:
         return to_dtype(data_type)
@@ -111,7 +111,7 @@ def decode_collection(ref: layer_pb2.LayerCollectionRef) -> tuple[str, str]:
     """Returns the container and the name of a collection.
 
     Raises:
-        InvalidArgumentError: It has no name.
+        InvalidArgumentError: The name is empty.
     """
     if not ref.name:
         raise InvalidArgumentError("expected the name of a collection, got an empty one", field="collection.name")
@@ -119,7 +119,7 @@ def decode_collection(ref: layer_pb2.LayerCollectionRef) -> tuple[str, str]:
 
 
 def decode_variables(variables: Sequence[layer_pb2.NamedTensor]) -> list[GivenVariable]:
-    """Reads values of variables.
+    """Reads values for variables.
 
     Raises:
         InvalidArgumentError: There are too many.
@@ -131,7 +131,7 @@ def decode_variables(variables: Sequence[layer_pb2.NamedTensor]) -> list[GivenVa
 def decode_forward(
     request: messages_pb2.BatchNormForwardRequest, lease_seconds: Callable[[float | None], float]
 ) -> ForwardCall:
-    """Reads how a forward is to be computed; `lease_seconds` says what lease to give when one was asked for.
+    """Reads the options of a forward; `lease_seconds` returns the lease to grant for the one requested.
 
     Raises:
         InvalidArgumentError: It releases too many forwards, or the lease is not positive.
@@ -147,7 +147,7 @@ def decode_forward(
 
 
 def encode_forward(result: ForwardResult, delivered: Delivered) -> WithContents:
-    """Returns the response to a forward whose outputs were delivered."""
+    """Returns the response to a forward, with its delivered outputs."""
     contents = Contents()
     (outputs,) = encode_delivered([delivered], contents)
     drawn_scale, drawn_bias = (None, None) if result.drawn is None else map(contents.tensor, result.drawn)
@@ -165,14 +165,14 @@ def encode_forward(result: ForwardResult, delivered: Delivered) -> WithContents:
 
 
 def encode_gradients(delivered: Mapping[str, Delivered]) -> WithContents:
-    """Returns the response to a backward."""
+    """Returns the response to a backward, with its delivered gradients."""
     contents = Contents()
     tensors = dict(zip(delivered, encode_delivered(delivered.values(), contents), strict=True))
     return WithContents(messages_pb2.BatchNormBackwardResponse(**tensors), contents)
 
 
 def encode_variables(delivered: Mapping[str, Delivered]) -> WithContents:
-    """Returns the response with variables, by name."""
+    """Returns the response with the delivered variables, by name."""
     contents = Contents()
     tensors = encode_delivered(delivered.values(), contents)
     variables = [layer_pb2.NamedTensor(name=name, tensor=each) for name, each in zip(delivered, tensors, strict=True)]

@@ -1,4 +1,4 @@
-"""BatchNormLayerService: decode, call the domain, encode."""
+"""The servicer of BatchNormLayerService: decodes requests, calls the domain and encodes responses."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -40,7 +40,7 @@ from gradserve_server.tensors.opening import TensorOpener
 
 
 class BatchNormLayerServicer:
-    """Serves the layers of a registry. The protos say what each method does."""
+    """Serves the layers of a registry. The protos specify each method."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class BatchNormLayerServicer:
         deliverer: TensorDeliverer,
         lease_seconds: Callable[[float | None], float],
     ) -> None:
-        """Takes what says which lease to give when one was asked for, beside the parts that all servicers have."""
+        """Takes the parts of every servicer, and a function that returns the lease to grant for a requested one."""
         self._registry = registry
         self._lease_seconds = lease_seconds
         self._opener = opener

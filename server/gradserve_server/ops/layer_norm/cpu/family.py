@@ -19,26 +19,26 @@ from gradserve_server.ops.layer_norm.spec import (
 )
 
 _CHUNK_ELEMENTS = 1 << 15
-"""Work of about ten microseconds: for less, no thread is woken up."""
+"""About ten microseconds of work: for less, no other thread is woken up."""
 
 _MIN_GRADIENT_GROUPS = 32
-"""Every chunk has sums of its own for scale and offset: this keeps them to an eighth of x."""
+"""The minimum keeps the sums for scale and offset, which every chunk has, to an eighth of the size of x."""
 
 
 class CpuLayerNorm:
-    """Kernels that all threads share the groups of. Safe to use from several threads.
+    """Computes LayerNorm with kernels whose groups all threads share. Safe to use from several threads.
 
-    Until those for a dtype are prepared, and where they cannot be made, its calls are computed by NumPy.
+    NumPy computes the calls of a dtype until its kernels are prepared, and where they cannot be compiled.
     """
 
     def __init__(self, device: CpuDevice, parallel: ForkJoin) -> None:
-        """Allocates outputs on `device` and computes big ones with all threads of `parallel`."""
+        """Takes the device that allocates outputs, and the threads that share large computations."""
         self._device = device
         self._parallel = parallel
         self._kernels = PreparedKernels(LAYER_NORM)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
-        """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
+        """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()` is true."""
         self._kernels.prepare(stop)
 
     def forward(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:

@@ -1,4 +1,4 @@
-"""The loop of LayerNorm. See `kernels`."""
+"""The loop of LayerNorm; see `kernels`."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from gradserve_server.devices.host.intrinsics import DONE, count_up, load, store
 from gradserve_server.devices.host.moments import BLOCK_ELEMENTS, moments_of_block
 
 _TAKEN = 1
-"""The counter of the chunks that were taken."""
+"""The index of the counter of chunks taken."""
 
 
 def forward(
@@ -24,7 +24,7 @@ def forward(
 ) -> None:
     """Normalizes each group.
 
-    Moments of blocks are combined as by Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
+    Moments of blocks are combined as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
     computing sample variances", 1979.
 
     Args:
@@ -32,7 +32,7 @@ def forward(
         scale: U [size].
         offset: U [size].
         epsilon: float64.
-        chunk_groups: The groups of a chunk.
+        chunk_groups: The number of groups in a chunk.
         mean: U [groups]: a result.
         rstd: U [groups]: a result.
         y: T [groups, size], flat: the result.
@@ -53,7 +53,7 @@ def forward(
                 group_mean += weight * delta
                 squares += block_squares + weight * before * delta * delta
             m, r = widen(x, group_mean), widen(x, 1 / np.sqrt(squares / size + epsilon))
-            # What rounding took from the mean counts where the deviations are small beside it.
+            # The rounding error of the mean matters if the deviations are small compared to it.
             rest = widen(x, group_mean - m)
             for index in range(size):
                 normalized = (load(x, first + index) - m - rest) * r

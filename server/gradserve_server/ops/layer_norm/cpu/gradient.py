@@ -1,4 +1,4 @@
-"""The loops of LayerNormGrad. See `kernels`."""
+"""The loops of LayerNormGrad; see `kernels`."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from gradserve_server.devices.host.lanes import in_all_lanes, last_lanes, load_l
 from gradserve_server.devices.host.moments import BLOCK_ELEMENTS
 
 _TAKEN, _FINISHED = 1, 2
-"""Other counters: of the chunks that were taken, and of those whose sums are there."""
+"""The indices of the counters of chunks taken, and of chunks whose sums are complete."""
 
 _BLOCK_GROUPS = 32
-"""So many groups are added up in U, and those sums in float64: this bounds the error."""
+"""The number of groups added up in U; these sums are added up in float64, which bounds the error."""
 
 
 def gradient(
@@ -32,7 +32,7 @@ def gradient(
 ) -> None:
     """Computes the gradients with respect to x, scale and offset.
 
-    Each chunk has sums of its own for scale and offset. The thread that finishes the last one adds them up, in the
+    Each chunk has its own sums for scale and offset. The thread that finishes the last chunk adds them up, in the
     order of the chunks.
 
     Args:
@@ -41,7 +41,7 @@ def gradient(
         scale: U [size].
         mean: U [groups].
         rstd: U [groups].
-        chunk_groups: The groups of a chunk.
+        chunk_groups: The number of groups in a chunk.
         partial: float64 [chunks, 2, size]: the sums of chunks.
         dx: T [groups, size], flat: the result.
         dscale: U [size]: the result.
@@ -77,7 +77,7 @@ def gradient(
 def _gradient_of_group(
     dy: Any, x: Any, scale: Any, mean: Any, rstd: Any, first: Any, dots: Any, totals: Any, dx: Any
 ) -> None:
-    """Computes dx of a group, and adds what it has to the sums for scale and offset."""
+    """Computes dx of a group, and adds the group's terms to the sums for scale and offset."""
     size = len(scale)
     total, dot = 0.0, 0.0
     for start in range(0, size, BLOCK_ELEMENTS):
@@ -108,7 +108,7 @@ def _sums_of_block(dy: Any, x: Any, scale: Any, mean: Any, first: Any, start: An
         mean: The mean of the group.
         first: The index of the first element, in dy and x.
         start: Its index in scale.
-        size: From 1 to BLOCK_ELEMENTS.
+        size: The number of elements, from 1 to BLOCK_ELEMENTS.
     """
     lanes = num_lanes(x)
     num_rows = size // lanes

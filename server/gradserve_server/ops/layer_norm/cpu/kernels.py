@@ -1,8 +1,8 @@
-"""The kernels of LayerNorm on the host: what they take and do.
+"""The kernels of LayerNorm on the host, and their signatures.
 
-T and U are the dtypes of `spec`; T comes as `intrinsics` says. x is a matrix with a row for each group; a chunk is a
-few groups. Sums are in U within a block and in float64 over blocks. Blocks, chunks and the partial sums in them are the
-same on every processor and for any number of threads; docs/layer_norm.md has the bounds of the errors that follow.
+T and U are the dtypes of `spec`; `intrinsics` says how T is passed. x is a matrix with a row for each group; a chunk is
+a few groups. Sums are in U within a block and in float64 over blocks. Blocks, chunks and their partial sums are the
+same on every processor and for any number of threads; docs/layer_norm.md has the resulting error bounds.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, wid
 
 @dataclass(frozen=True)
 class Kernels(ChunkedKernels):
-    """The kernels for one T, which do what `forward` and `gradient` say."""
+    """The kernels for one T; see the functions `forward` and `gradient`."""
 
     forward: Kernel
     gradient: Kernel

@@ -20,18 +20,18 @@ from gradserve_server.ops.layer_norm.spec import (
 
 
 class CudaLayerNorm:
-    """Kernels that give each group a few threads, and sums over groups a block for some columns.
+    """Computes LayerNorm with a few threads for each group; sums over groups have a block for some columns.
 
     Sums have a fixed order, so results depend only on the inputs and the kind of GPU. Safe to use from several threads.
     """
 
     def __init__(self, device: KernelDevice) -> None:
-        """Computes on `device`."""
+        """Takes the device to compute on."""
         self._device = device
         self._programs = Programs(device, cuda_kernels.program, FLOATING)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
-        """Compiles all kernels, a dtype at a time; ends early between two of them, once `stop()`."""
+        """Compiles all kernels, one dtype after another; ends early between two dtypes, once `stop()` is true."""
         self._programs.prepare(stop)
 
     def forward(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
@@ -93,5 +93,5 @@ class CudaLayerNorm:
         addresses: dict[str, int],
         numbers: dict[str, Any],
     ) -> None:
-        """Starts a kernel, which takes what it needs of `addresses` and `numbers`."""
+        """Starts a kernel with the `addresses` and `numbers` that it needs."""
         self._programs[dtype].launch(launch, cuda_kernels.ARGUMENTS[kernel].of(addresses, numbers))

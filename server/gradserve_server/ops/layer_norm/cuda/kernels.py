@@ -1,4 +1,4 @@
-"""The CUDA kernels of LayerNorm: their programs, what they take, and their launches. Nothing here needs a GPU."""
+"""The CUDA kernels of LayerNorm: programs, arguments and launches. Nothing here needs a GPU."""
 
 import functools
 from collections.abc import Sequence
@@ -22,31 +22,31 @@ ARGUMENTS = {
     "param_sums": Struct(("y_backprop", "x", "mean", "rstd", "partial_sums"), ("groups", "size")),
     "param_gradient": Struct(("partial_sums", "scale_backprop", "offset_backprop"), ("splits", "size")),
 }
-"""By kernel."""
+"""The arguments of each kernel."""
 
 GROUP_KERNELS = {"forward": 1, "x_gradient": 2}
-"""Those with threads for each group, which exist for vectors and for single elements: how many sums a thread has."""
+"""The number of sums of a thread, for the kernels with threads for each group; they exist for vectors and elements."""
 
 MAX_THREADS = 512
-"""The most threads of a group."""
+"""The maximum number of threads of a group."""
 
 COLUMNS = 32
-"""Of a block of `param_sums`: what a warp reads lies side by side."""
+"""The number of columns of a block of `param_sums`: what a warp reads lies side by side."""
 
 _VECTOR_BYTES = 16
 _ELEMENTS_PER_THREAD = 8
-"""A batch of loads. With more threads for a group each has less to do while it waits."""
+"""The elements of one batch of loads. With more threads for a group, each has less to do while it waits."""
 _BLOCKS_PER_MULTIPROCESSOR = 8
 _SUM_BYTES = 8
 
 
 def kernel_name(kernel: str, dtype: np.dtype[Any], width: int | None = None) -> str:
-    """The name of an instance of a template; `width` for those of `GROUP_KERNELS`."""
+    """Returns the name of an instance of a template; `width` is for `GROUP_KERNELS`."""
     return f"layer_norm_{kernel}_{dtype.name}" + (f"_by_{width}" if width else "")
 
 
 def vector_width(geometry: Geometry, dtype: np.dtype[Any], addresses: Sequence[int]) -> int:
-    """How many elements a thread loads at a time: as many as fit where all rows are aligned, else one."""
+    """Returns how many elements a thread loads at a time: a full vector if all rows are aligned, else one."""
     width = _VECTOR_BYTES // dtype.itemsize
     is_aligned = geometry.size % width == 0 and all(address % _VECTOR_BYTES == 0 for address in addresses)
     return width if is_aligned else 1
@@ -54,7 +54,7 @@ def vector_width(geometry: Geometry, dtype: np.dtype[Any], addresses: Sequence[i
 
 @functools.cache
 def program(dtype: np.dtype[Any]) -> Program:
-    """The kernels for a dtype."""
+    """Returns the program with the kernels for a dtype."""
     widths = (1, _VECTOR_BYTES // dtype.itemsize)
     variants = [(kernel, dtype, width) for kernel in GROUP_KERNELS for width in widths]
     instances = {kernel_name(*variant): _group_instance(*variant) for variant in variants}
@@ -70,13 +70,13 @@ def program(dtype: np.dtype[Any]) -> Program:
 
 
 def threads_of_group(geometry: Geometry) -> int:
-    """How many threads share a group: a power of two."""
+    """Returns how many threads share a group, a power of two."""
     wanted = -(-geometry.size // _ELEMENTS_PER_THREAD)
     return min(1 << max(wanted - 1, 0).bit_length(), MAX_THREADS)
 
 
 def group_launch(kernel: str, geometry: Geometry, dtype: np.dtype[Any], width: int, limits: Limits) -> Launch:
-    """The launch of one of `GROUP_KERNELS`, for at least one group."""
+    """Returns the launch of one of `GROUP_KERNELS`, for at least one group."""
     of_group = threads_of_group(geometry)
     threads = max(of_group, ELEMENT_THREADS)
     blocks = min(-(-geometry.groups * of_group // threads), _BLOCKS_PER_MULTIPROCESSOR * limits.num_multiprocessors)
@@ -84,9 +84,9 @@ def group_launch(kernel: str, geometry: Geometry, dtype: np.dtype[Any], width: i
 
 
 def param_launches(geometry: Geometry, dtype: np.dtype[Any], limits: Limits) -> tuple[Launch, Launch]:
-    """The launches of `param_sums` and `param_gradient`, for groups of at least one element.
+    """Returns the launches of `param_sums` and `param_gradient`, for groups of at least one element.
 
-    The sums of the groups are split among so many blocks that all multiprocessors are busy; see `num_splits`.
+    Sums over groups are split among enough blocks to keep all multiprocessors busy; see `num_splits`.
     """
     tiles = -(-geometry.size // COLUMNS)
     sums = Launch(
@@ -99,7 +99,7 @@ def param_launches(geometry: Geometry, dtype: np.dtype[Any], limits: Limits) -> 
 
 
 def num_splits(geometry: Geometry, limits: Limits) -> int:
-    """How many blocks of `param_sums` share a column."""
+    """Returns how many blocks of `param_sums` share a column."""
     tiles = -(-geometry.size // COLUMNS)
     wanted = -(-_BLOCKS_PER_MULTIPROCESSOR * limits.num_multiprocessors // tiles)
     groups_of_block = ELEMENT_THREADS // COLUMNS * _ELEMENTS_PER_THREAD
@@ -107,7 +107,7 @@ def num_splits(geometry: Geometry, limits: Limits) -> int:
 
 
 def partial_bytes(geometry: Geometry, limits: Limits) -> int:
-    """The size of what `param_sums` leaves for `param_gradient`."""
+    """Returns the bytes of the partial sums that `param_sums` leaves for `param_gradient`."""
     return num_splits(geometry, limits) * 2 * geometry.size * _SUM_BYTES
 
 

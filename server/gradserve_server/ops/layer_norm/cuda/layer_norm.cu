@@ -1,16 +1,16 @@
 // LayerNorm and its gradient; the formulas are in reference.py. x is a matrix with a row for each group. The members of
-// each struct are those of `ARGUMENTS` in kernels.py, in this order.
+// each struct are listed in `ARGUMENTS` of kernels.py, in the same order.
 //
-// A few elements are added up in U, and those sums in double, so the error does not grow with the number of elements. The
+// A few elements are added up in U, and these sums in double, so the error does not grow with the number of elements. The
 // order is fixed, so the result is the same every time.
 
 extern __shared__ uint4 shared_memory[];
 
-// Elements that a thread adds up in U. Their loads do not wait for each other.
+// The number of elements that a thread adds up in U. Their loads do not wait for each other.
 constexpr int BATCH = 8;
 
-// What a thread works on. A block has `threads_of_group` threads, a power of two, for each of its groups. Behind the last
-// group `is_active` is false: such threads do nothing, but meet every barrier.
+// The part of a group that a thread works on. A block has `threads_of_group` threads, a power of two, for each of its
+// groups. `is_active` is false beyond the last group: such threads do nothing, but reach every barrier.
 struct Place {
     int threads_of_group;
     int lane;
@@ -49,8 +49,8 @@ struct Place {
     }
 };
 
-// The first group of a block, and how far it is to the next that the block takes. The division has 32 bits: that of long
-// numbers calls a function, for which registers spill.
+// The first group of a block, and the step to the block's next groups. The division has 32 bits, because a 64-bit one
+// calls a function, which makes registers spill.
 struct GroupWalk {
     long long first;
     long long step;
@@ -62,8 +62,7 @@ struct GroupWalk {
     }
 };
 
-// Calls a function with the index of each vector of a group that belongs to the thread, a batch of vectors at a time, and
-// then another that ends the batch.
+// Calls `of_vector` with the index of each of the thread's vectors in a group, and `of_batch` after each batch of vectors.
 template <int WIDTH, typename OfVector, typename OfBatch>
 __device__ __forceinline__ void for_vectors(const Place& place, long long size, OfVector of_vector, OfBatch of_batch) {
     constexpr int VECTORS = BATCH / WIDTH;
@@ -79,7 +78,7 @@ __device__ __forceinline__ void for_vectors(const Place& place, long long size, 
     }
 }
 
-// Elements of scale or offset; a vector of them may be longer than what one instruction loads.
+// Loads elements of scale or offset; a vector of them may be longer than one instruction can load.
 template <int WIDTH, typename U>
 __device__ __forceinline__ void load_params(const U* address, U (&params)[WIDTH]) {
     constexpr int FULL_WIDTH = 16 / sizeof(U);
@@ -109,7 +108,7 @@ struct ForwardArguments {
     double epsilon;
 };
 
-// Computes y, mean and rstd. The sums are of differences: from the first element for the mean, from the mean for the
+// Computes y, mean and rstd. Differences are added up: from the first element for the mean, from the mean for the
 // variance.
 template <int WIDTH, typename T, typename U>
 __device__ __forceinline__ void forward(const ForwardArguments<T, U>& arguments) {
@@ -138,7 +137,7 @@ __device__ __forceinline__ void forward(const ForwardArguments<T, U>& arguments)
         place.add_up(total);
         const double exact_mean = size > 0 ? shift + total[0] / size : 0;
         const U mean = static_cast<U>(exact_mean);
-        // What rounding took from the mean counts where the deviations are small beside it.
+        // The rounding error of the mean matters if the deviations are small compared to it.
         const U rest = static_cast<U>(exact_mean - mean);
         double squares[1] = {0};
         for_vectors<WIDTH>(
@@ -268,7 +267,7 @@ struct ParamSumsArguments {
     long long size;
 };
 
-// Adds up over groups. A block has COLUMNS columns; the gridDim.y blocks of the same columns, their splits, share the
+// Computes sums over groups. A block has COLUMNS columns; the gridDim.y blocks of the same columns, their splits, share the
 // groups.
 template <int COLUMNS, typename T, typename U>
 __device__ __forceinline__ void param_sums(const ParamSumsArguments<T, U>& arguments) {
