@@ -298,8 +298,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "expected a number for mean, got 'high'",
     ),
     "initial value": ({"param_initializers": {"beta": ["a"]}}, "param_initializers", "expected an array or numbers"),
-    "shape alone": ({"input_shape": (None, 3)}, "dtype", "expected dtype and input_shape together"),
-    "dtype alone": ({"dtype": "float32"}, "input_shape", "expected dtype and input_shape together"),
+    "shape alone": ({"input_shape": (None, 3)}, "dtype", "together, or neither, got only input_shape"),
+    "dtype alone": ({"dtype": "float32"}, "input_shape", "together, or neither, got only dtype"),
     "shape": (
         {"input_shape": ("N", 3), "dtype": "float32"},
         "input_shape",

@@ -82,8 +82,10 @@ def _reuse(place: LayerPlace) -> layer_pb2.LayerReuse:
 
 def _inputs(dtype: DTypeLike | None, shape: Shape | None) -> tuple[tensor_pb2.DataType, tuple[int, ...]]:
     if (dtype is None) != (shape is None):
-        missing = "dtype" if dtype is None else "input_shape"
-        raise InvalidArgumentError("expected dtype and input_shape together, or neither", field=missing)
+        missing, given = ("dtype", "input_shape") if dtype is None else ("input_shape", "dtype")
+        raise InvalidArgumentError(
+            f"expected dtype and input_shape together, or neither, got only {given}", field=missing
+        )
     if dtype is None or shape is None:
         return tensor_pb2.DATA_TYPE_UNSPECIFIED, ()
     return to_data_type(as_dtype(dtype, Argument("dtype"))), as_shape(shape, Argument("input_shape"))

@@ -25,7 +25,7 @@ from gradserve.calls.exchange import Operation
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.ignored_arguments import IgnoredArguments
 from gradserve.calls.tensors.inputs import as_op_input
-from gradserve.conversion.argument import Argument
+from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.casting import as_array_of
 from gradserve.conversion.plain import as_flag, as_list, as_mapping, as_text
 from gradserve.errors import (
@@ -448,11 +448,16 @@ def _tensors(
         tensors["batch_weights"] = as_op_input(batch_weights, dtype, "batch_weights")
     if adjustment is not None:
         if not isinstance(adjustment, tuple | list) or len(adjustment) != 2:
-            raise InvalidArgumentError("expected a pair of tensors, (scale, bias), as adjustment", field="adjustment")
+            raise Argument("adjustment").error_saying("a pair of tensors, (scale, bias),", _counted(adjustment))
         scale, bias = adjustment
         tensors["adjustment_scale"] = as_op_input(scale, dtype, "adjustment_scale")
         tensors["adjustment_bias"] = as_op_input(bias, dtype, "adjustment_bias")
     return tensors
+
+
+def _counted(value: object) -> str:
+    """Returns how many values a sequence has, or the description of anything else."""
+    return f"{len(value)} values" if isinstance(value, tuple | list) else described(value)
 
 
 def _variable(name: str, value: TensorLike, dtype: DType | None) -> Array | TensorHandle:
