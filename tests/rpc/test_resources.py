@@ -2,13 +2,16 @@
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
+from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.resources import Directory, ResourceKey
 from tests.layers.bench import LayerBench, forward, release
@@ -115,28 +118,25 @@ class TestManyLayers:
         layers = {number: bench.registry.get(ResourceKey("c", f"{number:03}")) for number in range(self.COUNT)}
         busy = {number: forward(layers[number], np.ones((2, 3), np.float32), lease=10) for number in (7, 70, 170)}
         looked_at: list[int] = []
-        for number, layer in layers.items():
-            layer.forwards = LookedAt(layer.forwards, number, looked_at)  # type: ignore[assignment]
-        assert bench.expire() == 0
-        assert sorted(looked_at) == sorted(busy)
-        assert asyncio.run(bench.registry.run_updates("c", "update_ops", ())) == 3
-        assert set(looked_at) == set(busy)
+        with ExitStack() as noted:
+            for number, layer in layers.items():
+                noted.enter_context(noting(layer, number, looked_at))
+            assert bench.expire() == 0
+            assert sorted(looked_at) == sorted(busy)
+            assert asyncio.run(bench.registry.run_updates("c", "update_ops", ())) == 3
+            assert set(looked_at) == set(busy)
 
     def test_those_that_lost_their_forwards_are_not_looked_at(self, bench: LayerBench) -> None:
         layer = bench.registry.get(ResourceKey("c", "007"))
         for _ in range(2):
             made = forward(layer, np.ones((2, 3), np.float32), lease=10)
             looked_at: list[int] = []
-            forwards = layer.forwards
-            layer.forwards = LookedAt(forwards, 7, looked_at)  # type: ignore[assignment]
-            assert bench.expire() == 0
-            assert looked_at == [7]
-            layer.forwards = forwards
-            release(layer, made.forward_id)
-            layer.forwards = LookedAt(forwards, 7, looked_at)  # type: ignore[assignment]
-            assert bench.expire() == 0
-            assert looked_at == [7]
-            layer.forwards = forwards
+            with noting(layer, 7, looked_at):
+                assert bench.expire() == 0
+                assert looked_at == [7]
+                release(layer, made.forward_id)
+                assert bench.expire() == 0
+                assert looked_at == [7]
 
     def test_a_deleted_one_makes_room_for_another_of_its_name(self, bench: LayerBench) -> None:
         key = ResourceKey("c", "007")
@@ -179,13 +179,18 @@ class TestManyLayers:
         assert page("", "29", "tagged") == []
 
 
-class LookedAt:
-    """Forwards of a layer; notes that something was asked of them."""
+@contextmanager
+def noting(layer: BatchNormLayer, number: int, looked_at: list[int]) -> Iterator[None]:
+    """Notes that a layer is asked to do something for its forwards."""
 
-    def __init__(self, forwards: object, number: int, looked_at: list[int]) -> None:
-        self._forwards = forwards
-        self._note = partial(looked_at.append, number)
+    def noted(method: Callable[..., Awaitable[int]]) -> Callable[..., Awaitable[int]]:
+        def call(*arguments: Any) -> Awaitable[int]:
+            looked_at.append(number)
+            return method(*arguments)
 
-    def __getattr__(self, name: str) -> object:
-        self._note()
-        return getattr(self._forwards, name)
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for method in ("expire", "run_updates"):
+            patch.setattr(layer, method, noted(getattr(layer, method)))
+        yield
