@@ -12,7 +12,6 @@ import pytest
 from numpy.typing import NDArray
 
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.ops.activation.cpu import family as cpu
 from gradserve_server.ops.activation.cpu.family import CpuActivation
 from gradserve_server.ops.activation.reference import activation
 from gradserve_server.ops.activation.spec import NAMES, gradient_of_result
@@ -137,7 +136,7 @@ def test_the_number_of_threads_changes_no_bits(
 def test_several_chunks(
     family: CpuActivation, monkeypatch: pytest.MonkeyPatch, chunk_elements: int, dtype: np.dtype[Any]
 ) -> None:
-    monkeypatch.setattr(cpu, "_CHUNK_ELEMENTS", chunk_elements)
+    monkeypatch.setattr(family, "_chunk_elements", chunk_elements)
     x = drawn((12_345 if chunk_elements > 1 else 123,), dtype)
     assert_forward("elu", x, forward(family, "elu", x))
     dy = gradients_of(x)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradserve_server.devices.cuda import kernels as element_kernels
 from gradserve_server.devices.cuda.program import Limits
 from gradserve_server.ops.activation.cuda import kernels as cuda_kernels
 from gradserve_server.ops.activation.cuda.family import CudaActivation
@@ -74,11 +73,8 @@ class TestEmulated:
         assert not device.launched
 
     @by_dtype
-    def test_threads_do_several_vectors_where_there_are_many(
-        self, compiled: Path, monkeypatch: pytest.MonkeyPatch, dtype: np.dtype[Any]
-    ) -> None:
-        monkeypatch.setattr(element_kernels, "_BLOCKS_PER_MULTIPROCESSOR", 1)
-        device = EmulatedDevice(compiled, Limits(num_multiprocessors=1, shared_bytes=0), SEED)
+    def test_threads_do_several_vectors_where_there_are_many(self, compiled: Path, dtype: np.dtype[Any]) -> None:
+        device = EmulatedDevice(compiled, Limits(num_multiprocessors=1, shared_bytes=0, element_blocks=1), SEED)
         check(device, CudaActivation(device), "elu", np.tile(values(dtype), 4))
 
     def test_preparing_ends_when_told(self, compiled: Path) -> None:

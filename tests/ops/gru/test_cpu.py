@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.pool import BufferPool
-from gradserve_server.ops.gru.cpu import family as cpu
 from gradserve_server.ops.gru.cpu.family import CpuGRU
 from gradserve_server.ops.gru.reference import gru_block_cell, gru_block_cell_grad
 from gradserve_server.ops.gru.spec import CellInputs, GradAttributes, GradInputs, Sizes
@@ -147,7 +146,7 @@ def test_sums_over_a_large_batch(gru: CpuGRU, parallel: ForkJoin, batch: int, ki
 
 @pytest.mark.parametrize("chunk_elements", [1, 17])
 def test_rows_of_more_than_a_chunk(gru: CpuGRU, monkeypatch: pytest.MonkeyPatch, chunk_elements: int) -> None:
-    monkeypatch.setattr(cpu, "_CHUNK_ELEMENTS", chunk_elements)
+    monkeypatch.setattr(gru, "_chunk_elements", chunk_elements)
     sizes = Sizes(13, 7, 9)
     inputs = make_inputs(sizes, np.float16)
     assert_near(gru.gradient(inputs, ALL, sizes), gru_block_cell_grad(np, widened(inputs), ALL, sizes), np.float16)

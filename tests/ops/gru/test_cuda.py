@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradserve_server.devices.cuda import kernels as element_kernels
+from gradserve_server.devices.cuda.kernels import ELEMENT_THREADS
 from gradserve_server.devices.cuda.program import Limits
 from gradserve_server.ops.dtypes import FLOATING
 from gradserve_server.ops.gru.cuda import kernels as cuda_kernels
 from gradserve_server.ops.gru.cuda.family import CudaGRU
-from gradserve_server.ops.gru.spec import CellInputs, GradAttributes, GradInputs
+from gradserve_server.ops.gru.reference import gru_block_cell
+from gradserve_server.ops.gru.spec import CellInputs, GradAttributes, GradInputs, Sizes
 from tests.devices.cuda.emulation.device import EmulatedDevice
 from tests.golden.gru_block_cell import (
     ForwardCase,
@@ -63,14 +64,19 @@ class TestEmulated:
         outputs = gradient(device, CudaGRU(device, np), case, GradAttributes())
         assert list(outputs) == ["d_x", "d_h_prev", "d_c_bar", "d_r_bar_u_bar"]
 
-    def test_threads_do_several_elements_where_there_are_many(
-        self, compiled: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(element_kernels, "ELEMENT_THREADS", 3)
-        monkeypatch.setattr(element_kernels, "_BLOCKS_PER_MULTIPROCESSOR", 2)
-        limits = Limits(num_multiprocessors=1, shared_bytes=0)
-        device, case = EmulatedDevice(compiled, limits, SEED), load_gradient_cases()[-7]
-        assert_outputs(case, gradient(device, CudaGRU(device, np), case, ALL))
+    def test_threads_do_several_elements_where_there_are_many(self, compiled: Path) -> None:
+        sizes = Sizes(30, 5, 40)
+        assert sizes.batch * sizes.cells > 4 * ELEMENT_THREADS
+        shapes = {"x": (30, 5), "h_prev": (30, 40), "w_ru": (45, 80), "w_c": (45, 40), "b_ru": (80,), "b_c": (40,)}
+        random = np.random.default_rng(3)
+        inputs = CellInputs(**{name: random.uniform(-1, 1, shape) for name, shape in shapes.items()})
+        device = EmulatedDevice(compiled, Limits(num_multiprocessors=1, shared_bytes=0, element_blocks=1), SEED)
+        on_device = CellInputs(**{name: device.from_host(array) for name, array in vars(inputs).items()})
+        with device.computing():
+            outputs = CudaGRU(device, np).cell(on_device, sizes)
+        for name, expected in vars(gru_block_cell(np, inputs, sizes)).items():
+            np.testing.assert_allclose(getattr(outputs, name), expected, rtol=0, atol=1e-12, err_msg=name)
+        device.check_margins()
 
     def test_preparing_ends_when_told(self, compiled: Path) -> None:
         device = EmulatedDevice(compiled)

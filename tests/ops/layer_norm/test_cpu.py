@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.pool import BufferPool
-from gradserve_server.ops.layer_norm.cpu import family as cpu
 from gradserve_server.ops.layer_norm.cpu.family import CpuLayerNorm
 from gradserve_server.ops.layer_norm.reference import layer_norm, layer_norm_grad
 from gradserve_server.ops.layer_norm.spec import ForwardAttributes, ForwardInputs, Geometry, GradInputs
@@ -103,8 +102,8 @@ def test_any_number_of_threads_gives_the_same_bits(family: CpuLayerNorm, dtype: 
 
 @pytest.mark.parametrize("chunk_elements", [1, 100])
 def test_chunks_of_few_groups(family: CpuLayerNorm, monkeypatch: pytest.MonkeyPatch, chunk_elements: int) -> None:
-    monkeypatch.setattr(cpu, "_CHUNK_ELEMENTS", chunk_elements)
-    monkeypatch.setattr(cpu, "_MIN_GRADIENT_GROUPS", 3)
+    monkeypatch.setattr(family, "_chunk_elements", chunk_elements)
+    monkeypatch.setattr(family, "_min_gradient_groups", 3)
     check_calls(family, 100, 33, np.float32)
 
 

@@ -20,8 +20,6 @@ ELEMENTS: Mapping[np.dtype[Any], str] = {
 """The C++ type of the elements of each dtype; see floats.cu."""
 
 ELEMENT_THREADS = 256
-_BLOCKS_PER_MULTIPROCESSOR = 16
-"""Twice the number that runs at a time. For more work, threads take several elements or vectors."""
 
 KeyT = TypeVar("KeyT")
 
@@ -43,7 +41,7 @@ def instance(name: str, bounds: str, struct: str, template: str) -> str:
 
 def element_launch(kernel: str, count: int, limits: Limits, *, width: int = 1) -> Launch:
     """Returns the launch of a kernel for `count` elements, at least one, of which threads take `width` at a time."""
-    blocks = min(-(-count // (width * ELEMENT_THREADS)), _BLOCKS_PER_MULTIPROCESSOR * limits.num_multiprocessors)
+    blocks = min(-(-count // (width * ELEMENT_THREADS)), limits.element_blocks * limits.num_multiprocessors)
     return Launch(kernel, (blocks, 1), ELEMENT_THREADS, 0)
 
 

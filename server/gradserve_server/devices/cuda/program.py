@@ -21,10 +21,13 @@ class Limits:
     Attributes:
         num_multiprocessors: The number of its streaming multiprocessors.
         shared_bytes: The most dynamic shared memory that a block may use.
+        element_blocks: The most blocks of a kernel over elements for each multiprocessor: twice the number that runs
+            at a time. For more work, threads take several elements or vectors.
     """
 
     num_multiprocessors: int
     shared_bytes: int
+    element_blocks: int = 16
 
 
 @dataclass(frozen=True)

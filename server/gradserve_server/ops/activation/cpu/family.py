@@ -30,9 +30,10 @@ class CpuActivation:
     Until the kernels for a dtype are ready, and if they cannot be compiled, NumPy computes its calls.
     """
 
-    def __init__(self, parallel: ForkJoin) -> None:
-        """Takes the threads to compute with."""
+    def __init__(self, parallel: ForkJoin, *, chunk_elements: int = _CHUNK_ELEMENTS) -> None:
+        """Takes the threads to compute with, and the number of elements of a chunk, which one thread computes."""
         self._parallel = parallel
+        self._chunk_elements = chunk_elements
         self._kernels = PreparedKernels(IN_FLOAT32, IN_FLOAT64)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
@@ -62,9 +63,9 @@ class CpuActivation:
     ) -> None:
         flat_inputs = [aligned(array).reshape(-1) for array in inputs]
         flat_out = out.reshape(-1)
-        arguments: tuple[Any, ...] = (*flat_inputs, _CHUNK_ELEMENTS, flat_out)
+        arguments: tuple[Any, ...] = (*flat_inputs, self._chunk_elements, flat_out)
         kind = _KINDS.get(out.dtype)
         if kind is not None:
             all_bytes = [array.view(np.uint8) for array in flat_inputs]
-            arguments = (kind, *all_bytes, out.size, _CHUNK_ELEMENTS, flat_out.view(np.uint8))
-        kernels.run(self._parallel, kernel, (NAMES.index(name), *arguments), -(-out.size // _CHUNK_ELEMENTS))
+            arguments = (kind, *all_bytes, out.size, self._chunk_elements, flat_out.view(np.uint8))
+        kernels.run(self._parallel, kernel, (NAMES.index(name), *arguments), -(-out.size // self._chunk_elements))

@@ -36,9 +36,10 @@ class CpuGRU:
     NumPy computes its calls.
     """
 
-    def __init__(self, device: CpuDevice, parallel: ForkJoin) -> None:
-        """Takes the device for outputs, and the threads to compute with."""
+    def __init__(self, device: CpuDevice, parallel: ForkJoin, *, chunk_elements: int = _CHUNK_ELEMENTS) -> None:
+        """Takes the device for outputs, the threads to compute with, and the number of elements that one takes."""
         self._device = device
+        self._chunk_elements = chunk_elements
         self._parallel = parallel
         self._products = Products(parallel)
         self._kernels = PreparedKernels(GRU_BLOCK_CELL)
@@ -140,7 +141,7 @@ class CpuGRU:
         outputs: tuple[NDArray[Any], ...],
     ) -> None:
         """Runs a kernel in chunks of rows. The first dimension is the number of rows, the last one their length."""
-        chunk_rows = max(_CHUNK_ELEMENTS // max(dimensions[-1], 1), 1)
+        chunk_rows = max(self._chunk_elements // max(dimensions[-1], 1), 1)
         flat_inputs, flat_outputs = ([array.reshape(-1) for array in group] for group in (inputs, outputs))
         arguments = (*flat_inputs, *dimensions, chunk_rows, *flat_outputs)
         kernels.run(self._parallel, kernel, arguments, -(-dimensions[0] // chunk_rows))
@@ -170,5 +171,5 @@ class CpuGRU:
         return rounded
 
     def _convert(self, conversions: Conversions, kernel: Kernel, source: NDArray[Any], target: NDArray[Any]) -> None:
-        arguments = (flat(source), _CHUNK_ELEMENTS, flat(target))
-        conversions.run(self._parallel, kernel, arguments, -(-source.size // _CHUNK_ELEMENTS))
+        arguments = (flat(source), self._chunk_elements, flat(target))
+        conversions.run(self._parallel, kernel, arguments, -(-source.size // self._chunk_elements))

@@ -31,10 +31,26 @@ class CpuLayerNorm:
     NumPy computes the calls of a dtype until its kernels are prepared, and where they cannot be compiled.
     """
 
-    def __init__(self, device: CpuDevice, parallel: ForkJoin) -> None:
-        """Takes the device that allocates outputs, and the threads that share large computations."""
+    def __init__(
+        self,
+        device: CpuDevice,
+        parallel: ForkJoin,
+        *,
+        chunk_elements: int = _CHUNK_ELEMENTS,
+        min_gradient_groups: int = _MIN_GRADIENT_GROUPS,
+    ) -> None:
+        """Takes the device that allocates outputs, and the threads that share large computations.
+
+        Args:
+            device: The device.
+            parallel: The threads.
+            chunk_elements: The number of elements of a chunk, which one thread computes, as far as groups allow.
+            min_gradient_groups: The least number of groups of a chunk of the gradient.
+        """
         self._device = device
         self._parallel = parallel
+        self._chunk_elements = chunk_elements
+        self._min_gradient_groups = min_gradient_groups
         self._kernels = PreparedKernels(LAYER_NORM)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
@@ -62,7 +78,7 @@ class CpuLayerNorm:
     ) -> ForwardOutputs:
         y = self._device.empty(inputs.x.shape, inputs.x.dtype)
         mean, rstd = (self._device.empty(geometry.stats_shape, inputs.scale.dtype) for _ in range(2))
-        chunk_groups = max(_CHUNK_ELEMENTS // geometry.size, 1)
+        chunk_groups = max(self._chunk_elements // geometry.size, 1)
         arrays = (flat(inputs.x), flat(inputs.scale), flat(inputs.offset))
         arguments = (*arrays, attributes.epsilon, chunk_groups, flat(mean), flat(rstd), flat(y))
         kernels.run(self._parallel, kernels.forward, arguments, -(-geometry.groups // chunk_groups))
@@ -71,7 +87,7 @@ class CpuLayerNorm:
     def _run_gradient(self, kernels: Kernels, inputs: GradInputs, geometry: Geometry) -> GradOutputs:
         x_backprop = self._device.empty(inputs.x.shape, inputs.x.dtype)
         scale_backprop, offset_backprop = (self._device.empty(inputs.scale.shape, inputs.scale.dtype) for _ in range(2))
-        chunk_groups = max(_CHUNK_ELEMENTS // geometry.size, _MIN_GRADIENT_GROUPS)
+        chunk_groups = max(self._chunk_elements // geometry.size, self._min_gradient_groups)
         num_chunks = -(-geometry.groups // chunk_groups)
         partial = np.empty((num_chunks, 2, geometry.size))
         arrays = [flat(each) for each in (inputs.y_backprop, inputs.x, inputs.scale, inputs.mean, inputs.rstd)]
