@@ -12,7 +12,8 @@ CUDNN_VENV := .venv-cudnn
 CUDNN_TESTS := tests/devices/cuda/cudnn
 BUF := npx --yes @bufbuild/buf@1.75.0
 JAVASCRIPT := examples/javascript
-PIP_INSTALL := -m pip install --disable-pip-version-check
+# Python compiles what is imported; compiling everything that is installed takes longer than half of the rest.
+PIP_INSTALL := -m pip install --disable-pip-version-check --no-compile
 COMPILE = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --upgrade --quiet \
 	--no-header --no-annotate --no-emit-index-url
 
