@@ -9,6 +9,14 @@ from gradserve.results import TensorT_co
 from gradserve.v1 import cudnn_rnn_messages_pb2 as messages_pb2
 
 _T = SameAs("input")
+NETWORK = (
+    Attribute("rnn_mode", "str", '"rnn_relu", "rnn_tanh", "lstm" or "gru".', "lstm"),
+    Attribute("input_mode", "str", '"linear_input", "skip_input" or "auto_select".', "linear_input"),
+    Attribute("direction", "str", '"unidirectional" or "bidirectional".', "unidirectional"),
+)
+NUM_PROJ = Attribute("num_proj", "int", "The size of the projection of the hidden state, for lstm; 0 for none.", 0)
+
+_OUTPUT_BACKPROP = Input("output_backprop", _T, "The shape of output: the gradient with respect to it.")
 _OF_V3 = ("sequence_lengths", "num_proj", "time_major")
 _TIME_FIRST = """
 T is the number of steps, B of sequences, L of layers, D of directions and H of units; I is the size of the
@@ -66,9 +74,7 @@ CUDNN_RNN_V3 = Op(
         ),
         Input("params", _T, "The parameter vector; see `CudnnRNNCanonicalToParamsV2`."),
         Input("sequence_lengths", INT32, "int32, [B], each from 1 to T; None: all are T.", is_optional=True),
-        Attribute("rnn_mode", "str", '"rnn_relu", "rnn_tanh", "lstm" or "gru".', "lstm"),
-        Attribute("input_mode", "str", '"linear_input", "skip_input" or "auto_select".', "linear_input"),
-        Attribute("direction", "str", '"unidirectional" or "bidirectional".', "unidirectional"),
+        *NETWORK,
         Attribute(
             "dropout",
             "float",
@@ -77,7 +83,7 @@ CUDNN_RNN_V3 = Op(
         ),
         Attribute("seed", "int", "The seed of the dropout, together with `seed2`.", 0),
         Attribute("seed2", "int", "See `seed`.", 0),
-        Attribute("num_proj", "int", "The size of the projection of the hidden state, for lstm; 0 for none.", 0),
+        NUM_PROJ,
         Attribute("is_training", "bool", "Whether to keep what the gradient needs, and to drop elements.", True),
         Attribute("time_major", "bool", "Whether time is the first dimension; otherwise the batch is.", True),
     ),
@@ -115,11 +121,7 @@ CUDNN_RNN_BACKPROP_V3 = Op(
         Input("output", _T, "The forward call's output."),
         Input("output_h", _T, "The forward call's output_h."),
         Input("output_c", _T, "The forward call's output_c. For lstm; else not read.", is_optional=True),
-        Input(
-            "output_backprop",
-            _T,
-            "The shape of output: the gradient with respect to it. Not read beyond the end of a sequence.",
-        ),
+        replace(_OUTPUT_BACKPROP, doc=f"{_OUTPUT_BACKPROP.doc} Not read beyond the end of a sequence."),
         Input("output_h_backprop", _T, "The shape of output_h: the gradient with respect to it."),
         Input(
             "output_c_backprop",
@@ -134,16 +136,11 @@ CUDNN_RNN_BACKPROP_V3 = Op(
     outputs=CudnnRNNBackpropOutputs,
 )
 
-_WHOLE_SEQUENCES = replace(
-    next(each for each in CUDNN_RNN_BACKPROP_V3.inputs if each.name == "output_backprop"),
-    doc="The shape of output: the gradient with respect to it.",
-)
-
 CUDNN_RNN_BACKPROP_V2 = CUDNN_RNN_BACKPROP_V3.older(
     "CudnnRNNBackpropV2",
     "Computes the gradients of CudnnRNNV2 in training for the input, the states and the parameters.",
     without=_OF_V3,
-    changed={"output_backprop": _WHOLE_SEQUENCES},
+    changed={"output_backprop": _OUTPUT_BACKPROP},
 )
 
 CUDNN_RNN_BACKPROP = CUDNN_RNN_BACKPROP_V2.older(

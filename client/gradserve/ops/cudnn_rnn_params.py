@@ -8,12 +8,11 @@ from gradserve.conversion.arrays import as_array
 from gradserve.conversion.dtypes import as_dtype
 from gradserve.conversion.plain import INT32, as_integer
 from gradserve.errors import InvalidArgumentError
-from gradserve.ops.cudnn_rnn import CUDNN_RNN_V3
+from gradserve.ops.cudnn_rnn import NETWORK, NUM_PROJ
 from gradserve.ops.declaration import FLOAT32, Attribute, Input, Op, SingleOutput
 from gradserve.results import TensorT_co
 from gradserve.v1 import cudnn_rnn_messages_pb2 as messages_pb2
 
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
 _UNUSED = "parameters do not depend on the dropout"
 
 
@@ -43,23 +42,13 @@ def _dtype_name(value: Any, argument: Argument) -> str:
     return as_dtype(value, argument).name
 
 
-def _float_name(value: Any, argument: Argument) -> str:
-    name = _dtype_name(value, argument)
-    if name not in _FLOATS:
-        raise InvalidArgumentError(
-            f"Value for attr 'T' of {name} is not in the list of allowed values: {', '.join(_FLOATS)}", field="T"
-        )
-    return name
-
-
 _SIZES = (
     Attribute("num_layers", "ArrayLike", "L, a scalar.", convert=_size),
     Attribute("num_units", "ArrayLike", "H, a scalar.", convert=_size),
     Attribute("input_size", "ArrayLike", "I, a scalar.", convert=_size),
 )
-_NUM_PROJ = next(each for each in CUDNN_RNN_V3.attributes if each.name == "num_proj")
-_NETWORK = (
-    *(each for each in CUDNN_RNN_V3.attributes if each.name in ("rnn_mode", "input_mode", "direction")),
+_ATTRIBUTES = (
+    *NETWORK,
     Attribute(
         "dropout",
         "float",
@@ -69,7 +58,7 @@ _NETWORK = (
     ),
     Attribute("seed", "int", "As `dropout`.", 0, no_effect=_UNUSED),
     Attribute("seed2", "int", "As `dropout`.", 0, no_effect=_UNUSED),
-    _NUM_PROJ,
+    NUM_PROJ,
 )
 
 CUDNN_RNN_PARAMS_SIZE = Op(
@@ -84,13 +73,14 @@ CUDNN_RNN_PARAMS_SIZE = Op(
             "DTypeLike",
             "The dtype of the parameters: float16, bfloat16, float32 or float64. The size does not depend on it.",
             "float32",
+            allowed=("float16", "bfloat16", "float32", "float64"),
             fields=(),
-            convert=_float_name,
+            convert=_dtype_name,
         ),
         Attribute(
             "S", "DTypeLike", "The dtype of the size: int32 or int64.", "int32", fields=("s",), convert=_dtype_name
         ),
-        *_NETWORK,
+        *_ATTRIBUTES,
     ),
     outputs=SingleOutput("params_size", "S, shape [1]."),
 )
@@ -111,7 +101,7 @@ CUDNN_RNN_CANONICAL_TO_PARAMS_V2 = Op(
         *_SIZES,
         Input("weights", FLOAT32, "The matrices.", is_list=True),
         Input("biases", FLOAT32, "The biases.", is_list=True),
-        *_NETWORK,
+        *_ATTRIBUTES,
     ),
     outputs=SingleOutput("params", "The parameter vector."),
 )
@@ -130,7 +120,7 @@ CUDNN_RNN_PARAMS_TO_CANONICAL_V2 = Op(
     request=messages_pb2.CudnnRNNParamsToCanonicalRequest,
     summary="Splits the parameter vector of a network; the reverse of `CudnnRNNCanonicalToParamsV2`.",
     text="",
-    arguments=(*_SIZES, Input("params", FLOAT32, "The parameter vector."), _NUM_WEIGHTS, _NUM_BIASES, *_NETWORK),
+    arguments=(*_SIZES, Input("params", FLOAT32, "The parameter vector."), _NUM_WEIGHTS, _NUM_BIASES, *_ATTRIBUTES),
     outputs=CudnnRNNParamsToCanonicalOutputs,
 )
 

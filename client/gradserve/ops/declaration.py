@@ -74,7 +74,7 @@ class Attribute:
         kind: Its type as written in the signature: "float", "int", "bool", "str", "ArrayLike" or "DTypeLike".
         doc: Its meaning and unit.
         default: Its default.
-        allowed: The texts that a version takes. Empty: all that the server takes.
+        allowed: The texts that a version takes, after `convert`. Empty: all that the server takes.
         fields: The fields of the request that it becomes. None: the field of its name.
         convert: Converts what was given to what is sent. None: it is sent as given.
         no_effect: The reason why the op ignores it, given in a warning for a value other than 0. Empty: it has an

@@ -15,7 +15,7 @@ from gradserve.calls.tensors.arguments import delete_quietly
 from gradserve.calls.tensors.inputs import as_op_input
 from gradserve.calls.tensors.operations import OpInputs, call_with_inputs, listed, placement_of, receive_outputs
 from gradserve.conversion.argument import Argument
-from gradserve.conversion.plain import INT32, as_flag, as_integer, as_list, as_number
+from gradserve.conversion.plain import INT32, as_integer, as_list, as_number
 from gradserve.ops.declaration import Attribute, Input, Op, SingleOutput, fields_of
 from gradserve.results import TensorHandle
 from gradserve.wire.dtypes import DType
@@ -49,7 +49,7 @@ def run(op: Op, arguments: Mapping[str, Any]) -> Operation[Any]:
         name: [next(supply) for _ in value] if isinstance(value, list) else next(supply)
         for name, value in tensors.items()
     }
-    return (yield from _returned(op, arguments, outputs))
+    return (yield from _returned(op, fields, outputs))
 
 
 def _inputs(op: Op, arguments: Mapping[str, Any]) -> dict[str, OpInputs]:
@@ -82,10 +82,11 @@ def _fields(op: Op, attribute: Attribute, value: Any) -> Iterable[tuple[str, obj
     if attribute.no_effect:
         _warn_if_given(op, attribute, value, argument)
         return
-    if attribute.allowed:
-        check_text_attribute(value, attribute.name, attribute.allowed)
     if attribute.convert is not None:
         value = attribute.convert(value, argument)
+    if attribute.allowed:
+        check = check_text_attribute if attribute.kind == "str" else check_attribute
+        check(value, attribute.name, attribute.allowed)
     for field in (attribute.name,) if attribute.fields is None else attribute.fields:
         yield field, plain_field(op.request, field, value, argument)
 
@@ -96,11 +97,11 @@ def _warn_if_given(op: Op, attribute: Attribute, value: Any, argument: Argument)
         warn_of_ignored(IgnoredArgument(attribute.name, attribute.no_effect), op.name)
 
 
-def _returned(op: Op, arguments: Mapping[str, Any], outputs: dict[str, Any]) -> Operation[Any]:
+def _returned(op: Op, sent: Mapping[str, object], outputs: dict[str, Any]) -> Operation[Any]:
     if isinstance(op.outputs, SingleOutput):
         return outputs[op.outputs.field]
     made = op.outputs
-    if op.more_outputs is not None and as_flag(arguments[op.more_outputs[0]], Argument(op.more_outputs[0])):
+    if op.more_outputs is not None and sent[op.more_outputs[0]]:
         made = op.more_outputs[1]
     fields = fields_of(made)
     # The server computes the newest version; outputs that an older version does not return are not left there.
