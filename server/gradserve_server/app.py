@@ -10,13 +10,13 @@ from pathlib import Path
 import gradserve
 import gradserve_server.installed  # noqa: F401
 from gradserve.address import Address
+from gradserve.memory.pool import BufferPool
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.address_file import write_addresses
 from gradserve_server.config import ServerConfig
 from gradserve_server.devices.compute import ThreadCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.errors import UnavailableError
 from gradserve_server.layers.batch_norm.kind import BatchNormKind
 from gradserve_server.layers.registry import LayerRegistry

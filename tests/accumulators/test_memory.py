@@ -7,13 +7,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 import numpy as np
 import pytest
 
+from gradserve.memory.pool import BufferPool
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.spec import (
     AccumulatorSpec,
     ComponentSpec,
 )
 from gradserve_server.config import LeaseConfig
-from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.errors import (
     NotFoundError,
     ResourceExhaustedError,

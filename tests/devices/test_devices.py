@@ -2,8 +2,8 @@
 
 import pytest
 
+from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.devices.inventory import DeviceDescription
 from gradserve_server.devices.selection import NoSuchDeviceError, choose_device
 from tests.servers.process import run_cli

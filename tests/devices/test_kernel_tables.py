@@ -11,6 +11,7 @@ import pytest
 from numba import types
 from numba.core import registry
 
+from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host import jit
 from gradserve_server.devices.host.jit import argument_types, compile_kernel
@@ -18,7 +19,6 @@ from gradserve_server.devices.host.kernel_error import KernelError
 from gradserve_server.devices.host.kernel_table import Declared, Kernel, KernelTable, PreparedKernels
 from gradserve_server.devices.host.object_file import undefined_symbols
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.ops.activation.cpu import loops
 from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from gradserve_server.ops.registry import make_families

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pytest
 
+from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.layers.families import make_layer_families
 from gradserve_server.ops.activation.declaration import FAMILY as ACTIVATION
 from gradserve_server.ops.batch_norm.declaration import FAMILY as BATCH_NORM

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gradserve.memory.pool import BufferPool
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve.v1 import layer_pb2, tensor_pb2
 from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.layers.batch_norm.events import Event
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.compute import ThreadCompute
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.ops.operation import Op
 from gradserve_server.ops.runner import CheckedCall, OpRunner, check_call

@@ -15,10 +15,10 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 
+from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.kernel_table import PreparedKernels, flat
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.ops.activation.cpu.family import CpuActivation
 from gradserve_server.ops.activation.cpu.kernels import IN_FLOAT32
 from gradserve_server.ops.batch_norm.cpu.family import CpuBatchNorm

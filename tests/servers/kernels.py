@@ -3,9 +3,9 @@
 import fcntl
 from pathlib import Path
 
+from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.ops.registry import make_families
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.layers.batch_norm.computation import LayerComputation
 from gradserve_server.layers.batch_norm.declaration import FAMILY as BATCH_NORM_LAYER
 from gradserve_server.ops.activation.cpu.family import CpuActivation

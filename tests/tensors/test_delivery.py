@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
 from gradserve_server.tensors.delivery import (
     Delivered,

@@ -12,12 +12,12 @@ import pytest
 
 import gradserve
 import gradserve.aio
+from gradserve.memory.pool import BufferPool
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve.v1 import tensor_pb2
 from gradserve.wire.dtypes import to_data_type
 from gradserve.wire.payload import Array, buffer_of, wire_array
 from gradserve_server.config import LeaseConfig, ServerConfig
-from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.spec import TensorSpec

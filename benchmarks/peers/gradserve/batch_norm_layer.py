@@ -8,10 +8,10 @@ import numpy as np
 
 from benchmarks.peers.driver import Setup, Worker, run_worker
 from benchmarks.workloads.batch_norm_layer import DECAY, EPSILON, LayerInputs, StepResult
+from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.memory import keep_freed_memory
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.declaration import BACKWARD, FORWARD, UPDATE
 from gradserve_server.layers.batch_norm.implementation import Implementation

@@ -7,10 +7,10 @@ from typing import Any
 
 from benchmarks.peers.driver import Setup, Worker, run_worker
 from benchmarks.workloads.gru_block_cell import GRUInputs
+from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.memory import keep_freed_memory
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.devices.host.products import use_one_blas_thread
 from gradserve_server.ops.gru.cpu.family import CpuGRU
 from gradserve_server.ops.gru.spec import (

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.devices.host.pool import BufferPool
+from gradserve.memory.pool import BufferPool
 
 Array: TypeAlias = Any
 """A C-contiguous array in the memory of some device: NumPy's on the host, CuPy's on a GPU. Both have `dtype`, `shape`

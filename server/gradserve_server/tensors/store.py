@@ -5,9 +5,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from gradserve.memory.pool import BufferPool
 from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.device import Array
-from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
 from gradserve_server.leases.lease import Lease, LeaseQueue
 from gradserve_server.tensors.quotas import Account, Quota

@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.ops.cudnn_rnn.checks import plan_backprop, plan_forward
 from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn

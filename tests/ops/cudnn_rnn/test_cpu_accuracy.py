@@ -9,9 +9,9 @@ import pytest
 import threadpoolctl
 from numpy.typing import NDArray
 
+from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn
 from gradserve_server.ops.cudnn_rnn.network import PseudoLayerParams, split_params
 from gradserve_server.ops.cudnn_rnn.reference import OutputGradients

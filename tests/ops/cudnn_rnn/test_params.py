@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.pool import BufferPool
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.ops.cudnn_rnn.canonical import (
     CUDNN_RNN_CANONICAL_TO_PARAMS,

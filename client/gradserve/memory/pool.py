@@ -1,4 +1,4 @@
-"""Reusable host memory.
+"""Reusable memory.
 
 A fresh large allocation costs a page fault every 4 KiB, which is more than copying a gradient into it. So the pool
 reuses memory.
@@ -77,7 +77,8 @@ def _block_size(num_bytes: int) -> int:
 
 def _map(size: int) -> mmap.mmap:
     try:
-        memory = mmap.mmap(-1, size)
+        # Private: by default the memory would be shared with forks of the process, and have no huge pages.
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise MemoryError(f"cannot map {size} bytes: {error}") from error
     if size >= _HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):

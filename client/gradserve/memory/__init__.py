@@ -1,0 +1,1 @@
+"""Memory that tensors are received into."""
