@@ -17,6 +17,7 @@ from gradserve_server.config import ServerConfig
 from gradserve_server.devices.compute import ThreadCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.errors import UnavailableError
 from gradserve_server.layers.batch_norm.kind import BatchNormKind
 from gradserve_server.layers.registry import LayerRegistry
@@ -65,11 +66,13 @@ class Server:
         device = parts.choose_device(config.runtime.device, host, parts.devices)
         self._compute = ThreadCompute(config.runtime.compute_threads)
         self._parallel = ForkJoin(config.runtime.compute_threads)
+        reducer = Reducer(self._parallel)
         self.runner = OpRunner(
             device=device,
             families=parts.make_families(device, self._parallel),
             compute=self._compute,
             memory=memory,
+            beside={"sums": reducer},
         )
         self._clock = parts.clock
         self.lifetimes = Lifetimes(self._clock, config.leases.client_lease_seconds)
@@ -83,6 +86,7 @@ class Server:
         )
         self.registry = AccumulatorRegistry(
             compute=self._compute,
+            reducer=reducer,
             allocate=pool.empty,
             memory=memory,
             limits=limits,

@@ -145,7 +145,7 @@ class RuntimeConfig(_Concern):
     ] = "auto"
     warm_up: Annotated[
         bool,
-        Field(description="load or compile the kernels of the ops at the start"),
+        Field(description="load or compile the kernels of sums and ops at the start"),
         Expected("true or false"),
     ] = True
     compute_threads: Annotated[

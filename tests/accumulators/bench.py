@@ -19,6 +19,8 @@ from gradserve_server.accumulators.spec import (
 )
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import Compute, InlineCompute
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.leases.lifetime import SHARED, Lifetime
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.resources import ResourceKey
@@ -46,6 +48,7 @@ class Bench:
         self.lifetimes = Lifetimes(lambda: self.now, 60.0)
         self.registry = AccumulatorRegistry(
             compute=compute or InlineCompute(),
+            reducer=Reducer(ForkJoin(1)),
             allocate=np.empty,
             memory=self.memory,
             limits=LimitsConfig(**limits),

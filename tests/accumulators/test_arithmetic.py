@@ -82,6 +82,15 @@ class TestArithmetic:
         assert taken.dtype == dtype
         assert float(taken[0]) == expected
 
+    @pytest.mark.parametrize("accumulate", [None, np.float32, np.float64, "itself"])
+    @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+    async def test_weighted_sum_of_16_bits(self, bench: Bench, dtype: Any, accumulate: Any) -> None:
+        sum_dtype = None if accumulate is None else np.dtype(dtype if accumulate == "itself" else accumulate)
+        acc = bench.accumulator(ComponentSpec("", np.dtype(dtype)), reduction=Reduction.SUM, accumulate_dtype=sum_dtype)
+        for _ in range(2):
+            await acc.apply(None, Contribution(weight=2.5), holding(np.array([1, 2], dtype)))
+        assert (await take(acc, 1))[0].values[""].tolist() == [5, 10]
+
     async def test_half_divides_as_tensorflow(self, bench: Bench) -> None:
         half = np.dtype(np.float16)
         acc = bench.accumulator(ComponentSpec("", half), accumulate_dtype=half)

@@ -21,6 +21,8 @@ from gradserve_server.accumulators.results import Applied, Outcome
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, PartialShape
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import InlineCompute
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.errors import AbortedError, DeadlineExceededError, InvalidArgumentError
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.resources import ResourceKey
@@ -110,6 +112,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
         self.memory = Quota(1 << 30, "bytes")
         self.registry = AccumulatorRegistry(
             compute=InlineCompute(),
+            reducer=Reducer(ForkJoin(1)),
             allocate=np.empty,
             memory=self.memory,
             limits=LimitsConfig(),

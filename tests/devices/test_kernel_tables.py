@@ -19,6 +19,7 @@ from gradserve_server.devices.host.kernel_error import KernelError
 from gradserve_server.devices.host.kernel_table import Declared, Kernel, KernelTable, PreparedKernels
 from gradserve_server.devices.host.object_file import undefined_symbols
 from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.ops.activation.cpu import loops
 from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from gradserve_server.ops.registry import make_families
@@ -147,6 +148,7 @@ def test_the_kernels_of_one_dtype_may_be_missing(caplog: pytest.LogCaptureFixtur
         ("cudnn_rnn", (FLOAT32, FLOAT64)),
         ("activation", (FLOAT32, FLOAT64)),
         ("layer_norm", (FLOAT32, BFLOAT16, FLOAT16, FLOAT64)),
+        ("sums", (FLOAT32, BFLOAT16, FLOAT16, FLOAT64)),
     ],
 )
 def test_a_family_without_kernels_says_so_and_computes_with_numpy(
@@ -155,11 +157,14 @@ def test_a_family_without_kernels_says_so_and_computes_with_numpy(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def refuse(function: Callable[..., None], argument_types: tuple[Any, ...]) -> Callable[..., None]:
+    def refuse(
+        function: Callable[..., None], argument_types: tuple[Any, ...], *, contract: bool
+    ) -> Callable[..., None]:
         raise KernelError("not on this machine")
 
     monkeypatch.setattr(jit, "compile_kernel", refuse)
-    family: Any = make_families(CpuDevice(BufferPool(0)), ForkJoin(1))[name]
+    parallel = ForkJoin(1)
+    family: Any = {**make_families(CpuDevice(BufferPool(0)), parallel), "sums": Reducer(parallel)}[name]
     with caplog.at_level(logging.INFO):
         family.prepare(lambda: False)
     assert [message.split(" for ")[1] for message in caplog.messages] == [

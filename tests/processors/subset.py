@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from gradserve_server.devices.host.kernel_table import KernelTable
+from gradserve_server.devices.host.reduction.kernels import REDUCTION
 from gradserve_server.ops.activation.cpu.kernels import IN_FLOAT32, IN_FLOAT64
 from gradserve_server.ops.batch_norm.cpu.kernels import FUSED_BATCH_NORM
 from gradserve_server.ops.cudnn_rnn.cpu.kernels import CUDNN_RNN
@@ -26,6 +27,7 @@ def prepare(*, everything: bool = False) -> Iterator[str]:
         ("conversions", CONVERSIONS, (FLOAT16, BFLOAT16)),
         ("activation functions", IN_FLOAT32, (FLOAT32,)),
         ("LayerNorm", LAYER_NORM, (FLOAT16,)),
+        ("sums", REDUCTION, (FLOAT16,)),
     ]
     rest: list[tuple[str, KernelTable[Any], tuple[np.dtype[Any], ...]]] = [
         ("FusedBatchNorm", FUSED_BATCH_NORM, (BFLOAT16, *wide)),
@@ -33,6 +35,7 @@ def prepare(*, everything: bool = False) -> Iterator[str]:
         ("GRUBlockCell", GRU_BLOCK_CELL, wide),
         ("CudnnRNN", CUDNN_RNN, wide),
         ("LayerNorm", LAYER_NORM, (BFLOAT16, *wide)),
+        ("sums", REDUCTION, (BFLOAT16, *wide)),
     ]
     for name, table, dtypes in some + (rest if everything else []):
         for dtype in dtypes:

@@ -6,6 +6,7 @@ from pathlib import Path
 from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.ops.registry import make_families
 
 
@@ -18,7 +19,8 @@ def compile_once(folder: Path) -> None:
     Args:
         folder: Where the processes of the run, and no others, note what they have done.
     """
-    families = make_families(CpuDevice(BufferPool(0)), ForkJoin(1))
+    parallel = ForkJoin(1)
+    families = {"sums": Reducer(parallel), **make_families(CpuDevice(BufferPool(0)), parallel)}
     for may_wait in (False, True):
         for name, family in families.items():
             with (folder / f"kernels-of-{name}").open("a+") as note:

@@ -1,16 +1,14 @@
 """Sums of dense gradients (TensorFlow's ConditionalAccumulator)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from gradserve_server.accumulators.gradient import Array
 from gradserve_server.accumulators.spec import ComponentSpec, DType, Reduction, shape_text
+from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.errors import InvalidArgumentError
-
-_BLOCK = 1 << 15
-"""Elements scaled at a time, so that the scratch memory stays in the cache."""
 
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
@@ -38,81 +36,83 @@ def check_dense(component: ComponentSpec, gradient: Array, round_shape: tuple[in
     )
 
 
-class DenseSum:
-    """The running sum of one dense component, rounded to `dtype` at each addition.
+class DenseSums:
+    """The running sums of all dense components, rounded to the dtypes of the sums at each addition.
 
     `stage` and `stage_average` do what can fail, and change nothing; the functions that they return cannot fail.
     """
 
-    def __init__(self, dtype: DType, allocate: Allocate) -> None:
-        self._dtype = dtype
+    def __init__(self, dtypes: Mapping[str, DType], reducer: Reducer, allocate: Allocate) -> None:
+        """Takes the dtype of the sum of each component, what computes, and what allocates memory."""
+        self._dtypes = dtypes
+        self._reducer = reducer
         self._allocate = allocate
-        self._sum: Array | None = None
+        self._sums: list[Array] = []
+        """In the order of `dtypes`; none before the first gradient of a round."""
 
     @property
     def nbytes(self) -> int:
-        """The memory of the sum."""
-        return 0 if self._sum is None else self._sum.nbytes
+        """The memory of the sums."""
+        return sum(each.nbytes for each in self._sums)
 
-    def growth(self, gradient: Array, *, owned: bool) -> int:
-        """Returns the bytes of the memory quota that adding `gradient` takes."""
-        if self._sum is not None or self._adoptable(gradient, owned=owned):
+    def growth(self, gradients: Mapping[str, Array], *, owned: bool) -> int:
+        """Returns the bytes of the memory quota that adding `gradients` takes."""
+        if self._sums:
             return 0
-        return gradient.size * self._dtype.itemsize
+        return sum(
+            gradients[name].size * dtype.itemsize
+            for name, dtype in self._dtypes.items()
+            if not _adoptable(gradients[name], dtype, owned=owned)
+        )
 
-    def stage(self, gradient: Array, weight: float, *, owned: bool) -> Callable[[], None]:
+    def stage(self, gradients: Mapping[str, Array], weight: float, *, owned: bool) -> Callable[[], None]:
         """Prepares an addition; returns the function that carries it out.
+
+        Args:
+            gradients: The gradient of each component.
+            weight: Their factor.
+            owned: Whether the sums may take over their memory.
 
         Raises:
             MemoryError: There is not enough memory.
         """
-        total = self._sum
-        if total is not None:
-            return lambda: _add_scaled(total, gradient, weight)
-        first = gradient if self._adoptable(gradient, owned=owned) else self._allocate(gradient.shape, self._dtype)
+        values = [gradients[name] for name in self._dtypes]
+        if self._sums:
+            return lambda: self._reducer.add_scaled(self._sums, values, weight)
+        sums = [
+            value if _adoptable(value, dtype, owned=owned) else self._allocate(value.shape, dtype)
+            for value, dtype in zip(values, self._dtypes.values(), strict=True)
+        ]
 
         def begin() -> None:
-            if weight != 1.0:
-                np.multiply(gradient, weight, out=first, dtype=self._dtype)
-            elif first is not gradient:
-                np.copyto(first, gradient)
-            self._sum = first
+            self._reducer.scale(values, weight, sums)
+            self._sums = sums
 
         return begin
 
-    def stage_average(self, dtype: DType, reduction: Reduction, total_weight: float) -> Callable[[], Array]:
-        """Prepares the end of a round; returns the function that begins the next and returns the result in `dtype`.
+    def stage_average(
+        self, dtypes: Sequence[DType], reduction: Reduction, total_weight: float
+    ) -> Callable[[], list[Array]]:
+        """Prepares the end of a round; returns the function that begins the next and returns the results.
 
         Raises:
             MemoryError: There is not enough memory.
         """
-        total = self._sum
-        assert total is not None, "a round that ends has at least one gradient"
-        result = total if dtype == self._dtype else self._allocate(total.shape, dtype)
+        sums = self._sums
+        results = [
+            total if dtype == total.dtype else self._allocate(total.shape, dtype)
+            for total, dtype in zip(sums, dtypes, strict=True)
+        ]
 
-        def end() -> Array:
-            if reduction is Reduction.MEAN:
-                np.divide(total, self._dtype.type(total_weight), out=total)
-            if result is not total:
-                np.copyto(result, total, casting="unsafe")
-            result.flags.writeable = False
-            self._sum = None
-            return result
+        def end() -> list[Array]:
+            self._reducer.divide(sums, total_weight if reduction is Reduction.MEAN else 1.0, results)
+            for result in results:
+                result.flags.writeable = False
+            self._sums = []
+            return results
 
         return end
 
-    def _adoptable(self, gradient: Array, *, owned: bool) -> bool:
-        return owned and gradient.dtype == self._dtype and gradient.flags.writeable
 
-
-def _add_scaled(total: Array, gradient: Array, weight: float) -> None:
-    if weight == 1.0:
-        np.add(total, gradient, out=total)
-        return
-    flat_total, flat_gradient = total.reshape(-1), gradient.reshape(-1)
-    scratch = np.empty(min(_BLOCK, total.size), total.dtype)
-    for start in range(0, total.size, _BLOCK):
-        block = flat_total[start : start + _BLOCK]
-        scaled = scratch[: block.size]
-        np.multiply(flat_gradient[start : start + _BLOCK], weight, out=scaled, dtype=total.dtype)
-        np.add(block, scaled, out=block)
+def _adoptable(gradient: Array, dtype: DType, *, owned: bool) -> bool:
+    return owned and gradient.dtype == dtype and gradient.flags.writeable

@@ -58,6 +58,16 @@ class Gradient:
         return sum(value.nbytes for value in self.values.values())
 
     @property
+    def dense(self) -> dict[str, Array]:
+        """The dense values."""
+        return {name: value for name, value in self.values.items() if not isinstance(value, SparseSlices)}
+
+    @property
+    def sparse(self) -> dict[str, SparseSlices]:
+        """The sparse values."""
+        return {name: value for name, value in self.values.items() if isinstance(value, SparseSlices)}
+
+    @property
     def sparse_work(self) -> int:
         """The bytes of dense values that take as long to add as the sparse values: merging takes much longer."""
         return _MERGE_WORK * self.sparse_nbytes
@@ -70,7 +80,7 @@ class Gradient:
     @property
     def sparse_nbytes(self) -> int:
         """The memory of the sparse values, whose indices are read one by one."""
-        return sum(value.nbytes for value in self.values.values() if isinstance(value, SparseSlices))
+        return sum(value.nbytes for value in self.sparse.values())
 
 
 @dataclass(frozen=True)

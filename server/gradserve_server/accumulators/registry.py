@@ -17,6 +17,7 @@ from gradserve_server.accumulators.undelivered import UndeliveredAverages
 from gradserve_server.config import LimitsConfig
 from gradserve_server.deadlines import Deadlines
 from gradserve_server.devices.compute import Compute
+from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.errors import AbortedError, AlreadyExistsError, UnavailableError
 from gradserve_server.leases.lifetime import SHARED, Lifetime
 from gradserve_server.leases.lifetimes import Lifetimes
@@ -35,6 +36,7 @@ class AccumulatorRegistry:
         self,
         *,
         compute: Compute,
+        reducer: Reducer,
         allocate: Allocate,
         memory: Quota,
         limits: LimitsConfig,
@@ -45,6 +47,7 @@ class AccumulatorRegistry:
     ) -> None:
         """Takes, among others, a monotonic `clock` in seconds, and sources of unique incarnations and of journals."""
         self._compute = compute
+        self._reducer = reducer
         self._allocate = allocate
         self._memory = memory
         self._limits = limits
@@ -126,7 +129,7 @@ class AccumulatorRegistry:
             silence=self._limits.client_memory_seconds,
             clock=self._clock,
         )
-        summation = make_summation(spec, self._allocate)
+        summation = make_summation(spec, self._reducer, self._allocate)
         return Accumulator(
             str(key),
             spec,

@@ -1,16 +1,17 @@
 """Adds up the gradients of a round: as they arrive, or in the order of their workers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from gradserve_server.accumulators.dense import Allocate, DenseSum
+from gradserve_server.accumulators.dense import Allocate, DenseSums
 from gradserve_server.accumulators.gradient import Contribution, Gradient, SparseSlices, Value
 from gradserve_server.accumulators.sparse import SparseSum
 from gradserve_server.accumulators.spec import AccumulatorSpec, Layout
+from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.tensors.quotas import Account
 
 ResultT_co = TypeVar("ResultT_co", covariant=True)
@@ -84,32 +85,24 @@ def value_shapes(gradient: Gradient) -> Shapes:
 class ArrivalOrderSum:
     """Adds each gradient to the sum when it arrives, as TensorFlow does."""
 
-    def __init__(self, spec: AccumulatorSpec, allocate: Allocate) -> None:
+    def __init__(self, spec: AccumulatorSpec, reducer: Reducer, allocate: Allocate) -> None:
         self._spec = spec
-        self._dense: dict[str, DenseSum] = {}
-        self._sparse: dict[str, SparseSum] = {}
-        for component in spec.components:
-            dtype = spec.sum_dtype(component)
-            if component.layout is Layout.SPARSE:
-                self._sparse[component.name] = SparseSum(dtype, component)
-            else:
-                self._dense[component.name] = DenseSum(dtype, allocate)
+        self._dense_components = [each for each in spec.components if each.layout is Layout.DENSE]
+        dtypes = {each.name: spec.sum_dtype(each) for each in self._dense_components}
+        self._dense = DenseSums(dtypes, reducer, allocate)
+        self._sparse = {
+            each.name: SparseSum(spec.sum_dtype(each), each) for each in spec.components if each.layout is Layout.SPARSE
+        }
 
     @property
     def nbytes(self) -> int:
         """The memory of the sums."""
-        dense = sum(each.nbytes for each in self._dense.values())
-        return dense + sum(each.nbytes for each in self._sparse.values())
+        return self._dense.nbytes + sum(each.nbytes for each in self._sparse.values())
 
     def growth(self, gradient: Gradient) -> int:
         """Returns the most bytes of the memory quota that adding `gradient` takes."""
-        total = 0
-        for name, value in gradient.values.items():
-            if isinstance(value, SparseSlices):
-                total += self._sparse[name].growth(value)
-            else:
-                total += self._dense[name].growth(value, owned=gradient.owned)
-        return total
+        sparse = sum(self._sparse[name].growth(value) for name, value in gradient.sparse.items())
+        return self._dense.growth(gradient.dense, owned=gradient.owned) + sparse
 
     def stage(self, gradient: Gradient, contribution: Contribution) -> Staged[None]:
         """Prepares the addition of a checked gradient.
@@ -118,13 +111,9 @@ class ArrivalOrderSum:
             MemoryError: There is not enough memory.
         """
         weight = contribution.weight
-        commits: list[Callable[[], None]] = []
         with np.errstate(all="ignore"):
-            for name, value in gradient.values.items():
-                if isinstance(value, SparseSlices):
-                    commits.append(self._sparse[name].stage(value, weight))
-                else:
-                    commits.append(self._dense[name].stage(value, weight, owned=gradient.owned))
+            commits = [self._sparse[name].stage(value, weight) for name, value in gradient.sparse.items()]
+        commits.append(self._dense.stage(gradient.dense, weight, owned=gradient.owned))
         return Staged(partial(_carry_out, commits), gradient.dense_nbytes)
 
     @property
@@ -138,25 +127,27 @@ class ArrivalOrderSum:
         Raises:
             MemoryError: There is not enough memory.
         """
-        ends: dict[str, Callable[[], Value]] = {}
+        reduction = self._spec.reduction
         with np.errstate(all="ignore"):
-            for component in self._spec.components:
-                sums = self._sparse if component.layout is Layout.SPARSE else self._dense
-                ends[component.name] = sums[component.name].stage_average(
-                    component.dtype, self._spec.reduction, total_weight
-                )
-        return Staged(partial(_results, ends), sum(each.nbytes for each in self._dense.values()))
+            ends = {
+                component.name: self._sparse[component.name].stage_average(component.dtype, reduction, total_weight)
+                for component in self._spec.components
+                if component.layout is Layout.SPARSE
+            }
+        dtypes = [each.dtype for each in self._dense_components]
+        end_dense = self._dense.stage_average(dtypes, reduction, total_weight)
+
+        def end() -> dict[str, Value]:
+            values: dict[str, Value] = {name: end_sparse() for name, end_sparse in ends.items()}
+            values.update(zip((each.name for each in self._dense_components), end_dense(), strict=True))
+            return {component.name: values[component.name] for component in self._spec.components}
+
+        return Staged(end, self._dense.nbytes)
 
 
 def _carry_out(commits: Sequence[Callable[[], None]]) -> None:
-    with np.errstate(all="ignore"):
-        for commit in commits:
-            commit()
-
-
-def _results(ends: Mapping[str, Callable[[], Value]]) -> dict[str, Value]:
-    with np.errstate(all="ignore"):
-        return {name: end() for name, end in ends.items()}
+    for commit in commits:
+        commit()
 
 
 class WorkerOrderSum:
@@ -165,8 +156,9 @@ class WorkerOrderSum:
     The same gradients give the same bits, in whatever order they arrive.
     """
 
-    def __init__(self, spec: AccumulatorSpec, allocate: Allocate) -> None:
+    def __init__(self, spec: AccumulatorSpec, reducer: Reducer, allocate: Allocate) -> None:
         self._spec = spec
+        self._reducer = reducer
         self._allocate = allocate
         self._held: list[tuple[Contribution, Gradient]] = []
 
@@ -194,7 +186,7 @@ class WorkerOrderSum:
         Raises:
             MemoryError: There is not enough memory.
         """
-        sums = ArrivalOrderSum(self._spec, self._allocate)
+        sums = ArrivalOrderSum(self._spec, self._reducer, self._allocate)
         for contribution, gradient in sorted(self._held, key=lambda held: _worker_order(held[0])):
             # Not owned: if a later step fails, the gradients must be unchanged.
             sums.stage(Gradient(gradient.values), contribution).commit()
@@ -211,6 +203,6 @@ def _worker_order(contribution: Contribution) -> tuple[str, int]:
     return contribution.worker_id, contribution.sequence
 
 
-def make_summation(spec: AccumulatorSpec, allocate: Allocate) -> Summation:
+def make_summation(spec: AccumulatorSpec, reducer: Reducer, allocate: Allocate) -> Summation:
     """Returns the summation that `spec` asks for."""
-    return WorkerOrderSum(spec, allocate) if spec.deterministic else ArrivalOrderSum(spec, allocate)
+    return (WorkerOrderSum if spec.deterministic else ArrivalOrderSum)(spec, reducer, allocate)

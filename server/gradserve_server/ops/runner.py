@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from gradserve_server.devices.compute import Compute
@@ -96,10 +97,27 @@ class OpRunner:
     ready, calls may take longer.
     """
 
-    def __init__(self, *, device: Device, families: Mapping[str, Family], compute: Compute, memory: Quota) -> None:
-        """Takes the device, the families of its ops, what runs them, and the quota of memory."""
+    def __init__(
+        self,
+        *,
+        device: Device,
+        families: Mapping[str, Family],
+        compute: Compute,
+        memory: Quota,
+        beside: Mapping[str, Family] = MappingProxyType({}),
+    ) -> None:
+        """Takes its parts.
+
+        Args:
+            device: The device that ops run on.
+            families: The families of its ops, by name.
+            compute: Runs them.
+            memory: The quota of bytes.
+            beside: What else has kernels, which are prepared before those of the ops.
+        """
         self._device = device
         self._families = families
+        self._beside = beside
         self._compute = compute
         self._memory = memory
         self._stop = threading.Event()
@@ -178,7 +196,7 @@ class OpRunner:
 
     def _prepare(self) -> None:
         started = time.perf_counter()
-        for name, family in self._families.items():
+        for name, family in (*self._beside.items(), *self._families.items()):
             try:
                 family.prepare(self._stop.is_set)
             except Exception:

@@ -29,6 +29,8 @@ from gradserve_server.accumulators.spec import (
 )
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import InlineCompute
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.errors import ServiceError
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.resources import ResourceKey
@@ -70,6 +72,7 @@ class CoreFace:
         self.memory = Quota(1 << 40, "bytes")
         self._registry = AccumulatorRegistry(
             compute=InlineCompute(),
+            reducer=Reducer(ForkJoin(1)),
             allocate=np.empty,
             memory=self.memory,
             limits=LimitsConfig(),

@@ -19,7 +19,9 @@ from gradserve_server.devices.host.kernel_error import KernelError
 from gradserve_server.devices.host.object_file import undefined_symbols
 
 
-def compile_kernel(function: Callable[..., None], argument_types: tuple[Any, ...]) -> Callable[..., None]:
+def compile_kernel(
+    function: Callable[..., None], argument_types: tuple[Any, ...], *, contract: bool = True
+) -> Callable[..., None]:
     """Compiles a function for one signature, or loads it from Numba's cache on disk.
 
     The result releases the GIL, divides by zero without an exception, and takes no other types.
@@ -28,19 +30,20 @@ def compile_kernel(function: Callable[..., None], argument_types: tuple[Any, ...
         function: A function in the part of Python that Numba compiles. Functions that it calls must be in files of the
             same folder or of this one: the cache notices changes of the files there that it imports.
         argument_types: Numba's types. Declare arrays that are only read as read-only: then it takes both kinds.
+        contract: Whether a product and a sum may be computed with one rounding, on processors that can.
 
     Raises:
         KernelError: It does not compile for this machine's processor, or needs symbols that the process does not have.
     """
     signature = numba.void(*argument_types)
-    kernel = _dispatcher(function)
+    kernel = _dispatcher(function, contract)
     try:
         try:
             kernel._cache = _Cache(function)  # type: ignore[no-untyped-call]
             kernel.compile(signature)
         except (RuntimeError, OSError):
             # There is no folder for the cache, as in a read-only container, or no space.
-            kernel = _dispatcher(function)
+            kernel = _dispatcher(function, contract)
             kernel.compile(signature)
     except (errors.NumbaError, RuntimeError) as error:
         raise KernelError(f"{function.__name__} does not compile: {error}") from error
@@ -62,8 +65,9 @@ def _argument_type(argument: str) -> Any:
     return types.Array(element, int(axes or 1), "C", readonly=argument.startswith("const "))
 
 
-def _dispatcher(function: Callable[..., None]) -> Any:
-    return numba.njit(nogil=True, error_model="numpy", fastmath={"contract"}, pipeline_class=_Compiler)(function)
+def _dispatcher(function: Callable[..., None], contract: bool) -> Any:
+    fastmath = {"contract"} if contract else False
+    return numba.njit(nogil=True, error_model="numpy", fastmath=fastmath, pipeline_class=_Compiler)(function)
 
 
 class _Library(JITCodeLibrary):

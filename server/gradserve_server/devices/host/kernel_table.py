@@ -88,6 +88,7 @@ class KernelTable(Generic[KernelsT]):
         kernels: The dataclass of the compiled kernels. Those of `ChunkedKernels` get counters as a last argument.
         types: For each dtype, the meaning of names in braces, in the order in which dtypes are prepared.
         declared: The kernels, by their names in the dataclass.
+        contract: Whether a product and a sum may be computed with one rounding, on processors that can.
     """
 
     what: str
@@ -95,6 +96,7 @@ class KernelTable(Generic[KernelsT]):
     kernels: type[KernelsT]
     types: Mapping[np.dtype[Any], Mapping[str, str]]
     declared: Mapping[str, Declared]
+    contract: bool = True
 
     def compile(self, dtype: np.dtype[Any], stop: Callable[[], bool]) -> KernelsT | None:
         """Compiles the kernels for a dtype, or loads them from the cache; returns None once `stop()`.
@@ -111,7 +113,7 @@ class KernelTable(Generic[KernelsT]):
         for name, (function, arguments) in self._functions(dtype):
             if stop():
                 return None
-            compiled[name] = jit.compile_kernel(function, jit.argument_types(arguments))
+            compiled[name] = jit.compile_kernel(function, jit.argument_types(arguments), contract=self.contract)
         return self.kernels(**compiled)
 
     def _functions(self, dtype: np.dtype[Any]) -> Iterator[tuple[str, tuple[Kernel, str]]]:

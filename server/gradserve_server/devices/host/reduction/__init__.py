@@ -1,0 +1,1 @@
+"""Element-wise sums, products and quotients of lists of arrays, on all cores."""
