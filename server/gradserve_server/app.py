@@ -11,6 +11,7 @@ import gradserve
 import gradserve_server.installed  # noqa: F401
 from gradserve.address import Address
 from gradserve.memory.pool import BufferPool
+from gradserve_server.accumulators.average_memory import NoAverageMemory
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.address_file import write_addresses
 from gradserve_server.config import ServerConfig
@@ -88,6 +89,7 @@ class Server:
             compute=self._compute,
             reducer=reducer,
             allocate=pool.empty,
+            average_memory=NoAverageMemory(),
             memory=memory,
             limits=limits,
             lifetimes=self.lifetimes,

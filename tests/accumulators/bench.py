@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gradserve_server.accumulators.accumulator import Accumulator
+from gradserve_server.accumulators.average_memory import AverageMemory, NoAverageMemory
 from gradserve_server.accumulators.events import Event
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import RequestId
@@ -41,6 +42,7 @@ class Bench:
         limit: int = 1 << 40,
         journal: Journal[Event] | None = None,
         memory: Quota | None = None,
+        average_memory: AverageMemory | None = None,
         **limits: Any,
     ) -> None:
         self.now = 0.0
@@ -50,6 +52,7 @@ class Bench:
             compute=compute or InlineCompute(),
             reducer=Reducer(ForkJoin(1)),
             allocate=np.empty,
+            average_memory=average_memory or NoAverageMemory(),
             memory=self.memory,
             limits=LimitsConfig(**limits),
             lifetimes=self.lifetimes,

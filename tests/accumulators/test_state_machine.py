@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gradserve_server.accumulators.accumulator import Accumulator
+from gradserve_server.accumulators.average_memory import NoAverageMemory
 from gradserve_server.accumulators.events import Event, Record, from_record, to_record
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import CallMemory, RequestId
@@ -114,6 +115,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
             compute=InlineCompute(),
             reducer=Reducer(ForkJoin(1)),
             allocate=np.empty,
+            average_memory=NoAverageMemory(),
             memory=self.memory,
             limits=LimitsConfig(),
             lifetimes=Lifetimes(lambda: 0.0, 60.0),

@@ -256,7 +256,11 @@ class Accumulator:
         weight = self._ledger.rounds.current.total_weight
         staged = await self._sum.stage_average(weight)
         event = RoundEnded(head.call if head.round is None else None)
-        await self._journal.append(event)
+        try:
+            await self._journal.append(event)
+        except BaseException:
+            self._sum.settle()
+            raise
         values = await self._sum.commit_average(staged)
         ended, answered = self._ledger.end_round(event)
         if self._closed is None:

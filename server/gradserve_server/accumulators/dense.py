@@ -91,15 +91,25 @@ class DenseSums:
         return begin
 
     def stage_average(
-        self, dtypes: Sequence[DType], reduction: Reduction, total_weight: float
+        self,
+        dtypes: Sequence[DType],
+        reduction: Reduction,
+        total_weight: float,
+        memory: Sequence[Array] | None = None,
     ) -> Callable[[], list[Array]]:
         """Prepares the end of a round; returns the function that begins the next and returns the results.
+
+        Args:
+            dtypes: The dtypes of the results.
+            reduction: Whether to divide the sums.
+            total_weight: The divisor of a mean.
+            memory: The results, to be written. If it is None, sums are divided in place, unless dtypes differ.
 
         Raises:
             MemoryError: There is not enough memory.
         """
         sums = self._sums
-        results = [
+        results = memory or [
             total if dtype == total.dtype else self._allocate(total.shape, dtype)
             for total, dtype in zip(sums, dtypes, strict=True)
         ]
@@ -109,7 +119,7 @@ class DenseSums:
             for result in results:
                 result.flags.writeable = False
             self._sums = []
-            return results
+            return list(results)
 
         return end
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from gradserve_server.accumulators.accumulator import Accumulator
+from gradserve_server.accumulators.average_memory import AverageMemory
 from gradserve_server.accumulators.averages import KeptAverages
 from gradserve_server.accumulators.dense import Allocate
 from gradserve_server.accumulators.events import Event
@@ -38,6 +39,7 @@ class AccumulatorRegistry:
         compute: Compute,
         reducer: Reducer,
         allocate: Allocate,
+        average_memory: AverageMemory,
         memory: Quota,
         limits: LimitsConfig,
         lifetimes: Lifetimes,
@@ -49,6 +51,7 @@ class AccumulatorRegistry:
         self._compute = compute
         self._reducer = reducer
         self._allocate = allocate
+        self._average_memory = average_memory
         self._memory = memory
         self._limits = limits
         self._clock = clock
@@ -135,7 +138,7 @@ class AccumulatorRegistry:
             spec,
             incarnation=self._new_incarnation(),
             ledger=Ledger(calls),
-            round_sum=RoundSum(spec, summation, self._compute, self._memory, averages.make_room),
+            round_sum=RoundSum(spec, summation, self._compute, self._memory, averages.make_room, self._average_memory),
             averages=averages,
             journal=self._journal_of(key),
             waiters=self.waiters,

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
+from gradserve_server.accumulators.average_memory import AverageMemory
 from gradserve_server.accumulators.checking import checked_gradient, checking_work
-from gradserve_server.accumulators.gradient import Contribution, Gradient, Value
+from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, Value
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.summation import Shapes, Staged, Summation, value_shapes
 from gradserve_server.devices.compute import Compute
@@ -29,6 +30,7 @@ class RoundSum:
         compute: Compute,
         memory: Quota,
         make_room: Callable[[], bool],
+        average_memory: AverageMemory,
     ) -> None:
         """Takes the arithmetic, and what runs it.
 
@@ -38,12 +40,14 @@ class RoundSum:
             compute: Runs the arithmetic.
             memory: The quota of bytes.
             make_room: Called when the quota is used up; frees some memory, or returns False.
+            average_memory: Allocates averages that others read in place.
         """
         self._spec = spec
         self._summation = summation
         self._compute = compute
         self._account = Account(memory)
         self._make_room = make_room
+        self._average_memory = average_memory
         self._shapes: Shapes | None = None
         self._closed = False
 
@@ -89,15 +93,20 @@ class RoundSum:
             self._shapes = staged.shapes
 
     async def stage_average(self, total_weight: float) -> Staged[dict[str, Value]]:
-        """Prepares the result of the round.
+        """Prepares the result of the round. Its memory counts here until `settle`.
 
         Raises:
             ResourceExhaustedError: There is not enough memory; nothing has changed.
         """
-        return await self._run(self._summation.averaging_work, self._summation.stage_average, total_weight)
+        memory = self._memory_for_average()
+        try:
+            return await self._run(self._summation.averaging_work, self._summation.stage_average, total_weight, memory)
+        except BaseException:
+            self.settle()
+            raise
 
     async def commit_average(self, staged: Staged[dict[str, Value]]) -> dict[str, Value]:
-        """Returns the result of the round, and begins the next one. Its memory counts here until `settle`."""
+        """Returns the result of the round, and begins the next one."""
         self._shapes = None
         return await self._compute.run(staged.work, staged.commit)
 
@@ -117,6 +126,18 @@ class RoundSum:
         """Frees the memory, including that of additions under way."""
         self._closed = True
         self.settle()
+
+    def _memory_for_average(self) -> list[Array] | None:
+        """Reserves memory that others read in place, for the dense components; returns None if the sums must do."""
+        dense = self._spec.dense_components
+        if not dense or self._shapes is None:
+            return None
+        try:
+            memory = self._average_memory.arrays([(self._shapes[each.name], each.dtype) for each in dense])
+            self._account.grow(sum(each.nbytes for each in memory or ()))
+        except (MemoryError, ResourceExhaustedError):
+            return None
+        return memory
 
     def _reserve(self, num_bytes: int) -> None:
         while True:

@@ -143,6 +143,11 @@ class AccumulatorSpec:
                 field="spec.accumulate_dtype",
             )
 
+    @property
+    def dense_components(self) -> tuple[ComponentSpec, ...]:
+        """The components whose gradients are dense."""
+        return tuple(each for each in self.components if each.layout is Layout.DENSE)
+
     def sum_dtype(self, component: ComponentSpec) -> DType:
         """Returns the dtype in which a component is summed."""
         if self.accumulate_dtype is not None:

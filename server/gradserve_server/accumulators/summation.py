@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from gradserve_server.accumulators.dense import Allocate, DenseSums
-from gradserve_server.accumulators.gradient import Contribution, Gradient, SparseSlices, Value
+from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, SparseSlices, Value
 from gradserve_server.accumulators.sparse import SparseSum
 from gradserve_server.accumulators.spec import AccumulatorSpec, Layout
 from gradserve_server.devices.host.reduction.reducer import Reducer
@@ -48,8 +48,12 @@ class Summation(Protocol):
         """The number of bytes that `stage_average` processes."""
         ...
 
-    def stage_average(self, total_weight: float) -> "Staged[dict[str, Value]]":
+    def stage_average(self, total_weight: float, memory: Sequence[Array] | None = None) -> "Staged[dict[str, Value]]":
         """Prepares the result of the round; committing it begins the next round.
+
+        Args:
+            total_weight: The divisor of a mean.
+            memory: Where the results of the dense components are written; None for wherever that takes least.
 
         Raises:
             MemoryError: There is not enough memory; nothing has changed.
@@ -87,8 +91,7 @@ class ArrivalOrderSum:
 
     def __init__(self, spec: AccumulatorSpec, reducer: Reducer, allocate: Allocate) -> None:
         self._spec = spec
-        self._dense_components = [each for each in spec.components if each.layout is Layout.DENSE]
-        dtypes = {each.name: spec.sum_dtype(each) for each in self._dense_components}
+        dtypes = {each.name: spec.sum_dtype(each) for each in spec.dense_components}
         self._dense = DenseSums(dtypes, reducer, allocate)
         self._sparse = {
             each.name: SparseSum(spec.sum_dtype(each), each) for each in spec.components if each.layout is Layout.SPARSE
@@ -121,7 +124,7 @@ class ArrivalOrderSum:
         """The number of bytes that `stage_average` processes: the quotients of sparse sums are new arrays."""
         return sum(each.nbytes for each in self._sparse.values())
 
-    def stage_average(self, total_weight: float) -> Staged[dict[str, Value]]:
+    def stage_average(self, total_weight: float, memory: Sequence[Array] | None = None) -> Staged[dict[str, Value]]:
         """Prepares the end of the round.
 
         Raises:
@@ -134,12 +137,13 @@ class ArrivalOrderSum:
                 for component in self._spec.components
                 if component.layout is Layout.SPARSE
             }
-        dtypes = [each.dtype for each in self._dense_components]
-        end_dense = self._dense.stage_average(dtypes, reduction, total_weight)
+        dense = self._spec.dense_components
+        dtypes = [each.dtype for each in dense]
+        end_dense = self._dense.stage_average(dtypes, reduction, total_weight, memory)
 
         def end() -> dict[str, Value]:
             values: dict[str, Value] = {name: end_sparse() for name, end_sparse in ends.items()}
-            values.update(zip((each.name for each in self._dense_components), end_dense(), strict=True))
+            values.update(zip((each.name for each in dense), end_dense(), strict=True))
             return {component.name: values[component.name] for component in self._spec.components}
 
         return Staged(end, self._dense.nbytes)
@@ -180,7 +184,7 @@ class WorkerOrderSum:
         """The number of bytes that `stage_average` processes, which includes adding up."""
         return self.nbytes
 
-    def stage_average(self, total_weight: float) -> Staged[dict[str, Value]]:
+    def stage_average(self, total_weight: float, memory: Sequence[Array] | None = None) -> Staged[dict[str, Value]]:
         """Adds up the gradients, and prepares the end of the round.
 
         Raises:
@@ -190,7 +194,7 @@ class WorkerOrderSum:
         for contribution, gradient in sorted(self._held, key=lambda held: _worker_order(held[0])):
             # Not owned: if a later step fails, the gradients must be unchanged.
             sums.stage(Gradient(gradient.values), contribution).commit()
-        result = sums.stage_average(total_weight).commit()
+        result = sums.stage_average(total_weight, memory).commit()
 
         def end() -> dict[str, Value]:
             self._held = []

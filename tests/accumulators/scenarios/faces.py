@@ -18,6 +18,7 @@ import gradserve
 import gradserve.aio
 from gradserve.wire.dtypes import parse_dtype
 from gradserve_server.accumulators.accumulator import Accumulator
+from gradserve_server.accumulators.average_memory import NoAverageMemory
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, SparseSlices
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.spec import (
@@ -74,6 +75,7 @@ class CoreFace:
             compute=InlineCompute(),
             reducer=Reducer(ForkJoin(1)),
             allocate=np.empty,
+            average_memory=NoAverageMemory(),
             memory=self.memory,
             limits=LimitsConfig(),
             lifetimes=Lifetimes(lambda: 0.0, 60.0),
