@@ -231,12 +231,12 @@ class Accumulator:
         with self._ledger.room_for(call):
             async with open_gradient() as given, self._exclusive():
                 outcome = self._ledger.judge(contribution, one_per_worker=one_per_worker)
-                gradient = await self._sum.check(given, joins=outcome is not Outcome.STALE)
-                event = GradientAnswered(call, contribution, outcome, awaits_average=pull is not None)
-                if outcome is Outcome.ACCEPTED:
-                    await self._add(gradient, event)
-                else:
-                    await self._journal.append(event)
+                async with self._sum.checked(given, joins=outcome is not Outcome.STALE) as gradient:
+                    event = GradientAnswered(call, contribution, outcome, awaits_average=pull is not None)
+                    if outcome is Outcome.ACCEPTED:
+                        await self._add(gradient, event)
+                    else:
+                        await self._journal.append(event)
                 applied = self._ledger.answer(event)
                 if pull is not None and applied.round is not None and not pull.answer.cancelled():
                     pull.round = applied.round

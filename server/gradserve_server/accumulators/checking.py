@@ -6,6 +6,7 @@ from gradserve.wire.narrowing import DoesNotFitError, converted
 from gradserve_server.accumulators.dense import check_dense
 from gradserve_server.accumulators.finite import first_non_finite
 from gradserve_server.accumulators.gradient import Array, Gradient, SparseSlices, Value
+from gradserve_server.accumulators.private_copies import PrivateCopies
 from gradserve_server.accumulators.sparse import check_sparse
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, shape_text
 from gradserve_server.accumulators.summation import Shapes
@@ -17,13 +18,24 @@ def checking_work(spec: AccumulatorSpec, gradient: Gradient) -> int:
     return gradient.nbytes if spec.refuse_non_finite or _other_dtypes(spec, gradient) else gradient.sparse_nbytes
 
 
-def checked_gradient(spec: AccumulatorSpec, gradient: Gradient, round_shapes: Shapes | None) -> Gradient:
+def copied_bytes(spec: AccumulatorSpec, gradient: Gradient) -> int:
+    """Returns the memory of a live gradient that `checked_gradient` has copied."""
+    if not (spec.refuse_non_finite and gradient.live):
+        return 0
+    dense = gradient.dense
+    return gradient.sparse_nbytes + sum(dense[each.name].size * each.dtype.itemsize for each in spec.dense_components)
+
+
+def checked_gradient(
+    spec: AccumulatorSpec, gradient: Gradient, round_shapes: Shapes | None, copies: PrivateCopies
+) -> Gradient:
     """Checks the shapes of all components, and if the spec says so, that their values are finite.
 
     Args:
         spec: The accumulator's spec. The gradient has its components, in its layouts, with real numbers.
         gradient: The gradient to check.
         round_shapes: The shapes of the gradients already in the round, None if there are none.
+        copies: Copies live gradients before their values are checked: later they might be others.
 
     Returns:
         The gradient, in the dtypes of the spec.
@@ -41,8 +53,11 @@ def checked_gradient(spec: AccumulatorSpec, gradient: Gradient, round_shapes: Sh
             check_dense(component, value, round_shape)
     if _other_dtypes(spec, gradient):
         # Not owned: some of the arrays may be the caller's.
-        gradient = Gradient({each.name: _converted(each, gradient.values[each.name]) for each in spec.components})
+        values = {each.name: _converted(each, gradient.values[each.name]) for each in spec.components}
+        gradient = Gradient(values, live=gradient.live)
     if spec.refuse_non_finite:
+        if gradient.live:
+            gradient = copies.copy(gradient)
         for component in spec.components:
             _check_finite(component, gradient.values[component.name])
     return gradient

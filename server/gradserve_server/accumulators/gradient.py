@@ -43,14 +43,22 @@ class Gradient:
     """A value for every component, by name.
 
     Attributes:
-        values: Arrays that nobody changes, except the accumulator if `owned`.
-        owned: Whether the accumulator may take over the memory of the arrays.
+        values: Arrays that nobody changes, except the accumulator if `owned`, and others if `live`.
+        owned: Whether the accumulator may take over the memory of the arrays, unless they are live.
         memory: The accounts of that memory.
+        live: Whether some dense values are in memory of a client, who can change it at any time and has it back after
+            the call. They are read once, by the addition or the copy that is checked.
     """
 
     values: Mapping[str, Value]
     owned: bool = False
     memory: tuple[Account, ...] = ()
+    live: bool = False
+
+    @property
+    def is_adoptable(self) -> bool:
+        """True if the accumulator may take over the memory of the arrays."""
+        return self.owned and not self.live
 
     @property
     def nbytes(self) -> int:

@@ -11,6 +11,7 @@ from gradserve_server.accumulators.events import Event
 from gradserve_server.accumulators.history import AverageHistory
 from gradserve_server.accumulators.identity import CallMemory
 from gradserve_server.accumulators.ledger import Answer, Ledger
+from gradserve_server.accumulators.private_copies import PrivateCopies
 from gradserve_server.accumulators.round_sum import RoundSum
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.summation import make_summation
@@ -132,13 +133,20 @@ class AccumulatorRegistry:
             silence=self._limits.client_memory_seconds,
             clock=self._clock,
         )
-        summation = make_summation(spec, self._reducer, self._allocate)
         return Accumulator(
             str(key),
             spec,
             incarnation=self._new_incarnation(),
             ledger=Ledger(calls),
-            round_sum=RoundSum(spec, summation, self._compute, self._memory, averages.make_room, self._average_memory),
+            round_sum=RoundSum(
+                spec,
+                make_summation(spec, self._reducer, self._allocate),
+                compute=self._compute,
+                memory=self._memory,
+                make_room=averages.make_room,
+                average_memory=self._average_memory,
+                copies=PrivateCopies(self._reducer, self._allocate),
+            ),
             averages=averages,
             journal=self._journal_of(key),
             waiters=self.waiters,

@@ -1,11 +1,14 @@
 """The sum of the current round."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 from gradserve_server.accumulators.average_memory import AverageMemory
-from gradserve_server.accumulators.checking import checked_gradient, checking_work
+from gradserve_server.accumulators.checking import checked_gradient, checking_work, copied_bytes
 from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, Value
+from gradserve_server.accumulators.private_copies import PrivateCopies
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.summation import Shapes, Staged, Summation, value_shapes
 from gradserve_server.devices.compute import Compute
@@ -27,10 +30,12 @@ class RoundSum:
         self,
         spec: AccumulatorSpec,
         summation: Summation,
+        *,
         compute: Compute,
         memory: Quota,
         make_room: Callable[[], bool],
         average_memory: AverageMemory,
+        copies: PrivateCopies,
     ) -> None:
         """Takes the arithmetic, and what runs it.
 
@@ -41,13 +46,16 @@ class RoundSum:
             memory: The quota of bytes.
             make_room: Called when the quota is used up; frees some memory, or returns False.
             average_memory: Allocates averages that others read in place.
+            copies: Copies live gradients whose values are checked.
         """
         self._spec = spec
         self._summation = summation
         self._compute = compute
+        self._quota = memory
         self._account = Account(memory)
         self._make_room = make_room
         self._average_memory = average_memory
+        self._copies = copies
         self._shapes: Shapes | None = None
         self._closed = False
 
@@ -56,8 +64,11 @@ class RoundSum:
         """The memory of the sum, or of the gradients held for it."""
         return self._account.used
 
-    async def check(self, gradient: Gradient, *, joins: bool) -> Gradient:
+    @asynccontextmanager
+    async def checked(self, gradient: Gradient, *, joins: bool) -> AsyncIterator[Gradient]:
         """Checks a gradient; returns it with values in the components' dtypes.
+
+        Memory of copies that were needed for the check counts until the end of the block, or for the sum.
 
         Args:
             gradient: The gradient.
@@ -65,9 +76,19 @@ class RoundSum:
 
         Raises:
             InvalidArgumentError: The shapes or values do not fit.
+            ResourceExhaustedError: There is not enough memory.
         """
         shapes = self._shapes if joins else None
-        return await self._run(checking_work(self._spec, gradient), checked_gradient, self._spec, gradient, shapes)
+        account = Account(self._quota)
+        num_bytes = copied_bytes(self._spec, gradient)
+        if num_bytes:
+            self._reserve(account, num_bytes)
+        try:
+            work = checking_work(self._spec, gradient)
+            checked = await self._run(work, checked_gradient, self._spec, gradient, shapes, self._copies)
+            yield replace(checked, memory=(account,)) if num_bytes else checked
+        finally:
+            account.settle(0)
 
     async def stage(self, gradient: Gradient, contribution: Contribution) -> Staged[None]:
         """Prepares the addition of a checked gradient: reserves memory, and does the part that can fail.
@@ -75,7 +96,7 @@ class RoundSum:
         Raises:
             ResourceExhaustedError: There is not enough memory; nothing has changed.
         """
-        self._reserve(self._summation.growth(gradient))
+        self._reserve(self._account, self._summation.growth(gradient))
         try:
             staged = await self._run(gradient.sparse_work, self._summation.stage, gradient, contribution)
         except BaseException:
@@ -139,10 +160,10 @@ class RoundSum:
             return None
         return memory
 
-    def _reserve(self, num_bytes: int) -> None:
+    def _reserve(self, account: Account, num_bytes: int) -> None:
         while True:
             try:
-                return self._account.grow(num_bytes)
+                return account.grow(num_bytes)
             except ResourceExhaustedError:
                 if not self._make_room():
                     raise

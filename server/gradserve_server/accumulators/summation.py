@@ -9,6 +9,7 @@ import numpy as np
 
 from gradserve_server.accumulators.dense import Allocate, DenseSums
 from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, SparseSlices, Value
+from gradserve_server.accumulators.private_copies import PrivateCopies
 from gradserve_server.accumulators.sparse import SparseSum
 from gradserve_server.accumulators.spec import AccumulatorSpec, Layout
 from gradserve_server.devices.host.reduction.reducer import Reducer
@@ -105,7 +106,7 @@ class ArrivalOrderSum:
     def growth(self, gradient: Gradient) -> int:
         """Returns the most bytes of the memory quota that adding `gradient` takes."""
         sparse = sum(self._sparse[name].growth(value) for name, value in gradient.sparse.items())
-        return self._dense.growth(gradient.dense, owned=gradient.owned) + sparse
+        return self._dense.growth(gradient.dense, owned=gradient.is_adoptable) + sparse
 
     def stage(self, gradient: Gradient, contribution: Contribution) -> Staged[None]:
         """Prepares the addition of a checked gradient.
@@ -116,7 +117,7 @@ class ArrivalOrderSum:
         weight = contribution.weight
         with np.errstate(all="ignore"):
             commits = [self._sparse[name].stage(value, weight) for name, value in gradient.sparse.items()]
-        commits.append(self._dense.stage(gradient.dense, weight, owned=gradient.owned))
+        commits.append(self._dense.stage(gradient.dense, weight, owned=gradient.is_adoptable))
         return Staged(partial(_carry_out, commits), gradient.dense_nbytes)
 
     @property
@@ -164,6 +165,7 @@ class WorkerOrderSum:
         self._spec = spec
         self._reducer = reducer
         self._allocate = allocate
+        self._copies = PrivateCopies(reducer, allocate)
         self._held: list[tuple[Contribution, Gradient]] = []
 
     @property
@@ -173,11 +175,23 @@ class WorkerOrderSum:
 
     def growth(self, gradient: Gradient) -> int:
         """Returns the bytes of the memory quota that holding `gradient` takes."""
-        return 0 if gradient.owned else gradient.nbytes
+        return 0 if gradient.is_adoptable else gradient.nbytes
 
     def stage(self, gradient: Gradient, contribution: Contribution) -> Staged[None]:
-        """Prepares to hold a checked gradient."""
-        return Staged(partial(self._held.append, (contribution, gradient)), 0)
+        """Prepares to hold a checked gradient, or a copy of it if others may change it.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        if not gradient.live:
+            return Staged(partial(self._held.append, (contribution, gradient)), 0)
+        copied, fill = self._copies.stage(gradient)
+
+        def hold() -> None:
+            fill()
+            self._held.append((contribution, copied))
+
+        return Staged(hold, gradient.dense_nbytes)
 
     @property
     def averaging_work(self) -> int:
