@@ -1,6 +1,7 @@
 import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
+from gradserve.v1 import socket_messages_pb2 as _socket_messages_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -14,7 +15,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "devices", "limits", "usage", "uptime", "device", "ops_prepared")
+    __slots__ = ("version", "devices", "limits", "usage", "uptime", "device", "ops_prepared", "sockets")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +23,7 @@ class GetServerInfoResponse(_message.Message):
     UPTIME_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     OPS_PREPARED_FIELD_NUMBER: _ClassVar[int]
+    SOCKETS_FIELD_NUMBER: _ClassVar[int]
     version: str
     devices: _containers.RepeatedCompositeFieldContainer[Device]
     limits: ServerLimits
@@ -29,7 +31,8 @@ class GetServerInfoResponse(_message.Message):
     uptime: _duration_pb2.Duration
     device: str
     ops_prepared: bool
-    def __init__(self, version: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., limits: _Optional[_Union[ServerLimits, _Mapping]] = ..., usage: _Optional[_Union[ServerUsage, _Mapping]] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., device: _Optional[str] = ..., ops_prepared: bool = ...) -> None: ...
+    sockets: _socket_messages_pb2.SocketAddresses
+    def __init__(self, version: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., limits: _Optional[_Union[ServerLimits, _Mapping]] = ..., usage: _Optional[_Union[ServerUsage, _Mapping]] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., device: _Optional[str] = ..., ops_prepared: bool = ..., sockets: _Optional[_Union[_socket_messages_pb2.SocketAddresses, _Mapping]] = ...) -> None: ...
 
 class Device(_message.Message):
     __slots__ = ("name", "description", "total_memory_bytes")

@@ -54,6 +54,34 @@ class GetTensorsHeader(_message.Message):
     tensors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorSpec]
     def __init__(self, tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorSpec, _Mapping]]] = ...) -> None: ...
 
+class StoreTensorsRequest(_message.Message):
+    __slots__ = ("tensors", "lease")
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    tensors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Tensor]
+    lease: _duration_pb2.Duration
+    def __init__(self, tensors: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class StoreTensorsResponse(_message.Message):
+    __slots__ = ("tensors",)
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    tensors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Tensor]
+    def __init__(self, tensors: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ...) -> None: ...
+
+class ReadTensorsRequest(_message.Message):
+    __slots__ = ("handles", "release")
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    handles: _containers.RepeatedScalarFieldContainer[str]
+    release: bool
+    def __init__(self, handles: _Optional[_Iterable[str]] = ..., release: bool = ...) -> None: ...
+
+class ReadTensorsResponse(_message.Message):
+    __slots__ = ("tensors",)
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    tensors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Tensor]
+    def __init__(self, tensors: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ...) -> None: ...
+
 class DeleteTensorsRequest(_message.Message):
     __slots__ = ("handles",)
     HANDLES_FIELD_NUMBER: _ClassVar[int]

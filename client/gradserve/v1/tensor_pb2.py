@@ -25,21 +25,21 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19gradserve/v1/tensor.proto\x12\x0cgradserve.v1\x1a\x1egoogle/protobuf/duration.proto\"B\n\nTensorSpec\x12%\n\x05\x64type\x18\x01 \x01(\x0e\x32\x16.gradserve.v1.DataType\x12\r\n\x05shape\x18\x02 \x03(\x03\"k\n\x06Tensor\x12%\n\x05\x64type\x18\x01 \x01(\x0e\x32\x16.gradserve.v1.DataType\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x11\n\x07\x63ontent\x18\x03 \x01(\x0cH\x00\x12\x10\n\x06handle\x18\x04 \x01(\tH\x00\x42\x06\n\x04\x64\x61ta\"\xae\x01\n\tPlacement\x12*\n\x04mode\x18\x01 \x01(\x0e\x32\x1c.gradserve.v1.Placement.Mode\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"K\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bMODE_INLINE\x10\x01\x12\r\n\tMODE_KEEP\x10\x02\x12\r\n\tMODE_AUTO\x10\x03*\xf3\x02\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x01\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x02\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x03\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT64\x10\x04\x12\x12\n\x0e\x44\x41TA_TYPE_INT8\x10\x05\x12\x13\n\x0f\x44\x41TA_TYPE_INT16\x10\x06\x12\x13\n\x0f\x44\x41TA_TYPE_INT32\x10\x07\x12\x13\n\x0f\x44\x41TA_TYPE_INT64\x10\x08\x12\x13\n\x0f\x44\x41TA_TYPE_UINT8\x10\t\x12\x14\n\x10\x44\x41TA_TYPE_UINT16\x10\n\x12\x14\n\x10\x44\x41TA_TYPE_UINT32\x10\x0b\x12\x14\n\x10\x44\x41TA_TYPE_UINT64\x10\x0c\x12\x12\n\x0e\x44\x41TA_TYPE_BOOL\x10\r\x12\x17\n\x13\x44\x41TA_TYPE_COMPLEX64\x10\x0e\x12\x18\n\x14\x44\x41TA_TYPE_COMPLEX128\x10\x0f\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19gradserve/v1/tensor.proto\x12\x0cgradserve.v1\x1a\x1egoogle/protobuf/duration.proto\"B\n\nTensorSpec\x12%\n\x05\x64type\x18\x01 \x01(\x0e\x32\x16.gradserve.v1.DataType\x12\r\n\x05shape\x18\x02 \x03(\x03\"\x85\x01\n\x06Tensor\x12%\n\x05\x64type\x18\x01 \x01(\x0e\x32\x16.gradserve.v1.DataType\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x11\n\x07\x63ontent\x18\x03 \x01(\x0cH\x00\x12\x10\n\x06handle\x18\x04 \x01(\tH\x00\x12\x18\n\x0epayload_offset\x18\x05 \x01(\x04H\x00\x42\x06\n\x04\x64\x61ta\"\xae\x01\n\tPlacement\x12*\n\x04mode\x18\x01 \x01(\x0e\x32\x1c.gradserve.v1.Placement.Mode\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"K\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bMODE_INLINE\x10\x01\x12\r\n\tMODE_KEEP\x10\x02\x12\r\n\tMODE_AUTO\x10\x03*\xf3\x02\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x01\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x02\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x03\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT64\x10\x04\x12\x12\n\x0e\x44\x41TA_TYPE_INT8\x10\x05\x12\x13\n\x0f\x44\x41TA_TYPE_INT16\x10\x06\x12\x13\n\x0f\x44\x41TA_TYPE_INT32\x10\x07\x12\x13\n\x0f\x44\x41TA_TYPE_INT64\x10\x08\x12\x13\n\x0f\x44\x41TA_TYPE_UINT8\x10\t\x12\x14\n\x10\x44\x41TA_TYPE_UINT16\x10\n\x12\x14\n\x10\x44\x41TA_TYPE_UINT32\x10\x0b\x12\x14\n\x10\x44\x41TA_TYPE_UINT64\x10\x0c\x12\x12\n\x0e\x44\x41TA_TYPE_BOOL\x10\r\x12\x17\n\x13\x44\x41TA_TYPE_COMPLEX64\x10\x0e\x12\x18\n\x14\x44\x41TA_TYPE_COMPLEX128\x10\x0f\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gradserve.v1.tensor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DATATYPE']._serialized_start=430
-  _globals['_DATATYPE']._serialized_end=801
+  _globals['_DATATYPE']._serialized_start=457
+  _globals['_DATATYPE']._serialized_end=828
   _globals['_TENSORSPEC']._serialized_start=75
   _globals['_TENSORSPEC']._serialized_end=141
-  _globals['_TENSOR']._serialized_start=143
-  _globals['_TENSOR']._serialized_end=250
-  _globals['_PLACEMENT']._serialized_start=253
-  _globals['_PLACEMENT']._serialized_end=427
-  _globals['_PLACEMENT_MODE']._serialized_start=352
-  _globals['_PLACEMENT_MODE']._serialized_end=427
+  _globals['_TENSOR']._serialized_start=144
+  _globals['_TENSOR']._serialized_end=277
+  _globals['_PLACEMENT']._serialized_start=280
+  _globals['_PLACEMENT']._serialized_end=454
+  _globals['_PLACEMENT_MODE']._serialized_start=379
+  _globals['_PLACEMENT_MODE']._serialized_end=454
 # @@protoc_insertion_point(module_scope)

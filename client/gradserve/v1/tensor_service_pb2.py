@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from gradserve.v1 import tensor_messages_pb2 as gradserve_dot_v1_dot_tensor__messages__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!gradserve/v1/tensor_service.proto\x12\x0cgradserve.v1\x1a\"gradserve/v1/tensor_messages.proto2\xe3\x02\n\rTensorService\x12Q\n\nPutTensors\x12\x1f.gradserve.v1.PutTensorsRequest\x1a .gradserve.v1.PutTensorsResponse(\x01\x12Q\n\nGetTensors\x12\x1f.gradserve.v1.GetTensorsRequest\x1a .gradserve.v1.GetTensorsResponse0\x01\x12X\n\rDeleteTensors\x12\".gradserve.v1.DeleteTensorsRequest\x1a#.gradserve.v1.DeleteTensorsResponse\x12R\n\x0bListTensors\x12 .gradserve.v1.ListTensorsRequest\x1a!.gradserve.v1.ListTensorsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!gradserve/v1/tensor_service.proto\x12\x0cgradserve.v1\x1a\"gradserve/v1/tensor_messages.proto2\x8e\x04\n\rTensorService\x12Q\n\nPutTensors\x12\x1f.gradserve.v1.PutTensorsRequest\x1a .gradserve.v1.PutTensorsResponse(\x01\x12Q\n\nGetTensors\x12\x1f.gradserve.v1.GetTensorsRequest\x1a .gradserve.v1.GetTensorsResponse0\x01\x12U\n\x0cStoreTensors\x12!.gradserve.v1.StoreTensorsRequest\x1a\".gradserve.v1.StoreTensorsResponse\x12R\n\x0bReadTensors\x12 .gradserve.v1.ReadTensorsRequest\x1a!.gradserve.v1.ReadTensorsResponse\x12X\n\rDeleteTensors\x12\".gradserve.v1.DeleteTensorsRequest\x1a#.gradserve.v1.DeleteTensorsResponse\x12R\n\x0bListTensors\x12 .gradserve.v1.ListTensorsRequest\x1a!.gradserve.v1.ListTensorsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,5 +33,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gradserve.v1.tensor_service
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TENSORSERVICE']._serialized_start=88
-  _globals['_TENSORSERVICE']._serialized_end=443
+  _globals['_TENSORSERVICE']._serialized_end=614
 # @@protoc_insertion_point(module_scope)

@@ -57,6 +57,16 @@ class TensorServiceStub(object):
                 request_serializer=gradserve_dot_v1_dot_tensor__messages__pb2.GetTensorsRequest.SerializeToString,
                 response_deserializer=gradserve_dot_v1_dot_tensor__messages__pb2.GetTensorsResponse.FromString,
                 _registered_method=True)
+        self.StoreTensors = channel.unary_unary(
+                '/gradserve.v1.TensorService/StoreTensors',
+                request_serializer=gradserve_dot_v1_dot_tensor__messages__pb2.StoreTensorsRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_tensor__messages__pb2.StoreTensorsResponse.FromString,
+                _registered_method=True)
+        self.ReadTensors = channel.unary_unary(
+                '/gradserve.v1.TensorService/ReadTensors',
+                request_serializer=gradserve_dot_v1_dot_tensor__messages__pb2.ReadTensorsRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_tensor__messages__pb2.ReadTensorsResponse.FromString,
+                _registered_method=True)
         self.DeleteTensors = channel.unary_unary(
                 '/gradserve.v1.TensorService/DeleteTensors',
                 request_serializer=gradserve_dot_v1_dot_tensor__messages__pb2.DeleteTensorsRequest.SerializeToString,
@@ -131,6 +141,36 @@ class TensorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StoreTensors(self, request, context):
+        """Stores the tensors of the request, as PutTensors does: the form for small
+        tensors, and for sockets, where tensors of any size travel with a message.
+
+        Blocking: never waits for other clients.
+        Retry: safe, see PutTensors.
+
+        INVALID_ARGUMENT: there is none, or one is malformed; nothing is stored.
+        NOT_FOUND: a handle in the request does not exist.
+        RESOURCE_EXHAUSTED: see PutTensors.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadTensors(self, request, context):
+        """Returns stored tensors, as GetTensors does, in one message.
+
+        Blocking: never waits for other clients.
+        Retry: safe without `release`. With it, a retry after an answer that was
+        lost ends with NOT_FOUND.
+
+        NOT_FOUND: one of the handles does not exist; nothing is released.
+        RESOURCE_EXHAUSTED: over gRPC, they are larger than
+        ServerLimits.max_message_bytes; use GetTensors.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteTensors(self, request, context):
         """Deletes tensors. Handles that do not exist are ignored, so a retry is safe.
         A tensor that another call is using is deleted when that call is done.
@@ -161,6 +201,16 @@ def add_TensorServiceServicer_to_server(servicer, server):
                     servicer.GetTensors,
                     request_deserializer=gradserve_dot_v1_dot_tensor__messages__pb2.GetTensorsRequest.FromString,
                     response_serializer=gradserve_dot_v1_dot_tensor__messages__pb2.GetTensorsResponse.SerializeToString,
+            ),
+            'StoreTensors': grpc.unary_unary_rpc_method_handler(
+                    servicer.StoreTensors,
+                    request_deserializer=gradserve_dot_v1_dot_tensor__messages__pb2.StoreTensorsRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_tensor__messages__pb2.StoreTensorsResponse.SerializeToString,
+            ),
+            'ReadTensors': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadTensors,
+                    request_deserializer=gradserve_dot_v1_dot_tensor__messages__pb2.ReadTensorsRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_tensor__messages__pb2.ReadTensorsResponse.SerializeToString,
             ),
             'DeleteTensors': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteTensors,
@@ -240,6 +290,60 @@ class TensorService(object):
             '/gradserve.v1.TensorService/GetTensors',
             gradserve_dot_v1_dot_tensor__messages__pb2.GetTensorsRequest.SerializeToString,
             gradserve_dot_v1_dot_tensor__messages__pb2.GetTensorsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StoreTensors(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradserve.v1.TensorService/StoreTensors',
+            gradserve_dot_v1_dot_tensor__messages__pb2.StoreTensorsRequest.SerializeToString,
+            gradserve_dot_v1_dot_tensor__messages__pb2.StoreTensorsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadTensors(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradserve.v1.TensorService/ReadTensors',
+            gradserve_dot_v1_dot_tensor__messages__pb2.ReadTensorsRequest.SerializeToString,
+            gradserve_dot_v1_dot_tensor__messages__pb2.ReadTensorsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,11 +1,11 @@
-"""Writes messages with inline tensors without copying the contents through protobuf.
+"""Keeps the contents of larger tensors beside their message.
 
 Protobuf copies a `bytes` field into its message, that message into the one around it, and so on, and once more when
-serializing. Here larger contents stay outside the message until it is written: the only copy is into the finished
-bytes, which the generated classes read as usual.
+serializing. Here larger contents stay outside the message. On a socket they follow it as a payload. For gRPC they are
+written into the finished bytes, which the generated classes read as usual; that is the only copy.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -19,34 +19,70 @@ from gradserve.wire.chunks import varint
 from gradserve.wire.dtypes import to_data_type
 from gradserve.wire.payload import Array, buffer_of
 
+ALIGNMENT = 64
+"""Offsets in a payload are multiples of this, so that every array is aligned, and begins in a cache line of its own."""
+
 _MIN_BYTES = 1 << 14
-"""The least size kept outside; less is copied faster."""
-_MARK = "\0"
-"""The first character of a handle that stands for contents kept outside; no tensor's handle has it."""
+"""The least size kept beside the message; less is copied faster."""
+_PADDING = bytes(ALIGNMENT)
 _CONTENT = tensor_pb2.Tensor.DESCRIPTOR.fields_by_name["content"].number
 _LENGTH_DELIMITED = 2
 
 
-@dataclass(frozen=True)
+@dataclass
 class Contents:
-    """The larger contents of one message, kept outside it."""
+    """The payload beside one message: the contents of its larger tensors.
 
-    buffers: list[memoryview] = field(default_factory=list)
+    Attributes:
+        buffers: The contents by `payload_offset`, in ascending order.
+        num_bytes: The length of the payload.
+    """
+
+    buffers: dict[int, memoryview] = field(default_factory=dict)
+    num_bytes: int = 0
 
     def tensor(self, array: Array) -> tensor_pb2.Tensor:
-        """Returns the inline tensor of an array, for the message to which these contents belong."""
-        tensor = tensor_pb2.Tensor(dtype=to_data_type(array.dtype), shape=array.shape)
-        if array.nbytes < _MIN_BYTES:
-            tensor.content = bytes(buffer_of(array))
-        else:
-            tensor.handle = f"{_MARK}{len(self.buffers)}"
-            self.buffers.append(buffer_of(array))
+        """Returns the tensor of an array, for the message to which these contents belong."""
+        (tensor,) = self.tensors([array])
         return tensor
+
+    def tensors(self, arrays: Sequence[Array]) -> list[tensor_pb2.Tensor]:
+        """Returns the tensors of arrays, for the message to which these contents belong.
+
+        Either all of them are in the message or all beside it: the receiver can then use the memory of the payload,
+        rather than copying a few of many tensors.
+        """
+        if sum(array.nbytes for array in arrays) < _MIN_BYTES:
+            return [_described(array, content=bytes(buffer_of(array))) for array in arrays]
+        return [self._add(array) for array in arrays]
+
+    def pieces(self) -> list[memoryview | bytes]:
+        """Returns the payload in pieces, with zeros in the gaps."""
+        pieces: list[memoryview | bytes] = []
+        end = 0
+        for offset, buffer in self.buffers.items():
+            if offset > end:
+                pieces.append(_PADDING[: offset - end])
+            pieces.append(buffer)
+            end = offset + len(buffer)
+        return pieces
+
+    def _add(self, array: Array) -> tensor_pb2.Tensor:
+        if not array.nbytes:
+            return _described(array, content=b"")
+        offset = -(-self.num_bytes // ALIGNMENT) * ALIGNMENT
+        self.buffers[offset] = buffer_of(array)
+        self.num_bytes = offset + array.nbytes
+        return _described(array, payload_offset=offset)
+
+
+def _described(array: Array, **data: Any) -> tensor_pb2.Tensor:
+    return tensor_pb2.Tensor(dtype=to_data_type(array.dtype), shape=array.shape, **data)
 
 
 @dataclass(frozen=True)
 class WithContents:
-    """A message, and the contents to write into it."""
+    """A message, and the contents beside it."""
 
     message: Message
     contents: Contents
@@ -54,11 +90,11 @@ class WithContents:
 
 def is_stored(tensor: tensor_pb2.Tensor) -> bool:
     """Returns True if a tensor is the handle of a stored tensor."""
-    return bool(tensor.handle) and not tensor.handle.startswith(_MARK)
+    return bool(tensor.handle)
 
 
 def encode_message(message: Message | WithContents) -> bytes:
-    """Serializes a message, including contents kept outside it."""
+    """Serializes a message for gRPC, with the contents beside it written into it."""
     if not isinstance(message, WithContents):
         return message.SerializeToString()
     if not message.contents.buffers:
@@ -68,9 +104,9 @@ def encode_message(message: Message | WithContents) -> bytes:
 
 def _pieces(message: Any, contents: Contents) -> list[bytes | memoryview]:
     if isinstance(message, tensor_pb2.Tensor):
-        if not message.handle.startswith(_MARK):  # inline already, or stored
+        if message.WhichOneof("data") != "payload_offset":
             return [message.SerializeToString()]
-        content = contents.buffers[int(message.handle.removeprefix(_MARK))]
+        content = contents.buffers[message.payload_offset]
         spec = tensor_pb2.Tensor(dtype=message.dtype, shape=message.shape)
         return [spec.SerializeToString(), *_delimited(_CONTENT, [content])]
     rest = type(message)()

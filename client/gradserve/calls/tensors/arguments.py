@@ -60,7 +60,7 @@ def list_stored() -> Operation[list[TensorHandle]]:
 def send_inputs(arrays: tuple[Array, ...], contents: Contents) -> Operation[list[tensor_pb2.Tensor]]:
     """Returns the messages of a request's arrays: inline if they are small, otherwise uploaded first."""
     if sum(array.nbytes for array in arrays) <= INLINE_LIMIT_BYTES:
-        return [contents.tensor(array) for array in arrays]
+        return contents.tensors(arrays)
     return (yield from upload(_header(arrays, None), arrays))
 
 

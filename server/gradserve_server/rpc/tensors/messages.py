@@ -103,15 +103,15 @@ def decode_placement(placement: tensor_pb2.Placement) -> Placement:
 
 def encode_delivered(delivered: Iterable[Delivered], contents: Contents) -> list[tensor_pb2.Tensor]:
     """Returns the messages of results, for a reply with these contents."""
-    return [_encode(each, contents) for each in delivered]
+    places = list(delivered)
+    inline = iter(contents.tensors([each.array for each in places if isinstance(each, Inline)]))
+    return [next(inline) if isinstance(each, Inline) else _encode_stored(each) for each in places]
 
 
-def _encode(delivered: Delivered, contents: Contents) -> tensor_pb2.Tensor:
-    if isinstance(delivered, Inline):
-        return contents.tensor(delivered.array)
-    spec = delivered.spec
+def _encode_stored(stored: Stored) -> tensor_pb2.Tensor:
+    spec = stored.spec
     assert isinstance(spec, TensorSpec), "the spec of a delivered tensor is known"
-    return encode_handle(spec, delivered.handle)
+    return encode_handle(spec, stored.handle)
 
 
 def encode_handle(spec: TensorSpec, handle: str) -> tensor_pb2.Tensor:

@@ -1,0 +1,148 @@
+"""The frames on a server's sockets. docs/sockets.md specifies them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct
+from typing import Self
+
+PROTOCOL = 0x31535247
+"""The number of a HELLO frame: "GRS1"."""
+
+HEADER_BYTES = 32
+MAX_NAME_BYTES = 256
+MAX_SEGMENTS = 1 << 18
+"""Twice the most tensors of a message."""
+
+_HEADER = Struct("<BBHIQQQ")
+_SEGMENT = Struct("<QQQQ")
+SEGMENT_BYTES = _SEGMENT.size
+
+
+class FrameError(ValueError):
+    """Bytes that are no frame, or a frame that is not allowed."""
+
+
+class FrameKind(IntEnum):
+    """What a frame is for."""
+
+    HELLO = 1
+    """The first frame of a client: its message is a Hello with the ticket, its number is PROTOCOL."""
+    CALL = 2
+    """A call: method, request and payload. `number` is the time limit in microseconds; 0 for none."""
+    REPLY = 3
+    """The answer to HELLO, CALL or REGION. `code` is a gRPC status; the message is the response, or a
+    google.rpc.Status."""
+    REGION = 4
+    """Hands over a region of memory, whose descriptor comes with the frame. `number` is the sender's number for it,
+    `size` the number of its bytes."""
+    DROP = 5
+    """The sender's region `number` is not used any more."""
+    RELEASE = 6
+    """The client has ended `size` reads of the server's region `number`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHeader:
+    """The header of a frame.
+
+    Attributes:
+        kind: What the frame is for.
+        code: The gRPC status of a REPLY.
+        name_bytes: The length of the method's name that follows.
+        message_bytes: The length of the message that follows the segments.
+        payload_bytes: The number of bytes that follow the message.
+        number: See `FrameKind`.
+        size: The number of segments of a CALL or REPLY; otherwise see `FrameKind`.
+    """
+
+    kind: FrameKind
+    code: int = 0
+    name_bytes: int = 0
+    message_bytes: int = 0
+    payload_bytes: int = 0
+    number: int = 0
+    size: int = 0
+
+    def pack(self) -> bytes:
+        """Returns the header as it is sent."""
+        return _HEADER.pack(
+            self.kind, self.code, self.name_bytes, self.message_bytes, self.payload_bytes, self.number, self.size
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview) -> Self:
+        """Reads a header.
+
+        Raises:
+            FrameError: The kind is unknown, or a name or a table of segments is too long.
+        """
+        kind, code, name_bytes, message_bytes, payload_bytes, number, size = _HEADER.unpack(data)
+        try:
+            known = FrameKind(kind)
+        except ValueError:
+            raise FrameError(f"expected a known kind of frame, got {kind}") from None
+        header = cls(known, code, name_bytes, message_bytes, payload_bytes, number, size)
+        if name_bytes > MAX_NAME_BYTES:
+            raise FrameError(f"expected a name of at most {MAX_NAME_BYTES} bytes, got {name_bytes}")
+        if header.num_segments > MAX_SEGMENTS:
+            raise FrameError(f"expected at most {MAX_SEGMENTS} segments, got {header.num_segments}")
+        return header
+
+    @property
+    def num_segments(self) -> int:
+        """The number of segments that follow the name."""
+        return self.size if self.kind in (FrameKind.CALL, FrameKind.REPLY) else 0
+
+    @property
+    def head_bytes(self) -> int:
+        """The number of bytes between the header and the payload: name, segments and message."""
+        return self.name_bytes + self.num_segments * SEGMENT_BYTES + self.message_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The place of a part of a payload.
+
+    Attributes:
+        start: The first byte of the payload that it holds.
+        num_bytes: How many it holds.
+        region: The sender's number of the region where they are; 0 if they follow the message.
+        offset: Where they begin in the region, or among the bytes that follow the message.
+    """
+
+    start: int
+    num_bytes: int
+    region: int
+    offset: int
+
+
+def pack_segments(segments: Sequence[Segment]) -> bytes:
+    """Returns segments as they are sent."""
+    return b"".join(_SEGMENT.pack(each.start, each.num_bytes, each.region, each.offset) for each in segments)
+
+
+def unpack_segments(data: memoryview, header: FrameHeader) -> list[Segment]:
+    """Reads the segments of a payload; if none are given, all of it follows the message.
+
+    Args:
+        data: The bytes of the segments.
+        header: The header of the frame.
+
+    Raises:
+        FrameError: They overlap or are not in order, or one that follows the message ends after the frame.
+    """
+    if not header.num_segments:
+        return [Segment(0, header.payload_bytes, 0, 0)] if header.payload_bytes else []
+    segments = [Segment(*each) for each in _SEGMENT.iter_unpack(data)]
+    end = 0
+    for each in segments:
+        if each.start < end:
+            raise FrameError(f"expected segments in order that do not overlap, got one at {each.start} before {end}")
+        end = each.start + each.num_bytes
+        if not each.region and each.offset + each.num_bytes > header.payload_bytes:
+            raise FrameError(
+                f"expected a segment within the {header.payload_bytes} bytes of the frame, got one of "
+                f"{each.num_bytes} at {each.offset}"
+            )
+    return segments
