@@ -51,8 +51,8 @@ ENV PATH="/opt/gradserve/bin:${PATH}" \
 
 USER 10001:10001
 WORKDIR /home/gradserve
-EXPOSE 50051
+EXPOSE 50051 50052
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=10s --start-period=30s --retries=3 CMD ["gradserve", "health"]
 ENTRYPOINT ["gradserve"]
-CMD ["serve", "--listen", "0.0.0.0:50051"]
+CMD ["serve", "--listen", "0.0.0.0:50051", "--bulk-listen", "0.0.0.0:50052"]

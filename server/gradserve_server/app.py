@@ -19,6 +19,7 @@ from gradserve_server.devices.compute import ThreadCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
+from gradserve_server.devices.host.shared_blocks import Readers
 from gradserve_server.errors import UnavailableError
 from gradserve_server.layers.batch_norm.kind import BatchNormKind
 from gradserve_server.layers.registry import LayerRegistry
@@ -31,10 +32,18 @@ from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.gradient_ops.service import GradientOpsServicer
 from gradserve_server.rpc.leases.service import LeaseServicer
+from gradserve_server.rpc.listeners.sockets.context import SocketContext
+from gradserve_server.rpc.listeners.sockets.listener import SocketListener
+from gradserve_server.rpc.listeners.sockets.methods import methods_of
+from gradserve_server.rpc.listeners.sockets.places import bind_sockets
 from gradserve_server.rpc.server_info.service import ServerServicer, Usage
 from gradserve_server.rpc.services import Services
+from gradserve_server.rpc.sockets.addresses import SocketAddresses
+from gradserve_server.rpc.sockets.service import SocketServicer
+from gradserve_server.rpc.sockets.tickets import TicketOffice
 from gradserve_server.rpc.tensors.service import TensorServicer
 from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
+from gradserve_server.tensors.inflight import InFlight
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.residence import Residence
@@ -107,12 +116,21 @@ class Server:
         )
         self.layers = LayerRegistry(batch_norm, Quota(limits.max_layers, "layers"), self.lifetimes)
         residence = Residence(host, device, self._compute)
+        in_flight = InFlight(limits.max_inflight_bytes)
+        tickets, self._socket_addresses, readers = TicketOffice(self._clock), SocketAddresses(), Readers()
         opener = TensorOpener(self.store, residence)
         longest = DeliveryLimits(limits.inline_limit_bytes, limits.max_message_bytes)
         deliverer = TensorDeliverer(self.store, residence, memory, longest)
         started = time.monotonic()
         self._services = Services(
-            tensors=TensorServicer(self.store, residence, config.runtime.stream_idle_seconds),
+            tensors=TensorServicer(
+                self.store,
+                residence,
+                opener,
+                in_flight,
+                stream_idle_seconds=config.runtime.stream_idle_seconds,
+                max_message_bytes=limits.max_message_bytes,
+            ),
             accumulators=AccumulatorServicer(self.registry, opener, deliverer),
             gradient_ops=GradientOpsServicer(OPS, self.runner, opener, deliverer),
             batch_norm_layers=BatchNormLayerServicer(self.layers, opener, deliverer, self.store.lease_seconds),
@@ -126,10 +144,25 @@ class Server:
                 leases=config.leases,
                 usage=Usage(memory, handles, self.registry.count, self.registry.waiters, self.layers.count),
                 uptime=lambda: time.monotonic() - started,
+                sockets=self._socket_addresses,
             ),
+            sockets=SocketServicer(tickets, self._socket_addresses),
             interceptors=parts.interceptors,
         )
         self._listener = parts.make_listener(self._services.all, self._services.admission, limits)
+        shared = SocketContext(
+            methods=methods_of(self._services.all),
+            tickets=tickets,
+            admission=self._services.admission,
+            memory=memory,
+            region_bytes=Quota(limits.max_region_bytes, "bytes of clients' shared memory"),
+            in_flight=in_flight,
+            allocate=pool.empty,
+            compute=self._compute,
+            readers=readers,
+            max_message_bytes=limits.max_message_bytes,
+        )
+        self._sockets = SocketListener(shared, config.runtime.stream_idle_seconds)
         self._expiry: asyncio.Task[None] | None = None
         self._address_file: OwnFile | None = None
         self.addresses: tuple[str, ...] = ()
@@ -153,7 +186,10 @@ class Server:
             OSError: An address cannot be bound, or the file cannot be written.
         """
         listen = [Address.to_listen(address) for address in self._config.listen.listen]
-        self.addresses = tuple(map(str, self._listener.bind(listen)))
+        bound = self._listener.bind(listen)
+        self.addresses = tuple(map(str, bound))
+        bind_sockets(self._sockets, self._config.listen, bound, self._socket_addresses)
+        self._sockets.serve()
         await self._listener.serve()
         self._expiry = asyncio.create_task(self._expire_leases())
         if self._config.listen.address_file is not None:
@@ -181,7 +217,7 @@ class Server:
         self._services.close()
         self.registry.close()
         self.lifetimes.clients.close(UnavailableError("the server is shutting down"))
-        await self._listener.drain(grace)
+        await asyncio.gather(self._listener.drain(grace), self._sockets.drain(grace))
         if self._expiry is not None:
             self._expiry.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -46,6 +46,25 @@ def _listenable(text: str) -> str:
     return str(Address.to_listen(text))
 
 
+def _bulk_listenable(text: str) -> str:
+    if text in ("auto", "off"):
+        return text
+    from gradserve.address import Address
+
+    address = Address.to_listen(text)
+    if address.path:
+        raise ValueError(f"expected HOST:PORT, auto or off, got {text!r}")
+    return str(address)
+
+
+def _socket_path(text: str) -> str:
+    if text in ("auto", "off"):
+        return text
+    from gradserve.address import Address
+
+    return Address.to_listen(text if text.startswith("unix:") else f"unix:{text}").path
+
+
 def _each_once(addresses: tuple[str, ...]) -> tuple[str, ...]:
     for address in addresses:
         if not address.endswith(":0") and addresses.count(address) > 1:
@@ -84,6 +103,24 @@ class ListenConfig(_Concern):
         ),
         Expected('a list of addresses such as ["0.0.0.0:50051", "unix:/run/gradserve.sock"]'),
     ] = ("127.0.0.1:50051",)
+    bulk_listen: Annotated[
+        str,
+        AfterValidator(_bulk_listenable),
+        Field(
+            description="HOST:PORT of the bulk socket, which carries large tensors beside gRPC; auto for a free port "
+            "on each TCP address of --listen, off for none"
+        ),
+        Expected("HOST:PORT, auto or off"),
+    ] = "auto"
+    shared_memory_socket: Annotated[
+        str,
+        AfterValidator(_socket_path),
+        Field(
+            description="path of the Unix socket through which clients on this machine share memory; auto for one "
+            "beside the Unix socket of --listen, or else in the runtime or temporary folder; off for none"
+        ),
+        Expected("a path, auto or off"),
+    ] = "auto"
     address_file: Annotated[
         str | None,
         Field(min_length=1, description="file for the bound addresses, one per line, while the server serves"),
@@ -106,6 +143,12 @@ class LimitsConfig(_Concern):
     max_bytes: Annotated[
         Bytes,
         Field(description="memory for tensors, uploads, accumulators and layers (default: half of all memory)"),
+    ] = Field(default_factory=_half_of_memory)
+    max_inflight_bytes: Annotated[
+        Bytes, Field(description="payloads that may be arriving at one time; others wait for their turn")
+    ] = ByteSize(256 * MIB)
+    max_region_bytes: Annotated[
+        Bytes, Field(description="memory that clients on this machine may share (default: half of all memory)")
     ] = Field(default_factory=_half_of_memory)
     max_handles: Annotated[Count, Field(description="stored tensors, and forwards that layers keep")] = 1_000_000
     max_accumulators: Annotated[Count, Field(description="accumulators")] = 100_000

@@ -22,7 +22,7 @@ from gradserve_server.system_errors import reason_of
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PREFIX = "GRADSERVE_"
-_OTHER_VARIABLES = ("address", "config")
+_OTHER_VARIABLES = ("address", "config", "transport")
 
 _KUBERNETES = re.compile(_PREFIX + r"(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 _KUBERNETES_URL = re.compile(r"(tcp|udp|sctp)://.+")
@@ -118,7 +118,7 @@ def _check_variables(names: Iterable[str]) -> None:
 
 def _advice(name: str, known: Iterable[str]) -> str:
     by_ending = {each.removeprefix(_PREFIX): each for each in known}
-    similar = difflib.get_close_matches(name.removeprefix(_PREFIX), by_ending, 1)
+    similar = difflib.get_close_matches(name.removeprefix(_PREFIX), by_ending, 1, cutoff=0.62)
     return f"did you mean {by_ending[similar[0]]}?" if similar else f"expected one of {', '.join(sorted(known))}"
 
 

@@ -28,6 +28,10 @@ class CalledMethods:
         return noting
 
 
+ON_SOCKETS = {"StoreTensors", "ReadTensors", "IssueTicket"}
+"""The methods that only clients of sockets use."""
+
+
 def without_arguments(thing: object) -> list[str]:
     """Returns the methods that take no argument; those that end the thing come last."""
     found = [
@@ -54,4 +58,4 @@ async def test_the_client_uses_every_method() -> None:
         for thing in ("dense", "sparse", "model", "layer", "raw_ops", "client"):
             for method in without_arguments(things.objects[thing]):
                 getattr(things.objects[thing], method)()
-    assert sorted(METHODS.keys() - called.names) == []
+    assert sorted(METHODS.keys() - called.names - ON_SOCKETS) == []

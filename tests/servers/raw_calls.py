@@ -15,6 +15,7 @@ from gradserve.v1 import (
     gradient_ops_service_pb2,
     lease_service_pb2,
     server_service_pb2,
+    socket_service_pb2,
     tensor_service_pb2,
 )
 from tests.servers.polling import PATIENCE_SECONDS
@@ -30,6 +31,7 @@ SERVICES = {
         gradient_ops_service_pb2,
         lease_service_pb2,
         server_service_pb2,
+        socket_service_pb2,
     )
     for descriptor in module.DESCRIPTOR.services_by_name.values()
 }

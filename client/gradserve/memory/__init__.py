@@ -1,1 +1,1 @@
-"""Memory that tensors are received into."""
+"""Memory that client and server use alike."""

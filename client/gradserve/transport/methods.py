@@ -12,6 +12,7 @@ from gradserve.v1 import (
     gradient_ops_service_pb2,
     lease_service_pb2,
     server_service_pb2,
+    socket_service_pb2,
     tensor_messages_pb2,
     tensor_service_pb2,
 )
@@ -26,6 +27,7 @@ _SERVICES = {
         gradient_ops_service_pb2,
         lease_service_pb2,
         server_service_pb2,
+        socket_service_pb2,
         tensor_service_pb2,
     )
     for descriptor in module.DESCRIPTOR.services_by_name.values()

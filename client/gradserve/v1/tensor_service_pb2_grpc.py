@@ -148,8 +148,8 @@ class TensorServiceServicer(object):
         Blocking: never waits for other clients.
         Retry: safe, see PutTensors.
 
-        INVALID_ARGUMENT: there is none, or one is malformed; nothing is stored.
-        NOT_FOUND: a handle in the request does not exist.
+        INVALID_ARGUMENT: there is none, or one is malformed or a handle; nothing is
+        stored.
         RESOURCE_EXHAUSTED: see PutTensors.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -13,6 +13,7 @@ from gradserve.v1 import (
     gradient_ops_service_pb2,
     lease_service_pb2,
     server_service_pb2,
+    socket_service_pb2,
     tensor_service_pb2,
 )
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
@@ -26,6 +27,7 @@ from gradserve_server.rpc.gradient_ops.service import GradientOpsServicer
 from gradserve_server.rpc.health.service import HealthServicer
 from gradserve_server.rpc.leases.service import LeaseServicer
 from gradserve_server.rpc.server_info.service import ServerServicer
+from gradserve_server.rpc.sockets.service import SocketServicer
 from gradserve_server.rpc.tensors.service import STREAM_CODECS, TensorServicer
 
 SERVICES = (
@@ -34,6 +36,7 @@ SERVICES = (
     gradient_ops_service_pb2.DESCRIPTOR.services_by_name["GradientOpsService"],
     batch_norm_layer_service_pb2.DESCRIPTOR.services_by_name["BatchNormLayerService"],
     lease_service_pb2.DESCRIPTOR.services_by_name["LeaseService"],
+    socket_service_pb2.DESCRIPTOR.services_by_name["SocketService"],
     server_service_pb2.DESCRIPTOR.services_by_name["ServerService"],
 )
 
@@ -53,6 +56,7 @@ class Services:
         batch_norm_layers: BatchNormLayerServicer,
         leases: LeaseServicer,
         server: ServerServicer,
+        sockets: SocketServicer,
         interceptors: Sequence[Interceptor],
     ) -> None:
         """Takes the servicers, and `interceptors` that follow those of every server."""
@@ -62,7 +66,7 @@ class Services:
         described = reflection.ReflectionServicer([*names, _HEALTH.full_name, _REFLECTION.full_name])
         always: tuple[Interceptor, ...] = (Faults(), RefuseMalformed())
         chain: tuple[Interceptor, ...] = (Faults(), self.admission, RefuseMalformed(), *interceptors)
-        servicers = (tensors, accumulators, gradient_ops, batch_norm_layers, leases, server)
+        servicers = (tensors, accumulators, gradient_ops, batch_norm_layers, leases, sockets, server)
         self.all = (
             *(
                 Service(descriptor, servicer, chain, STREAM_CODECS if servicer is tensors else {})

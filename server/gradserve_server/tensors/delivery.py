@@ -24,6 +24,8 @@ class PlacementMode(Enum):
     """All tensors stay on the server, and the reply has their handles."""
     AUTO = "AUTO"
     """Small tensors are in the reply; otherwise it has their handles."""
+    ATTACHED = "ATTACHED"
+    """All tensors travel with the reply, whatever their size."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ class Delivery:
             mode = self._placement.mode
             is_small = num_bytes <= self._limits.small
             self._keeps = mode is PlacementMode.KEEP or (mode is PlacementMode.AUTO and not is_small)
-            if not self._keeps and num_bytes > self._limits.message:
+            is_attached = mode is PlacementMode.ATTACHED
+            if not self._keeps and not is_attached and num_bytes > self._limits.message:
                 raise ResourceExhaustedError(
                     f"the result has {num_bytes} bytes, but at most {self._limits.message} come inline; "
                     "ask for placement MODE_KEEP or MODE_AUTO",

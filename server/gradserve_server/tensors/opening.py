@@ -1,15 +1,17 @@
 """Opens the tensors to which requests refer."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.tensors.quotas import Account
-from gradserve_server.tensors.references import Inline, Malformed, Reference, Stored
+from gradserve_server.tensors.references import Attached, Inline, Live, Malformed, PayloadMemory, Reference, Stored
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.spec import TensorSpec
 from gradserve_server.tensors.store import HeldTensors, TensorStore
@@ -27,13 +29,15 @@ class OpenedTensors:
         self._residence = residence
 
     def __getitem__(self, path: str) -> Array:
-        """Returns an array.
+        """Returns an array; a copy of what its client can change.
 
         Raises:
             InvalidArgumentError: The request describes no possible tensor, or not the stored one.
         """
         reference = self._references[path]
-        if isinstance(reference, Inline):
+        if isinstance(reference, Live):
+            return np.array(reference.array)
+        if isinstance(reference, Inline | Attached):
             return reference.array
         if isinstance(reference, Malformed):
             raise _malformed(reference, path)
@@ -41,6 +45,32 @@ class OpenedTensors:
         if reference.spec is not None:
             _check_spec(reference.spec, array, path)
         return array
+
+    def in_place(self, path: str) -> Array:
+        """Returns an array where it is, even if its client can change it at any time.
+
+        For code that uses its elements as nothing but numbers: not as indices, lengths or counts, and not twice.
+
+        Raises:
+            InvalidArgumentError: See `__getitem__`.
+        """
+        reference = self._references[path]
+        return reference.array if isinstance(reference, Live) else self[path]
+
+    def is_live(self, path: str) -> bool:
+        """Returns True if a tensor is in its client's memory, who can change it at any time."""
+        return isinstance(self._references[path], Live)
+
+    async def copy_live(self, paths: Iterable[str]) -> None:
+        """Copies those of some tensors that their client can change; later they are found in the copies.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        live = {path: each for path in paths if isinstance(each := self._references[path], Live)}
+        copies = await self._residence.copy([each.array for each in live.values()])
+        inline = {path: Inline(copy) for path, copy in zip(live, copies, strict=True)}
+        self._references = {**self._references, **inline}
 
     def arrays(self) -> dict[str, Array]:
         """Returns all arrays by path.
@@ -56,15 +86,18 @@ class OpenedTensors:
 
     @property
     def exclusive(self) -> bool:
-        """True if the call may write: nobody else sees the stored tensors, now or later, nor does it use one twice."""
-        if not self._held.exclusive:
+        """True if the call may write to all tensors: nobody else sees them, now or later, and none is used twice."""
+        kinds = Counter(type(each) for each in self._references.values())
+        if kinds[Live] or not kinds[Stored] + kinds[Attached]:
             return False
-        return sum(isinstance(reference, Stored) for reference in self._references.values()) == len(self._held.arrays)
+        return not kinds[Stored] or (self._held.exclusive and kinds[Stored] == len(self._held.arrays))
 
     @property
     def memory(self) -> tuple[Account, ...]:
-        """The accounts of the stored tensors' memory, from which those who take it over take it."""
-        return self._held.memory
+        """The accounts of the tensors' memory, from which those who take it over take it."""
+        payloads = {id(each.payload): each.payload for each in self._references.values() if isinstance(each, Attached)}
+        attached = tuple(each.memory for each in payloads.values() if each.memory is not None)
+        return (*self._held.memory, *attached)
 
     def share(self) -> None:
         """Notes that memory of the stored tensors, or of copies that `relocate` takes, will be used after the call.
@@ -128,12 +161,27 @@ class TensorOpener:
             NotFoundError: A stored tensor does not exist.
         """
         stored = {path: each.handle for path, each in references.items() if isinstance(each, Stored)}
-        if not stored:
-            yield OpenedTensors(references, HeldTensors(()), self._residence)
-            return
-        fields = [f"{path}.handle" for path in stored]
-        with self._store.use(list(stored.values()), release=release, fields=fields) as held:
-            yield OpenedTensors(references, held, self._residence)
+        with _using_payloads(references):
+            if not stored:
+                yield OpenedTensors(references, HeldTensors(()), self._residence)
+                return
+            fields = [f"{path}.handle" for path in stored]
+            with self._store.use(list(stored.values()), release=release, fields=fields) as held:
+                yield OpenedTensors(references, held, self._residence)
+
+
+@contextmanager
+def _using_payloads(references: Mapping[str, Reference]) -> Iterator[None]:
+    payloads: Counter[PayloadMemory] = Counter(
+        each.payload for each in references.values() if isinstance(each, Attached | Live)
+    )
+    for payload, num_tensors in payloads.items():
+        payload.begin_use(num_tensors)
+    try:
+        yield
+    finally:
+        for payload in payloads:
+            payload.end_use()
 
 
 def _check_spec(spec: TensorSpec | Malformed, array: Array, path: str) -> None:

@@ -1,15 +1,33 @@
 """References to tensors in requests and replies.
 
-A new way for tensors to travel, such as memory shared by client and server, needs another kind of reference here, and
-code in `opening` that opens it.
+A new way for tensors to travel needs another kind of reference here, and code in `opening` that opens it.
 """
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from numpy.typing import NDArray
 
+from gradserve_server.tensors.quotas import Account
 from gradserve_server.tensors.spec import TensorSpec
+
+
+class PayloadMemory(Protocol):
+    """The memory beside a message, in which tensors are.
+
+    Attributes:
+        memory: The account of what the call owns of it, None if it owns nothing.
+    """
+
+    memory: Account | None
+
+    def begin_use(self, num_tensors: int, /) -> None:
+        """Notes that a call opens some of its tensors."""
+        ...
+
+    def end_use(self) -> None:
+        """Notes that the call has closed them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,4 +67,30 @@ class Stored:
     spec: TensorSpec | Malformed | None = None
 
 
-Reference: TypeAlias = Inline | Stored | Malformed
+@dataclass(frozen=True, slots=True, eq=False)
+class Attached:
+    """A tensor beside the message, in memory that the call owns and may keep.
+
+    Attributes:
+        array: The array, in host memory.
+        payload: The memory that it is part of.
+    """
+
+    array: NDArray[Any]
+    payload: PayloadMemory
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Live:
+    """A tensor in a client's memory, which the client can change at any time.
+
+    Attributes:
+        array: The array, read-only, in host memory.
+        payload: The memory that it is part of.
+    """
+
+    array: NDArray[Any]
+    payload: PayloadMemory
+
+
+Reference: TypeAlias = Inline | Stored | Attached | Live | Malformed

@@ -32,6 +32,15 @@ class Residence:
             return list(arrays)
         return await self._compute.run_in_thread(lambda: [self._copy(array) for array in arrays])
 
+    async def copy(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Returns copies of arrays in host memory.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        num_bytes = sum(array.nbytes for array in arrays)
+        return await self._compute.run(num_bytes, lambda: [array.copy() for array in arrays])
+
     def _copy(self, array: Array) -> NDArray[Any]:
         if self._host.holds(array):
             host: NDArray[Any] = array

@@ -10,10 +10,15 @@ from gradserve_server.accumulators.given import GivenComponent, GivenDense, Give
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.rpc.tensors.messages import MAX_COMPONENTS, check_count, decode_reference
-from gradserve_server.tensors.references import Inline, Reference, Stored
+from gradserve_server.tensors.payload import Payload
+from gradserve_server.tensors.references import Attached, Inline, Live, Malformed, Reference, Stored
+from gradserve_server.tensors.spec import TensorSpec
 
 _SUMMARY_BYTES = 4096
 MAX_UNANSWERED = 1024
+_LONGEST_CONTENTS = 3 << 20
+"""The most bytes whose contents tell calls apart. A larger gradient may arrive beside the message, and again as an
+upload, of which only dtypes and shapes are known."""
 
 GradientRequest = messages_pb2.ApplyGradientRequest | messages_pb2.PushPullRequest
 
@@ -25,26 +30,28 @@ def decode_take_id(request: messages_pb2.TakeGradientRequest) -> RequestId | Non
     return _request_id(request.request_id, "take", request.num_required)
 
 
-def decode_gradient(request: GradientRequest) -> tuple[RequestId | None, Contribution, GivenGradient]:
+def decode_gradient(request: GradientRequest, payload: Payload) -> tuple[RequestId | None, Contribution, GivenGradient]:
     """Reads the id of a gradient's call, its step, weight and sender, and its components.
 
     Raises:
         InvalidArgumentError: It has too many parts, or its id is not valid.
     """
     check_count(request.gradient, MAX_COMPONENTS, "components", "gradient")
-    given = GivenGradient([_given(part) for part in request.gradient], request.release_handles)
+    given = GivenGradient([_given(part, payload) for part in request.gradient], request.release_handles)
     return _gradient_id(request, given), _contribution(request), given
 
 
-def _given(part: accumulator_pb2.ComponentGradient) -> GivenComponent:
+def _given(part: accumulator_pb2.ComponentGradient, payload: Payload) -> GivenComponent:
     kind = part.WhichOneof("value")
     if kind == "dense":
-        return GivenComponent(part.name, GivenDense(decode_reference(part.dense)))
+        return GivenComponent(part.name, GivenDense(decode_reference(part.dense, payload)))
     if kind is None:
         return GivenComponent(part.name, None)
     sparse = part.sparse
     dense_shape = tuple(sparse.dense_shape.dims) if sparse.HasField("dense_shape") else None
-    value = GivenSparse(decode_reference(sparse.indices), decode_reference(sparse.values), dense_shape)
+    value = GivenSparse(
+        decode_reference(sparse.indices, payload), decode_reference(sparse.values, payload), dense_shape
+    )
     return GivenComponent(part.name, value)
 
 
@@ -72,22 +79,38 @@ def _gradient_id(request: GradientRequest, given: GivenGradient) -> RequestId | 
 
 def _digest(given: GivenGradient) -> bytes:
     digest = blake2b(digest_size=16)
+    by_contents = _contents_bytes(given) <= _LONGEST_CONTENTS
     for component in given.components:
         digest.update(component.name.encode() + b"\0")
         match component.value:
             case GivenDense(tensor):
-                _add_tensor(digest, tensor)
+                _add_tensor(digest, tensor, by_contents=by_contents)
             case GivenSparse(indices, values, dense_shape):
-                _add_tensor(digest, indices)
-                _add_tensor(digest, values)
+                _add_tensor(digest, indices, by_contents=by_contents)
+                _add_tensor(digest, values, by_contents=by_contents)
                 digest.update(repr(dense_shape).encode())
     return digest.digest()
 
 
-def _add_tensor(digest: blake2b, tensor: Reference) -> None:
+def _contents_bytes(given: GivenGradient) -> int:
+    """Returns the size of what came with the request, beside the message or in it."""
+    tensors: list[Reference] = []
+    for component in given.components:
+        match component.value:
+            case GivenDense(tensor):
+                tensors.append(tensor)
+            case GivenSparse(indices, values):
+                tensors += [indices, values]
+    return sum(each.array.nbytes for each in tensors if isinstance(each, Inline | Attached | Live))
+
+
+def _add_tensor(digest: blake2b, tensor: Reference, *, by_contents: bool) -> None:
     """Adds what very probably differs for different contents, fast even for megabytes: both ends, and all folded."""
-    if not isinstance(tensor, Inline):
+    if isinstance(tensor, Stored | Malformed):
         digest.update(repr(tensor.spec if isinstance(tensor, Stored) else tensor).encode())
+        return
+    if not by_contents:
+        digest.update(repr(TensorSpec(tensor.array.dtype, tensor.array.shape)).encode())
         return
     content = tensor.array.reshape(-1).view(np.uint8)
     words = content.size // 8

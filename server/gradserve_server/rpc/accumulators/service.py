@@ -68,27 +68,27 @@ class AccumulatorServicer:
         self, request: messages_pb2.ApplyGradientRequest, call: Call
     ) -> messages_pb2.ApplyGradientResponse:
         with self._using(request.accumulator) as accumulator:
-            request_id, contribution, given = decode_gradient(request)
+            request_id, contribution, given = decode_gradient(request, call.payload)
             opening = self._opening(accumulator, given)
             applied, duplicate = await accumulator.apply(request_id, contribution, opening)
             return encode_applied(applied, duplicate=duplicate)
 
     async def TakeGradient(self, request: messages_pb2.TakeGradientRequest, call: Call) -> WithContents:
-        with self._using(request.accumulator) as accumulator, self._delivery(request.placement) as delivery:
+        with self._using(request.accumulator) as accumulator, self._delivery(request.placement, call) as delivery:
             average, duplicate = await accumulator.take(
                 decode_take_id(request), request.num_required, wait_timeout(request, call)
             )
             return encode_taken(average, delivery, duplicate=duplicate)
 
     async def ReadAverage(self, request: messages_pb2.ReadAverageRequest, call: Call) -> WithContents:
-        with self._using(request.accumulator) as accumulator, self._delivery(request.placement) as delivery:
+        with self._using(request.accumulator) as accumulator, self._delivery(request.placement, call) as delivery:
             step = request.step if request.HasField("step") else None
             average = await accumulator.read_average(step, wait_timeout(request, call))
             return encode_read(average, delivery)
 
     async def PushPull(self, request: messages_pb2.PushPullRequest, call: Call) -> WithContents:
-        with self._using(request.accumulator) as accumulator, self._delivery(request.placement) as delivery:
-            request_id, contribution, given = decode_gradient(request)
+        with self._using(request.accumulator) as accumulator, self._delivery(request.placement, call) as delivery:
+            request_id, contribution, given = decode_gradient(request, call.payload)
             applied, average, duplicate = await accumulator.push_pull(
                 request_id,
                 contribution,
@@ -119,5 +119,5 @@ class AccumulatorServicer:
     def _opening(self, accumulator: Accumulator, given: GivenGradient) -> OpenGradient:
         return partial(open_gradient, self._opener, accumulator.spec, given)
 
-    def _delivery(self, placement: tensor_pb2.Placement) -> AbstractContextManager[Delivery]:
-        return self._deliverer.begin(decode_placement(placement))
+    def _delivery(self, placement: tensor_pb2.Placement, call: Call) -> AbstractContextManager[Delivery]:
+        return self._deliverer.begin(decode_placement(placement, call))

@@ -13,13 +13,16 @@ from gradserve_server.layers.initializers import Initializer, NamedInitializer, 
 from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.rpc.tensors.messages import check_count, decode_reference
 from gradserve_server.tensors.opening import TensorOpener
+from gradserve_server.tensors.payload import Payload
 
 MAX_ENTRIES = 1 << 10
 """The limit of entries in each field of collections, initializers or regularizers."""
 _DEFAULTS = BatchNormConfig()
 
 
-async def decode_config(config: batch_norm_pb2.BatchNormConfig, opener: TensorOpener) -> BatchNormConfig:
+async def decode_config(
+    config: batch_norm_pb2.BatchNormConfig, opener: TensorOpener, payload: Payload
+) -> BatchNormConfig:
     """Reads a configuration and the tensors in it.
 
     Raises:
@@ -34,7 +37,7 @@ async def decode_config(config: batch_norm_pb2.BatchNormConfig, opener: TensorOp
     check_count(config.renorm_clipping, MAX_ENTRIES, "entries", "config.renorm_clipping")
     with request_fields({"activation_fn": "config.activation_fn"}):
         initializers = {
-            name: await _decode_initializer(initializer, opener, f"config.param_initializers[{name}]")
+            name: await _decode_initializer(initializer, opener, payload, f"config.param_initializers[{name}]")
             for name, initializer in sorted(config.param_initializers.items())
         }
     collections = tuple(config.updates_collections)
@@ -116,14 +119,16 @@ def _given(message: Any, names: Sequence[str]) -> dict[str, float]:
     return {name: getattr(message, name) for name in names if message.HasField(name)}
 
 
-async def _decode_initializer(initializer: layer_pb2.Initializer, opener: TensorOpener, field: str) -> Initializer:
+async def _decode_initializer(
+    initializer: layer_pb2.Initializer, opener: TensorOpener, payload: Payload, field: str
+) -> Initializer:
     kind = initializer.WhichOneof("kind")
     if kind == "named":
         named = initializer.named
         parameters = _given(named, ("value", "minval", "maxval", "mean", "stddev"))
         return NamedInitializer(named.name, parameters, named.seed if named.HasField("seed") else None)
     if kind == "tensor":
-        return await open_initializer(opener, decode_reference(initializer.tensor), f"{field}.tensor")
+        return await open_initializer(opener, decode_reference(initializer.tensor, payload), f"{field}.tensor")
     raise InvalidArgumentError("expected a tensor or a named initializer, got neither", field=field)
 
 

@@ -31,6 +31,7 @@ from gradserve_server.rpc.tensors.messages import (
     encode_spec,
 )
 from gradserve_server.tensors.delivery import Delivered
+from gradserve_server.tensors.payload import Payload
 
 MAX_VARIABLES = 1 << 10
 """The limit of variables in one request."""
@@ -118,14 +119,14 @@ def decode_collection(ref: layer_pb2.LayerCollectionRef) -> tuple[str, str]:
     return ref.container or DEFAULT_CONTAINER, ref.name
 
 
-def decode_variables(variables: Sequence[layer_pb2.NamedTensor]) -> list[GivenVariable]:
+def decode_variables(variables: Sequence[layer_pb2.NamedTensor], payload: Payload) -> list[GivenVariable]:
     """Reads values for variables.
 
     Raises:
         InvalidArgumentError: There are too many.
     """
     check_count(variables, MAX_VARIABLES, "variables", "variables")
-    return [GivenVariable(each.name, decode_reference(each.tensor)) for each in variables]
+    return [GivenVariable(each.name, decode_reference(each.tensor, payload)) for each in variables]
 
 
 def decode_forward(

@@ -60,7 +60,7 @@ class BatchNormLayerServicer:
     ) -> messages_pb2.CreateBatchNormLayerResponse:
         key, reuse = decode_key(request.layer), decode_reuse(request.reuse)
         lifetime = decode_lifetime(request.lifetime)
-        config = await decode_config(request.config, self._opener)
+        config = await decode_config(request.config, self._opener, call.payload)
         with request_fields({"activation_fn": "config.activation_fn", "inputs": "input_shape"}):
             if request.input_dtype or request.input_shape:
                 build = (decode_input_dtype(request.input_dtype), request.input_shape, lifetime)
@@ -100,16 +100,18 @@ class BatchNormLayerServicer:
         return messages_pb2.DeleteBatchNormLayerResponse(deleted=deleted)
 
     async def BatchNormForward(self, request: messages_pb2.BatchNormForwardRequest, call: Call) -> WithContents:
-        with self._using(request.layer) as layer, self._delivery(request.placement) as delivery:
+        with self._using(request.layer) as layer, self._delivery(request.placement, call) as delivery:
             forward = decode_forward(request, self._lease_seconds)
-            with open_inputs(self._opener, decode_inputs(request, CallInputs), CallInputs) as opened:
+            with open_inputs(self._opener, decode_inputs(request, CallInputs, call.payload), CallInputs) as opened:
                 result, outputs = await deliver_forward(layer, opened, forward, delivery)
             return encode_forward(result, outputs)
 
     async def BatchNormBackward(self, request: messages_pb2.BatchNormBackwardRequest, call: Call) -> WithContents:
         forward_id, retain = request.forward_id, request.retain_forward
-        with self._using(request.layer) as layer, self._delivery(request.placement) as delivery:
-            with open_inputs(self._opener, decode_inputs(request, OutputsGradient), OutputsGradient) as opened:
+        with self._using(request.layer) as layer, self._delivery(request.placement, call) as delivery:
+            with open_inputs(
+                self._opener, decode_inputs(request, OutputsGradient, call.payload), OutputsGradient
+            ) as opened:
                 gradients = await deliver_backward(layer, opened, forward_id, delivery, retain=retain)
             return encode_gradients(gradients)
 
@@ -136,7 +138,7 @@ class BatchNormLayerServicer:
     async def GetBatchNormVariables(
         self, request: messages_pb2.GetBatchNormVariablesRequest, call: Call
     ) -> WithContents:
-        with self._using(request.layer) as layer, self._delivery(request.placement) as delivery:
+        with self._using(request.layer) as layer, self._delivery(request.placement, call) as delivery:
             check_count(request.names, MAX_VARIABLES, "names", "names")
             variables = layer.get_variables(request.names)
             delivered = await delivery.deliver_from_anywhere(list(variables.values()), shared=True)
@@ -147,13 +149,13 @@ class BatchNormLayerServicer:
     ) -> messages_pb2.SetBatchNormVariablesResponse:
         with (
             self._using(request.layer) as layer,
-            open_variables(self._opener, decode_variables(request.variables)) as values,
+            open_variables(self._opener, decode_variables(request.variables, call.payload)) as values,
         ):
             await layer.set_variables(values)
         return messages_pb2.SetBatchNormVariablesResponse()
 
-    def _delivery(self, placement: tensor_pb2.Placement) -> AbstractContextManager[Delivery]:
-        return self._deliverer.begin(decode_placement(placement))
+    def _delivery(self, placement: tensor_pb2.Placement, call: Call) -> AbstractContextManager[Delivery]:
+        return self._deliverer.begin(decode_placement(placement, call))
 
     def _using(self, ref: batch_norm_pb2.BatchNormLayerRef) -> AbstractContextManager[BatchNormLayer]:
         return self._registry.use(decode_key(ref), ref.incarnation)

@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from gradserve_server.tensors.payload import NO_PAYLOAD, Payload
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -13,10 +15,14 @@ class Call:
     Attributes:
         method: The full name of its method, e.g. "gradserve.v1.TensorService.PutTensors".
         deadline: The time at which its client stops waiting, by `time.monotonic`; None for never.
+        payload: What came beside the message.
+        carries_results: Whether results of any size travel with the reply.
     """
 
     method: str
     deadline: float | None = None
+    payload: Payload = NO_PAYLOAD
+    carries_results: bool = False
 
     def time_left(self) -> float | None:
         """Returns the seconds that the client goes on waiting, None for no limit."""

@@ -46,9 +46,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 async def end_with(error: ServiceError, context: Context) -> NoReturn:
     """Ends a call with the status of an error."""
-    message = _cut(error.message)
+    status = status_message(error)
     code = STATUS_CODES[type(error)]
-    aborting: Awaitable[NoReturn] = context.abort(code, message, _details(code, message, error.field))
+    aborting: Awaitable[NoReturn] = context.abort(code, status.message, _details(status))
     try:
         await aborting
     except grpc.aio.AbortError as aborted:
@@ -57,8 +57,22 @@ async def end_with(error: ServiceError, context: Context) -> NoReturn:
         task.add_done_callback(partial(_release_frames, aborted))
         raise
     except grpc.aio.InternalError:
-        _log.debug("a client left before it learned of %s: %s", code.name, message)
+        _log.debug("a client left before it learned of %s: %s", code.name, status.message)
         raise asyncio.CancelledError from None
+
+
+def status_message(error: ServiceError) -> status_pb2.Status:
+    """Returns the status of an error as a message, with its field as a detail."""
+    status = status_pb2.Status(code=STATUS_CODES[type(error)].value[0], message=_cut(error.message))
+    if error.field is not None:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=_cut(error.field), description=status.message)
+        status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    return status
+
+
+def unimplemented(message: str) -> status_pb2.Status:
+    """Returns the status of a call of a method that does not exist, as gRPC answers it by itself."""
+    return status_pb2.Status(code=grpc.StatusCode.UNIMPLEMENTED.value[0], message=message)
 
 
 async def write(response: Any, method: str, context: Context) -> None:
@@ -90,10 +104,5 @@ def _release_frames(aborted: grpc.aio.AbortError, _done: object) -> None:
     aborted.__traceback__ = aborted.__context__ = None
 
 
-def _details(code: grpc.StatusCode, message: str, field: str | None) -> Trailers:
-    if field is None:
-        return ()
-    status = status_pb2.Status(code=code.value[0], message=message)
-    violation = error_details_pb2.BadRequest.FieldViolation(field=_cut(field), description=message)
-    status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
-    return ((_DETAILS_KEY, status.SerializeToString()),)
+def _details(status: status_pb2.Status) -> Trailers:
+    return ((_DETAILS_KEY, status.SerializeToString()),) if status.details else ()

@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 from gradserve.v1 import tensor_pb2
 from gradserve_server.ops.inputs import joined
 from gradserve_server.rpc.tensors.messages import MAX_COMPONENTS, check_count, decode_reference
+from gradserve_server.tensors.payload import Payload
 from gradserve_server.tensors.references import Reference
 
 AttributesT = TypeVar("AttributesT")
@@ -21,7 +22,7 @@ def decode_attributes(request: Message, kind: type[AttributesT]) -> AttributesT:
     return kind(**given)
 
 
-def decode_inputs(request: Any, kind: type[Any]) -> dict[str, Reference]:
+def decode_inputs(request: Any, kind: type[Any], payload: Payload) -> dict[str, Reference]:
     """Returns the references of the inputs that are required or given, by name; "weights[1]" for a repeated field.
 
     Raises:
@@ -32,9 +33,11 @@ def decode_inputs(request: Any, kind: type[Any]) -> dict[str, Reference]:
         value = getattr(request, field.name)
         if request.DESCRIPTOR.fields_by_name[field.name].is_repeated:
             check_count(value, MAX_COMPONENTS, "tensors", field.name)
-            references |= {f"{field.name}[{index}]": decode_reference(tensor) for index, tensor in enumerate(value)}
+            references |= {
+                f"{field.name}[{index}]": decode_reference(tensor, payload) for index, tensor in enumerate(value)
+            }
         elif request.HasField(field.name) or field.default is MISSING:
-            references[field.name] = decode_reference(value)
+            references[field.name] = decode_reference(value, payload)
     return references
 
 

@@ -8,6 +8,7 @@ from gradserve.wire.durations import encode_duration
 from gradserve_server.config import LeaseConfig, LimitsConfig
 from gradserve_server.devices.inventory import DeviceDescription
 from gradserve_server.rpc.boundary.call import Call
+from gradserve_server.rpc.sockets.addresses import SocketAddresses
 from gradserve_server.tensors.quotas import Quota
 
 
@@ -36,6 +37,7 @@ class ServerServicer:
         leases: LeaseConfig,
         usage: Usage,
         uptime: Callable[[], float],
+        sockets: SocketAddresses,
     ) -> None:
         """Takes the name of the `device` that ops run on, whether they are prepared, and an `uptime` in seconds."""
         self._version = version
@@ -65,6 +67,7 @@ class ServerServicer:
         )
         self._usage = usage
         self._uptime = uptime
+        self._sockets = sockets
 
     async def GetServerInfo(
         self, request: messages_pb2.GetServerInfoRequest, call: Call
@@ -83,4 +86,5 @@ class ServerServicer:
                 num_layers=self._usage.layers.used,
             ),
             uptime=encode_duration(self._uptime()),
+            sockets=self._sockets.message(),
         )

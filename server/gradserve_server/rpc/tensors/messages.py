@@ -10,8 +10,10 @@ from gradserve.wire.contents import Contents
 from gradserve.wire.dtypes import to_data_type, to_dtype
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.durations import decode_duration
 from gradserve_server.tensors.delivery import Delivered, Placement, PlacementMode
+from gradserve_server.tensors.payload import Payload
 from gradserve_server.tensors.references import Inline, Malformed, Reference, Stored
 from gradserve_server.tensors.spec import TensorSpec
 
@@ -59,16 +61,23 @@ def check_count(things: Sized, limit: int, what: str, field: str) -> None:
         raise InvalidArgumentError(f"expected at most {limit} {what}, got {len(things)}", field=field)
 
 
-def decode_reference(tensor: tensor_pb2.Tensor) -> Reference:
-    """Returns the reference of a tensor in a request. Errors in its description are raised when it is opened."""
+def decode_reference(tensor: tensor_pb2.Tensor, payload: Payload) -> Reference:
+    """Returns the reference of a tensor in a request. Errors in its description are raised when it is opened.
+
+    Args:
+        tensor: The message of the tensor.
+        payload: The payload beside the request.
+    """
     data = tensor.WhichOneof("data")
     if data == "handle":
         return Stored(tensor.handle, _described(tensor) if tensor.dtype else None)
-    if data != "content":
+    if data is None:
         return Malformed("expected content or a handle, got neither")
     spec = _described(tensor)
     if isinstance(spec, Malformed):
         return spec
+    if data == "payload_offset":
+        return payload.reference(spec, tensor.payload_offset)
     content = tensor.content
     if len(content) != spec.num_bytes:
         return Malformed(
@@ -90,7 +99,7 @@ def encode_spec(spec: TensorSpec | Array) -> tensor_pb2.TensorSpec:
     return tensor_pb2.TensorSpec(dtype=to_data_type(spec.dtype), shape=spec.shape)
 
 
-def decode_placement(placement: tensor_pb2.Placement) -> Placement:
+def decode_placement(placement: tensor_pb2.Placement, call: Call) -> Placement:
     """Reads the placement of a reply's tensors.
 
     Raises:
@@ -98,7 +107,10 @@ def decode_placement(placement: tensor_pb2.Placement) -> Placement:
     """
     if placement.mode not in _MODES:
         raise InvalidArgumentError(f"expected a known placement mode, got {placement.mode}", field="placement.mode")
-    return Placement(_MODES[placement.mode], decode_duration(placement, "lease"))
+    mode = _MODES[placement.mode]
+    if call.carries_results and mode is not PlacementMode.KEEP:
+        mode = PlacementMode.ATTACHED
+    return Placement(mode, decode_duration(placement, "lease"))
 
 
 def encode_delivered(delivered: Iterable[Delivered], contents: Contents) -> list[tensor_pb2.Tensor]:

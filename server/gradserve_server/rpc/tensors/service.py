@@ -2,13 +2,22 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sized
+from typing import Any
+
+from numpy.typing import NDArray
 
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve.wire.chunks import Chunk, PartDecoder, cut, encode_part
+from gradserve.wire.contents import Contents, WithContents
 from gradserve.wire.durations import encode_duration
 from gradserve.wire.payload import Assembly, PayloadError, buffer_of
-from gradserve_server.errors import DeadlineExceededError, InvalidArgumentError, request_fields
+from gradserve_server.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    request_fields,
+)
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.codec import Codec
 from gradserve_server.rpc.boundary.durations import decode_duration
@@ -16,10 +25,14 @@ from gradserve_server.rpc.boundary.paging import page_of
 from gradserve_server.rpc.tensors.messages import (
     MAX_STREAM_TENSORS,
     check_count,
+    decode_reference,
     decode_spec,
     encode_handle,
     encode_spec,
 )
+from gradserve_server.tensors.inflight import InFlight
+from gradserve_server.tensors.opening import TensorOpener
+from gradserve_server.tensors.references import Stored
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.spec import TensorSpec
 from gradserve_server.tensors.store import TensorStore
@@ -36,8 +49,21 @@ _SERIAL = re.compile("[0-9]{1,18}")
 class TensorServicer:
     """Serves a tensor store. The protos say what each method does."""
 
-    def __init__(self, store: TensorStore, residence: Residence, stream_idle_seconds: float) -> None:
+    def __init__(
+        self,
+        store: TensorStore,
+        residence: Residence,
+        opener: TensorOpener,
+        in_flight: InFlight,
+        *,
+        stream_idle_seconds: float,
+        max_message_bytes: int,
+    ) -> None:
+        """Takes the store and what gets at tensors, the longest pause in a stream, and the longest reply over gRPC."""
         self._store = store
+        self._opener = opener
+        self._in_flight = in_flight
+        self._max_message_bytes = max_message_bytes
         self._residence = residence
         self._stream_idle_seconds = stream_idle_seconds
 
@@ -58,13 +84,17 @@ class TensorServicer:
         loop = asyncio.get_running_loop()
         header = _header(await anext(requests, None))
         specs, lease = _decode_specs(header), decode_duration(header, "lease")
-        with request_fields({"lease": "header.lease"}), self._store.receive(specs, lease) as upload:
-            assembly = Assembly(upload.arrays)
-            async for part in requests:
-                patience.reschedule(loop.time() + self._stream_idle_seconds)
-                _write(assembly, part)
-            _finish(assembly)
-            handles = self._store.store(upload)
+        num_bytes = sum(spec.num_bytes for spec in specs)
+        patience.reschedule(None)
+        async with self._in_flight.hold(num_bytes):
+            patience.reschedule(loop.time() + self._stream_idle_seconds)
+            with request_fields({"lease": "header.lease"}), self._store.receive(specs, lease) as upload:
+                assembly = Assembly(upload.arrays)
+                async for part in requests:
+                    patience.reschedule(loop.time() + self._stream_idle_seconds)
+                    _write(assembly, part)
+                _finish(assembly)
+                handles = self._store.store(upload)
         return messages_pb2.PutTensorsResponse(
             tensors=[encode_handle(spec, handle) for spec, handle in zip(specs, handles, strict=True)]
         )
@@ -72,15 +102,49 @@ class TensorServicer:
     async def GetTensors(
         self, request: messages_pb2.GetTensorsRequest, call: Call
     ) -> AsyncIterator[messages_pb2.GetTensorsResponse | Chunk]:
-        if not request.handles:
-            raise InvalidArgumentError("expected at least one handle, got none", field="handles")
-        check_count(request.handles, MAX_STREAM_TENSORS, "handles", "handles")
+        _check_some(request.handles, "handle")
         with self._store.use(request.handles, release=request.release) as inputs:
             arrays = await self._residence.copy_to_host([inputs.arrays[handle] for handle in request.handles])
             header = messages_pb2.GetTensorsHeader(tensors=[encode_spec(array) for array in arrays])
             yield messages_pb2.GetTensorsResponse(header=header)
             for chunk in cut(map(buffer_of, arrays)):
                 yield chunk
+
+    async def StoreTensors(
+        self, request: messages_pb2.StoreTensorsRequest, call: Call
+    ) -> messages_pb2.StoreTensorsResponse:
+        _check_some(request.tensors, "tensor")
+        lease = decode_duration(request, "lease")
+        references = {
+            f"tensors[{index}]": decode_reference(tensor, call.payload) for index, tensor in enumerate(request.tensors)
+        }
+        for path, reference in references.items():
+            if isinstance(reference, Stored):
+                raise InvalidArgumentError("expected the elements of a tensor, got a handle", field=f"{path}.handle")
+        with self._opener.open(references) as opened:
+            arrays = [_owned(array) for array in opened.arrays().values()]
+            room = next(iter(opened.memory), None)
+            handles = self._store.keep(arrays, lease, shared=False, room=room)
+        return messages_pb2.StoreTensorsResponse(
+            tensors=[
+                encode_handle(TensorSpec(array.dtype, array.shape), handle)
+                for array, handle in zip(arrays, handles, strict=True)
+            ]
+        )
+
+    async def ReadTensors(self, request: messages_pb2.ReadTensorsRequest, call: Call) -> WithContents:
+        _check_some(request.handles, "handle")
+        with self._store.use(request.handles, release=request.release) as inputs:
+            arrays = await self._residence.copy_to_host([inputs.arrays[handle] for handle in request.handles])
+            num_bytes = sum(array.nbytes for array in arrays)
+            if not call.carries_results and num_bytes > self._max_message_bytes:
+                raise ResourceExhaustedError(
+                    f"the tensors have {num_bytes} bytes, but at most {self._max_message_bytes} come in one message; "
+                    "use GetTensors",
+                    field="handles",
+                )
+        contents = Contents()
+        return WithContents(messages_pb2.ReadTensorsResponse(tensors=contents.tensors(arrays)), contents)
 
     async def DeleteTensors(
         self, request: messages_pb2.DeleteTensorsRequest, call: Call
@@ -108,6 +172,17 @@ class TensorServicer:
             ],
             next_page_token=page.next_token([str(tensor.serial) for tensor in found]),
         )
+
+
+def _check_some(things: Sized, what: str) -> None:
+    if not len(things):
+        raise InvalidArgumentError(f"expected at least one {what}, got none", field=f"{what}s")
+    check_count(things, MAX_STREAM_TENSORS, f"{what}s", f"{what}s")
+
+
+def _owned(array: NDArray[Any]) -> NDArray[Any]:
+    """Returns an array that nobody else refers to: itself if it came as payload, otherwise a copy."""
+    return array if array.flags.writeable else array.copy()
 
 
 def _header(part: messages_pb2.PutTensorsRequest | memoryview | None) -> messages_pb2.PutTensorsHeader:

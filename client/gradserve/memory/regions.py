@@ -1,0 +1,125 @@
+"""Arrays in memory that a server on this machine can read in place."""
+
+import mmap
+import os
+import threading
+import weakref
+from bisect import bisect_right, insort
+from collections import deque
+from dataclasses import dataclass
+from itertools import count
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve.memory.sealed import make_region
+
+MIN_BYTES = 1 << 16
+"""Smaller arrays are sent faster than they are found."""
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A region of memory.
+
+    Attributes:
+        number: A number that no other region of the process has.
+        num_bytes: Its size.
+        descriptor: Its descriptor, to hand to a server. Closed when the region is garbage-collected.
+        memory: The memory itself.
+        address: The address of its first byte.
+    """
+
+    number: int
+    num_bytes: int
+    descriptor: int
+    memory: mmap.mmap
+    address: int
+
+
+@dataclass(frozen=True)
+class RegionPart:
+    """A place in a region."""
+
+    region: Region
+    offset: int
+
+
+class _Block(np.ndarray[Any, np.dtype[np.uint8]]):
+    """The array at the root of all views of a region. When it is garbage-collected, the region is free."""
+
+
+class RegionPool:
+    """Makes arrays in regions, which return to the pool when the last view of them is gone.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, max_idle_bytes: int) -> None:
+        """Takes the approximate limit of unused memory; more is returned to the system."""
+        self._max_idle_bytes = max_idle_bytes
+        self._numbers = count(1)
+        self._idle: dict[int, deque[Region]] = {}
+        self._idle_bytes = 0
+        self._starts: list[int] = []
+        self._by_start: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Returns an uninitialised C-contiguous array; an ordinary one if it is small.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        num_bytes = prod(shape) * dtype.itemsize
+        if num_bytes < MIN_BYTES:
+            return np.empty(shape, dtype)
+        region = self._reuse(_region_size(num_bytes)) or self._make(_region_size(num_bytes))
+        block = _Block((region.num_bytes,), np.uint8, region.memory)
+        weakref.finalize(block, self._recycle, region).atexit = False
+        return np.ndarray(shape, dtype, block)
+
+    def find(self, buffer: memoryview) -> RegionPart | None:
+        """Returns the place of a buffer in a region, however the caller's array refers to it; None if it is in none."""
+        start = np.frombuffer(buffer, np.uint8).ctypes.data
+        with self._lock:
+            index = bisect_right(self._starts, start) - 1
+            region = self._by_start.get(self._starts[index]) if index >= 0 else None
+        if region is None or start + len(buffer) > region.address + region.num_bytes:
+            return None
+        return RegionPart(region, start - region.address)
+
+    def _make(self, num_bytes: int) -> Region:
+        descriptor, memory = make_region(num_bytes, read_only_for_others=False)
+        address = np.frombuffer(memory, np.uint8).ctypes.data
+        region = Region(next(self._numbers), num_bytes, descriptor, memory, address)
+        weakref.finalize(region, os.close, descriptor)
+        with self._lock:
+            # Addresses of regions that are gone are found with them, and used again.
+            self._starts = [start for start in self._starts if start in self._by_start and start != address]
+            insort(self._starts, address)
+            self._by_start[address] = region
+        return region
+
+    def _reuse(self, num_bytes: int) -> Region | None:
+        try:
+            region = self._idle[num_bytes].pop()
+        except (KeyError, IndexError):
+            return None
+        self._idle_bytes -= num_bytes
+        return region
+
+    def _recycle(self, region: Region) -> None:
+        # Runs in whatever thread dropped the last view, and so takes no lock: deques are atomic, and the count may be
+        # off by a region for a moment.
+        if self._idle_bytes + region.num_bytes <= self._max_idle_bytes:
+            self._idle.setdefault(region.num_bytes, deque()).append(region)
+            self._idle_bytes += region.num_bytes
+
+
+def _region_size(num_bytes: int) -> int:
+    """Returns a size rounded up by at most an eighth, so that nearly equal sizes share regions."""
+    step = max(1 << (num_bytes.bit_length() - 4), mmap.PAGESIZE)
+    return -(-num_bytes // step) * step

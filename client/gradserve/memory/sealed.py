@@ -1,0 +1,84 @@
+"""Memory files (memfd) that two processes map, with seals that say what neither can do."""
+
+import fcntl
+import mmap
+import os
+import stat
+from enum import IntFlag
+
+_ADD_SEALS = 1033
+_GET_SEALS = 1034
+
+
+class Seal(IntFlag):
+    """What cannot be done to a memory file any more; see fcntl(2)."""
+
+    SEAL = 1
+    """Adding seals."""
+    SHRINK = 2
+    GROW = 4
+    FUTURE_WRITE = 16
+    """Writing, except through maps that exist already."""
+
+
+class RegionError(ValueError):
+    """A descriptor that is not a region of memory that can be mapped safely."""
+
+
+def make_region(num_bytes: int, *, read_only_for_others: bool) -> tuple[int, mmap.mmap]:
+    """Makes a memory file, and maps it for reading and writing.
+
+    Args:
+        num_bytes: Its size, at least 1.
+        read_only_for_others: Whether processes that get the descriptor can only read it.
+
+    Returns:
+        Its descriptor, which the caller closes, and the map.
+
+    Raises:
+        MemoryError: There is not enough memory, or there are too many open files.
+    """
+    try:
+        descriptor = os.memfd_create("gradserve", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, num_bytes)
+            memory = mmap.mmap(descriptor, num_bytes)
+            seals = Seal.SHRINK | Seal.GROW | Seal.SEAL
+            if read_only_for_others:
+                seals |= Seal.FUTURE_WRITE
+            fcntl.fcntl(descriptor, _ADD_SEALS, int(seals))
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"cannot make a region of {num_bytes} bytes: {error}") from error
+    return descriptor, memory
+
+
+def map_region(descriptor: int, num_bytes: int) -> mmap.mmap:
+    """Maps a region of another process for reading. The descriptor can be closed afterwards.
+
+    Only memory files of ordinary pages that can never shrink are mapped: reading from anything else could end this
+    process with SIGBUS, whenever the other one likes.
+
+    Raises:
+        RegionError: It is something else, or shorter than `num_bytes`.
+    """
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise RegionError("expected a memory file, got another kind of descriptor")
+        seals = Seal(fcntl.fcntl(descriptor, _GET_SEALS))
+        page_bytes = os.fstatvfs(descriptor).f_bsize
+    except OSError as error:
+        raise RegionError(f"expected a memory file, got another kind of descriptor ({error.strerror})") from None
+    if not (Seal.SHRINK in seals and Seal.SEAL in seals):
+        raise RegionError("expected a memory file sealed with F_SEAL_SHRINK and F_SEAL_SEAL")
+    if page_bytes != mmap.PAGESIZE:
+        raise RegionError(f"expected a memory file of ordinary pages, got pages of {page_bytes} bytes")
+    if not 0 < num_bytes <= status.st_size:
+        raise RegionError(f"expected a memory file of at least {num_bytes} bytes, got {status.st_size}")
+    try:
+        return mmap.mmap(descriptor, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+    except (OSError, OverflowError, ValueError) as error:
+        raise RegionError(f"cannot map {num_bytes} bytes: {error}") from None

@@ -1,0 +1,150 @@
+"""Memory for averages that clients on this machine read in place."""
+
+import itertools
+import math
+import mmap
+import os
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve.memory.sealed import make_region
+
+_MIN_BYTES = 1 << 16
+"""Less is copied faster than a client finds it."""
+_ALIGNMENT = 64
+_MAX_IDLE = 2
+"""The blocks that wait for the next averages of one accumulator."""
+
+ArraySpec = tuple[tuple[int, ...], np.dtype[Any]]
+
+
+class SharedBlock:
+    """A region of memory that only this process can write.
+
+    Attributes:
+        number: A number that no other block of the process has.
+        num_bytes: Its size.
+        descriptor: Its descriptor, to hand to others.
+        is_spoilt: Whether a client went away without having said that it no longer reads it; then it is never written
+            again.
+        is_retired: Whether it will not be used any more.
+    """
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, num_bytes: int) -> None:
+        """Makes a block.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        self.number = next(self._numbers)
+        self.num_bytes = num_bytes
+        self.descriptor, self.memory = make_region(num_bytes, read_only_for_others=True)
+        self.is_spoilt = False
+        self.is_retired = False
+        weakref.finalize(self, os.close, self.descriptor)
+
+
+class _Root(np.ndarray[Any, np.dtype[np.uint8]]):
+    """The array at the root of all arrays in a block. When it is garbage-collected, the block is free."""
+
+    block: SharedBlock
+
+
+class Readers:
+    """Counts the connections whose clients read averages in place."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class SharedAverages:
+    """Memory for the averages of one accumulator.
+
+    A client that once mapped a block can read whatever is written there later. So a block is used again only for
+    averages of the same accumulator, which whoever read one may read as well.
+    """
+
+    def __init__(self, readers: Readers) -> None:
+        """Takes the readers: while there are none, averages stay in ordinary memory."""
+        self._readers = readers
+        self._idle: list[SharedBlock] = []
+        weakref.finalize(self, _retire_all, self._idle).atexit = False
+
+    def arrays(self, specs: Sequence[ArraySpec]) -> list[NDArray[Any]] | None:
+        """Returns uninitialised arrays in one block; None if ordinary memory is as good.
+
+        Args:
+            specs: The shapes and dtypes.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        offsets, end = [], 0
+        for shape, dtype in specs:
+            end = -(-end // _ALIGNMENT) * _ALIGNMENT
+            offsets.append(end)
+            end += math.prod(shape) * dtype.itemsize
+        if not self._readers.count or end < _MIN_BYTES:
+            return None
+        root = self._root(end)
+        return [np.ndarray(shape, dtype, root, offset) for (shape, dtype), offset in zip(specs, offsets, strict=True)]
+
+    def _root(self, num_bytes: int) -> NDArray[np.uint8]:
+        block = self._reuse(num_bytes) or SharedBlock(-(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+        root = _Root((block.num_bytes,), np.uint8, block.memory)
+        root.block = block
+        weakref.finalize(root, self._recycle, block).atexit = False
+        return root
+
+    def _reuse(self, num_bytes: int) -> SharedBlock | None:
+        for index, block in enumerate(self._idle):
+            if num_bytes <= block.num_bytes <= 2 * num_bytes + mmap.PAGESIZE:
+                return self._idle.pop(index)
+        return None
+
+    def _recycle(self, block: SharedBlock) -> None:
+        # Runs in whatever thread dropped the last array, so it takes no lock: each change of the list is atomic.
+        if block.is_spoilt:
+            block.is_retired = True
+            return
+        self._idle.append(block)
+        while len(self._idle) > _MAX_IDLE:
+            self._idle.pop(0).is_retired = True
+
+
+def _retire_all(blocks: Sequence[SharedBlock]) -> None:
+    for block in blocks:
+        block.is_retired = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockPart:
+    """A place in a block.
+
+    Attributes:
+        block: The block.
+        offset: In bytes from its beginning.
+        hold: An object that keeps the block from being used for something else.
+    """
+
+    block: SharedBlock
+    offset: int
+    hold: object
+
+
+def block_of(buffer: memoryview) -> BlockPart | None:
+    """Returns the place of a buffer in a block; None if it is in ordinary memory."""
+    part: Any = buffer.obj
+    while isinstance(part, np.ndarray):
+        if isinstance(part, _Root):
+            start = np.frombuffer(buffer, np.uint8).ctypes.data
+            return BlockPart(part.block, start - part.ctypes.data, part)
+        part = part.base
+    return None

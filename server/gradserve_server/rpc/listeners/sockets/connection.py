@@ -1,0 +1,323 @@
+"""One connection to a socket: one call after the other."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from google.rpc import status_pb2
+
+from gradserve.v1 import socket_messages_pb2 as messages_pb2
+from gradserve.wire.contents import Contents, WithContents, encode_message
+from gradserve.wire.frames import (
+    PROTOCOL,
+    SEGMENT_BYTES,
+    FrameError,
+    FrameHeader,
+    FrameKind,
+    pack_segments,
+    unpack_segments,
+)
+from gradserve_server.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    ServiceError,
+)
+from gradserve_server.rpc.boundary.call import Call
+from gradserve_server.rpc.boundary.status import status_message, unimplemented
+from gradserve_server.rpc.listeners.sockets.client_regions import ClientRegions
+from gradserve_server.rpc.listeners.sockets.context import SocketContext
+from gradserve_server.rpc.listeners.sockets.methods import Method
+from gradserve_server.rpc.listeners.sockets.server_regions import ServerRegions
+from gradserve_server.rpc.listeners.sockets.stream import FrameStream
+from gradserve_server.rpc.sockets.tickets import Grant
+from gradserve_server.tensors.payload import Payload, PayloadSegment
+from gradserve_server.tensors.quotas import Account
+
+_log = logging.getLogger(__name__)
+
+_HELLO_SECONDS = 10.0
+_MAX_HELLO_BYTES = 4096
+
+
+class _LeftError(Exception):
+    """The client has given up the connection."""
+
+
+class Connection:
+    """Serves a connection until its client leaves or breaks the rules."""
+
+    def __init__(self, stream: FrameStream, context: SocketContext, *, has_regions: bool) -> None:
+        """Takes over a stream of frames.
+
+        Args:
+            stream: The stream.
+            context: What all connections share.
+            has_regions: Whether the client can hand over memory, and read the server's in place.
+        """
+        self._stream = stream
+        self._context = context
+        self._has_regions = has_regions
+        self._client_regions = ClientRegions(context.region_bytes)
+        self._server_regions = ServerRegions()
+        self._grant: Grant | None = None
+        self._gave_up = False
+        self._payload: Payload | None = None
+        self._payload_is_done = asyncio.Event()
+        self.is_idle = True
+        """Whether no call is under way."""
+
+    async def serve(self) -> None:
+        """Answers calls until the connection ends. Raises nothing but CancelledError."""
+        try:
+            await self._open()
+            while True:
+                await self._next_frame()
+        except (_LeftError, EOFError, OSError) as error:
+            _log.debug("a client left its connection: %s", error)
+        except FrameError as error:
+            _log.debug("a connection broke the rules: %s", error)
+            await self._refuse(InvalidArgumentError(str(error)))
+        except ServiceError as error:
+            await self._refuse(error)
+        finally:
+            self._close()
+
+    @property
+    def is_open(self) -> bool:
+        """True once the client has shown its ticket."""
+        return self._grant is not None
+
+    def _close(self) -> None:
+        if self._grant is not None and self._has_regions:
+            self._context.readers.count -= 1
+        self._server_regions.close()
+        self._client_regions.close()
+        self._stream.close()
+
+    async def _open(self) -> None:
+        try:
+            async with asyncio.timeout(_HELLO_SECONDS):
+                header, descriptor = await self._stream.read_header()
+                if descriptor is not None:
+                    os.close(descriptor)
+                if header.kind is not FrameKind.HELLO or header.number != PROTOCOL:
+                    raise FrameError("expected HELLO as the first frame")
+                if header.name_bytes or header.payload_bytes or header.message_bytes > _MAX_HELLO_BYTES:
+                    raise FrameError("expected HELLO with a short message and nothing else")
+                message = bytes(await self._stream.read(header.message_bytes))
+        except TimeoutError:
+            raise DeadlineExceededError(f"no HELLO came within {_HELLO_SECONDS:g} s") from None
+        try:
+            hello = messages_pb2.Hello.FromString(message)
+        except DecodeError as error:
+            raise FrameError(f"expected a Hello: {error}") from None
+        self._context.admission.check()
+        self._grant = self._context.tickets.redeem(hello.ticket, hello.client_id)
+        if self._has_regions:
+            self._context.readers.count += 1
+        await self._stream.write([FrameHeader(FrameKind.REPLY).pack()])
+
+    async def _next_frame(self) -> None:
+        header, descriptor = await self._stream.read_header()
+        try:
+            if descriptor is not None and header.kind is not FrameKind.REGION:
+                raise FrameError("expected a descriptor with REGION only")
+            match header.kind:
+                case FrameKind.CALL:
+                    self.is_idle = False
+                    await self._call(header)
+                    self.is_idle = True
+                case FrameKind.REGION:
+                    await self._add_region(header, descriptor)
+                case FrameKind.DROP:
+                    self._client_regions.drop(header.number)
+                case FrameKind.RELEASE:
+                    self._server_regions.release(header)
+                case FrameKind.HELLO | FrameKind.REPLY:
+                    raise FrameError(f"expected a call, got {header.kind.name}")
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    async def _add_region(self, header: FrameHeader, descriptor: int | None) -> None:
+        if not self._has_regions or descriptor is None:
+            raise FrameError("expected REGION with a descriptor, over a Unix socket")
+        if header.name_bytes or header.message_bytes or header.payload_bytes:
+            raise FrameError("expected REGION without a message")
+        try:
+            self._client_regions.add(header.number, header.size, descriptor)
+        except ResourceExhaustedError as error:
+            await self._reply_error(error)
+        else:
+            await self._stream.write([FrameHeader(FrameKind.REPLY).pack()])
+
+    async def _call(self, header: FrameHeader) -> None:
+        if header.message_bytes > self._context.max_message_bytes:
+            raise ResourceExhaustedError(
+                f"the message has {header.message_bytes} bytes, at most {self._context.max_message_bytes} are allowed"
+            )
+        assert self._grant is not None
+        allowed = self._grant.max_payload_bytes if self._grant.to_server else 0
+        if header.payload_bytes > allowed:
+            raise FrameError(
+                f"expected a payload of at most {allowed} bytes, as the ticket says, got {header.payload_bytes}"
+            )
+        deadline = time.monotonic() + header.number * 1e-6 if header.number else None
+        head = await self._stream.read(header.head_bytes)
+        method = self._context.methods.get(bytes(head[: header.name_bytes]))
+        try:
+            payload = await self._receive(header, head, method)
+        except ServiceError as error:
+            return await self._reply_error(error)
+        if method is None:
+            payload.close()
+            name = bytes(head[: header.name_bytes]).decode(errors="replace")
+            return await self._reply_status(unimplemented(f"no method {name!r} on this socket"))
+        message = bytes(head[header.head_bytes - header.message_bytes :])
+        await self._answer(method, message, Call(method.name, deadline, payload, carries_results=self._grant.to_client))
+        return None
+
+    async def _receive(self, header: FrameHeader, head: memoryview, method: Method | None) -> Payload:
+        """Receives a payload, and returns it with what lies in regions.
+
+        Raises:
+            ResourceExhaustedError: There is no memory for it; it has been received and dropped.
+        """
+        places = unpack_segments(head[header.name_bytes : -header.message_bytes or None], header)
+        in_flight, memory = self._context.in_flight, Account(self._context.memory)
+        own = np.empty(0, np.uint8)
+        self._payload_is_done.clear()
+        if header.payload_bytes:
+            await in_flight.enter(header.payload_bytes)
+        try:
+            if header.payload_bytes:
+                try:
+                    memory.grow(header.payload_bytes)
+                    own = self._context.allocate((header.payload_bytes,), np.dtype(np.uint8))
+                except (ServiceError, MemoryError) as error:
+                    await self._stream.discard(header.payload_bytes)
+                    if isinstance(error, MemoryError):
+                        raise ResourceExhaustedError("the server has no memory left for this call") from None
+                    raise
+                await self._stream.read_into(own)
+            segments = []
+            for each in places:
+                if each.region:
+                    part = self._client_regions.part(each.region, each.offset, each.num_bytes)
+                    segments.append(PayloadSegment(each.start, part, is_live=True))
+                else:
+                    segments.append(PayloadSegment(each.start, own[each.offset : each.offset + each.num_bytes]))
+            if method is not None and not method.reads_in_place:
+                segments = await self._copied(segments, memory)
+        except BaseException:
+            memory.settle(0)
+            if header.payload_bytes:
+                in_flight.leave(header.payload_bytes)
+            raise
+
+        def done() -> None:
+            if header.payload_bytes:
+                in_flight.leave(header.payload_bytes)
+            self._payload_is_done.set()
+
+        return Payload(segments, memory, done)
+
+    async def _copied(self, segments: list[PayloadSegment], memory: Account) -> list[PayloadSegment]:
+        """Replaces segments in the client's memory by copies."""
+        live = sum(each.memory.size for each in segments if each.is_live)
+        if not live:
+            return segments
+        memory.grow(live)
+
+        def copy(segment: PayloadSegment) -> PayloadSegment:
+            if not segment.is_live:
+                return segment
+            own = self._context.allocate((segment.memory.size,), np.dtype(np.uint8))
+            np.copyto(own, segment.memory)
+            return PayloadSegment(segment.start, own)
+
+        return await self._context.compute.run(live, lambda: [copy(each) for each in segments])
+
+    async def _answer(self, method: Method, message: bytes, call: Call) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def give_up() -> None:
+            # Whatever the client sends now, or does not send any more, gives up the call.
+            self._stream.unwatch()
+            self._gave_up = True
+            task.cancel()
+
+        self._stream.watch(give_up)
+        try:
+            async with asyncio.timeout(None if call.deadline is None else call.time_left()):
+                response = await method.handle(method.decode(message), call)
+        except asyncio.CancelledError:
+            if not self._gave_up or task.cancelling() > 1:
+                raise
+            task.uncancel()
+            raise _LeftError("it gave up a call") from None
+        except TimeoutError:
+            return await self._reply_error(DeadlineExceededError("the call's time limit has passed"))
+        except ServiceError as error:
+            return await self._reply_error(error)
+        finally:
+            self._stream.unwatch()
+            call.payload.close()
+            await self._payload_is_done.wait()
+        return await self._reply(response)
+
+    async def _reply(self, response: Any) -> None:
+        contents = Contents()
+        assert self._grant is not None
+        if not self._grant.to_client:
+            message = encode_message(response)
+        else:
+            if isinstance(response, WithContents):
+                response, contents = response.message, response.contents
+            message = response.SerializeToString()
+        if contents.num_bytes > self._grant.max_payload_bytes:
+            return await self._reply_error(
+                ResourceExhaustedError(
+                    f"the result has {contents.num_bytes} bytes, at most {self._grant.max_payload_bytes} are allowed "
+                    "by the ticket of this connection"
+                )
+            )
+        if self._has_regions:
+            shown = self._server_regions.show(contents.buffers)
+            pieces, segments = shown.pieces, pack_segments(shown.segments)
+            for frame in self._server_regions.forget_unused():
+                await self._stream.write([frame])
+            for block in shown.new:
+                header = FrameHeader(FrameKind.REGION, number=block.number, size=block.num_bytes)
+                await self._stream.write([header.pack()], block.descriptor)
+        else:
+            pieces, segments = contents.pieces(), b""
+        header = FrameHeader(
+            FrameKind.REPLY,
+            message_bytes=len(message),
+            payload_bytes=sum(map(len, pieces)),
+            size=len(segments) // SEGMENT_BYTES,
+        )
+        await self._stream.write([header.pack() + segments + message, *pieces])
+        return None
+
+    async def _reply_error(self, error: ServiceError) -> None:
+        await self._reply_status(status_message(error))
+
+    async def _reply_status(self, status: status_pb2.Status) -> None:
+        message = status.SerializeToString()
+        header = FrameHeader(FrameKind.REPLY, code=status.code, message_bytes=len(message))
+        await self._stream.write([header.pack() + message])
+
+    async def _refuse(self, error: ServiceError) -> None:
+        """Says why the connection ends, if the client is still there."""
+        with contextlib.suppress(OSError):
+            await self._reply_error(error)
+            self._stream.finish()

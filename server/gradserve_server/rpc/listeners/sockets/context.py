@@ -1,0 +1,45 @@
+"""What all connections to the sockets of a server share."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve_server.devices.compute import Compute
+from gradserve_server.devices.host.shared_blocks import Readers
+from gradserve_server.rpc.boundary.admission import Admission
+from gradserve_server.rpc.listeners.sockets.methods import Method
+from gradserve_server.rpc.sockets.tickets import TicketOffice
+from gradserve_server.tensors.inflight import InFlight
+from gradserve_server.tensors.quotas import Quota
+
+
+@dataclass(frozen=True, kw_only=True)
+class SocketContext:
+    """What all connections share.
+
+    Attributes:
+        methods: The methods that can be called, by name.
+        tickets: The tickets that open connections.
+        admission: Admits calls until the server drains.
+        memory: The quota of bytes of tensors.
+        region_bytes: The quota of bytes of clients' regions.
+        in_flight: Bounds the payloads that are arriving.
+        allocate: Returns uninitialised memory.
+        compute: Copies large tensors.
+        readers: Counts the clients that read averages in place.
+        max_message_bytes: The longest message, without its payload.
+    """
+
+    methods: Mapping[bytes, Method]
+    tickets: TicketOffice
+    admission: Admission
+    memory: Quota
+    region_bytes: Quota
+    in_flight: InFlight
+    allocate: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
+    compute: Compute
+    readers: Readers
+    max_message_bytes: int

@@ -1,0 +1,159 @@
+"""Listens on TCP and Unix sockets, and serves their connections."""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+from pathlib import Path
+
+from gradserve.address import Address
+from gradserve_server.own_file import OwnFile
+from gradserve_server.rpc.listeners.socket_file import bind_socket_file
+from gradserve_server.rpc.listeners.sockets.connection import Connection
+from gradserve_server.rpc.listeners.sockets.context import SocketContext
+from gradserve_server.rpc.listeners.sockets.stream import FrameStream
+from gradserve_server.rpc.listeners.sockets.transfers import Transfers
+from gradserve_server.system_errors import reason_of
+
+_log = logging.getLogger(__name__)
+
+_BACKLOG = 512
+_MAX_UNKNOWN = 256
+"""The most connections without a ticket; the oldest of them makes way for another."""
+_TRANSFER_THREADS = 2
+_PAUSE_SECONDS = 0.1
+"""The pause after the system had no descriptor left for a connection."""
+
+
+class SocketListener:
+    """Serves calls in frames. Made and used on one event loop; serves once."""
+
+    def __init__(self, context: SocketContext, idle_seconds: float) -> None:
+        """Takes what connections share, and how long a payload may make no progress."""
+        self._context = context
+        self._idle_seconds = idle_seconds
+        self._transfers: Transfers | None = None
+        self._sockets: list[socket.socket] = []
+        self._files: list[OwnFile] = []
+        self._acceptors: list[asyncio.Task[None]] = []
+        self._connections: dict[asyncio.Task[None], Connection] = {}
+
+    def bind_tcp(self, host: str, port: int) -> list[Address]:
+        """Listens on all addresses of a host, on one port; returns them with the port picked for 0.
+
+        Raises:
+            OSError: One of them cannot be bound; the message says which and why.
+        """
+        place = Address(host, port)
+        try:
+            # As for gRPC, 0.0.0.0 means every address.
+            hosts = ("0.0.0.0", "::") if host == "0.0.0.0" else (host,)
+            found = [each for name in hosts for each in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)]
+            for family, kind, protocol, _, (numeric, _, *scope) in dict.fromkeys(found):
+                with contextlib.ExitStack() as on_failure:
+                    sock = on_failure.enter_context(socket.socket(family, kind, protocol))
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    if family == socket.AF_INET6:
+                        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                    try:
+                        sock.bind((numeric, port, *scope))
+                    except OSError as error:
+                        if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and len(found) > 1:
+                            continue  # localhost is often IPv4 only
+                        raise
+                    port = sock.getsockname()[1]
+                    self._listen(sock)
+                    on_failure.pop_all()
+        except OSError as error:
+            raise OSError(f"cannot listen on {place}: {reason_of(error)}") from None
+        return [Address(host, port)]
+
+    def bind_unix(self, path: Path) -> Path:
+        """Listens on a Unix socket; returns its absolute path.
+
+        Raises:
+            OSError: It cannot be bound; the message says why.
+        """
+
+        def bind(beside: Path) -> None:
+            sock = socket.socket(socket.AF_UNIX)
+            try:
+                sock.bind(str(beside))
+            except OSError:
+                sock.close()
+                raise
+            self._listen(sock)
+
+        try:
+            file = bind_socket_file(path.absolute(), bind)
+        except OSError as error:
+            raise OSError(f"cannot listen on unix:{path}: {reason_of(error)}") from None
+        self._files.append(file)
+        return file.path
+
+    def serve(self) -> None:
+        """Starts taking connections, and returns."""
+        self._transfers = Transfers(_TRANSFER_THREADS, self._idle_seconds)
+        self._acceptors = [asyncio.create_task(self._accept(sock)) for sock in self._sockets]
+
+    async def drain(self, grace: float) -> None:
+        """Stops: closes the sockets, lets calls under way go on for `grace` seconds, then ends them."""
+        for task in self._acceptors:
+            task.cancel()
+        await asyncio.gather(*self._acceptors, return_exceptions=True)
+        for sock in self._sockets:
+            sock.close()
+        for file in self._files:
+            file.remove()
+        for task, connection in self._connections.items():
+            if connection.is_idle:
+                task.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=grace)
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        if self._transfers is not None:
+            self._transfers.close()
+
+    def _listen(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        sock.listen(_BACKLOG)
+        self._sockets.append(sock)
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(listening)
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    _log.debug("a connection broke before it was accepted: %s", error)
+                    continue
+                _log.warning("cannot accept a connection: %s", reason_of(error))
+                await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            self._begin(sock)
+
+    def _begin(self, sock: socket.socket) -> None:
+        assert self._transfers is not None
+        is_unix = sock.family == socket.AF_UNIX
+        sock.setblocking(False)
+        if not is_unix:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(FrameStream(sock, self._transfers), self._context, has_regions=is_unix)
+        task = asyncio.create_task(connection.serve())
+        self._connections[task] = connection
+        task.add_done_callback(self._ended)
+        self._make_room()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._connections[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a connection failed", exc_info=error)
+
+    def _make_room(self) -> None:
+        unknown = [task for task, connection in self._connections.items() if not connection.is_open]
+        for task in unknown[: max(len(unknown) - _MAX_UNKNOWN, 0)]:
+            task.cancel()

@@ -1,0 +1,181 @@
+"""Frames over a non-blocking socket."""
+
+import array
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve.wire.frames import HEADER_BYTES, FrameError, FrameHeader
+from gradserve_server.rpc.listeners.sockets.transfers import Discarding, Receiving, Sending, Transfers
+
+_SMALL_BYTES = 1 << 16
+"""Payloads of up to this size are moved at once: waking up a thread takes longer."""
+_ONE_DESCRIPTOR = socket.CMSG_LEN(array.array("i").itemsize)
+_IOV_MAX = 1024
+
+
+class FrameStream:
+    """Reads and writes frames. Used by one task."""
+
+    def __init__(self, sock: socket.socket, transfers: Transfers) -> None:
+        """Takes over a connected, non-blocking socket."""
+        self._sock = sock
+        self._transfers = transfers
+        self._loop = asyncio.get_running_loop()
+        self._takes_descriptors = sock.family == socket.AF_UNIX
+
+    def close(self) -> None:
+        """Closes the socket."""
+        self._sock.close()
+
+    def finish(self) -> None:
+        """Closes the sending side."""
+        self._sock.shutdown(socket.SHUT_WR)
+
+    async def read_header(self) -> tuple[FrameHeader, int | None]:
+        """Reads the header of the next frame; returns it with the descriptor that came along, which is the caller's.
+
+        Raises:
+            EOFError: The client has closed the connection.
+            FrameError: It is no header, or there is more than one descriptor.
+            OSError: The connection is gone.
+        """
+        data = bytearray(HEADER_BYTES)
+        descriptors: list[int] = []
+        try:
+            await self._fill_with_descriptors(memoryview(data), descriptors)
+            header = FrameHeader.unpack(data)
+        except BaseException:
+            for each in descriptors:
+                os.close(each)
+            raise
+        return header, descriptors[0] if descriptors else None
+
+    async def read(self, num_bytes: int) -> memoryview:
+        """Reads the next bytes, which are few.
+
+        Raises:
+            EOFError, OSError: See `read_header`.
+        """
+        data = memoryview(bytearray(num_bytes))
+        await self._fill(data)
+        return data
+
+    async def read_into(self, memory: NDArray[np.uint8]) -> None:
+        """Fills memory with the next bytes.
+
+        Raises:
+            EOFError, OSError: See `read_header`.
+        """
+        data = memory.data
+        if len(data) <= _SMALL_BYTES:
+            await self._fill(data)
+        else:
+            await self._transfers.run(Receiving(self._sock, data))
+
+    async def discard(self, num_bytes: int) -> None:
+        """Reads the next bytes and forgets them.
+
+        Raises:
+            EOFError, OSError: See `read_header`.
+        """
+        if num_bytes:
+            await self._transfers.run(Discarding(self._sock, num_bytes))
+
+    async def write(self, pieces: Sequence[bytes | memoryview], descriptor: int | None = None) -> None:
+        """Sends bytes, and a descriptor with the first of them.
+
+        Raises:
+            OSError: The connection is gone.
+        """
+        ancillary = [] if descriptor is None else [_rights(descriptor)]
+        num_bytes = sum(len(piece) for piece in pieces)
+        sent = 0
+        try:
+            batch = [memoryview(piece)[:_SMALL_BYTES] for piece in pieces[:1]] if num_bytes > _SMALL_BYTES else pieces
+            sent = self._sock.sendmsg(batch[:_IOV_MAX], ancillary)
+        except BlockingIOError:
+            if ancillary:
+                await self._ready(self._loop.add_writer, self._loop.remove_writer)
+                return await self.write(pieces, descriptor)
+        if sent < num_bytes:
+            await self._transfers.run(Sending(self._sock, _after(pieces, sent)))
+        return None
+
+    def watch(self, on_event: Callable[[], None]) -> None:
+        """Calls a function when the client sends something, or leaves, until `unwatch`."""
+        self._loop.add_reader(self._sock, on_event)
+
+    def unwatch(self) -> None:
+        """Ends `watch`."""
+        self._loop.remove_reader(self._sock)
+
+    async def _fill(self, data: memoryview) -> None:
+        while data:
+            try:
+                count = self._sock.recv_into(data)
+            except BlockingIOError:
+                await self._ready(self._loop.add_reader, self._loop.remove_reader)
+                continue
+            if not count:
+                raise EOFError("the client left in the middle of a frame")
+            data = data[count:]
+
+    async def _fill_with_descriptors(self, data: memoryview, descriptors: list[int]) -> None:
+        """Fills memory with the next bytes, and a list with the descriptors that come along."""
+        if not self._takes_descriptors:
+            await self._fill(data)
+            return
+        while data:
+            try:
+                count, ancillary, flags, _ = self._sock.recvmsg_into([data], _ONE_DESCRIPTOR, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                await self._ready(self._loop.add_reader, self._loop.remove_reader)
+                continue
+            descriptors += _descriptors(ancillary)
+            if flags & socket.MSG_CTRUNC or len(descriptors) > 1:
+                raise FrameError("expected at most one descriptor, got several")
+            if not count:
+                raise EOFError("the client has closed the connection")
+            data = data[count:]
+
+    async def _ready(self, add: Callable[..., None], remove: Callable[[socket.socket], object]) -> None:
+        ready = self._loop.create_future()
+        add(self._sock, _wake, ready)
+        try:
+            await ready
+        finally:
+            remove(self._sock)
+
+
+def _wake(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+def _rights(descriptor: int) -> "tuple[int, int, array.array[int]]":
+    return socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor])
+
+
+def _descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    found = array.array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found.frombytes(data[: len(data) - len(data) % found.itemsize])
+    return list(found)
+
+
+def _after(pieces: Sequence[bytes | memoryview], count: int) -> list[bytes | memoryview]:
+    """Returns what is left of some pieces after their first `count` bytes."""
+    left: list[bytes | memoryview] = []
+    for piece in pieces:
+        if count >= len(piece):
+            count -= len(piece)
+        else:
+            left.append(memoryview(piece)[count:])
+            count = 0
+    return left

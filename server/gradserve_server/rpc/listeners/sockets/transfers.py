@@ -1,0 +1,267 @@
+"""Moves large payloads between sockets and memory, in a few threads."""
+
+import asyncio
+import contextlib
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+_STEP_BYTES = 4 << 20
+"""The most bytes moved for one socket before others get their turn."""
+_LOOK_SECONDS = 0.5
+_IOV_MAX = 1024
+
+
+class Job(Protocol):
+    """A transfer over a non-blocking socket.
+
+    Attributes:
+        sock: The socket.
+        events: What it waits for: selectors.EVENT_READ or EVENT_WRITE.
+    """
+
+    sock: socket.socket
+    events: int
+
+    def step(self) -> int:
+        """Moves up to `_STEP_BYTES`; returns how many it moved.
+
+        Raises:
+            BlockingIOError: It must wait.
+            OSError: The connection is gone.
+        """
+        ...
+
+    @property
+    def is_done(self) -> bool:
+        """True when everything is moved."""
+        ...
+
+
+class Receiving:
+    """Fills memory from a socket."""
+
+    events = selectors.EVENT_READ
+
+    def __init__(self, sock: socket.socket, memory: memoryview) -> None:
+        self.sock = sock
+        self._rest = memory
+
+    def step(self) -> int:
+        """Reads what has arrived."""
+        count = self.sock.recv_into(self._rest[:_STEP_BYTES])
+        if not count:
+            raise ConnectionResetError("the client left in the middle of a payload")
+        self._rest = self._rest[count:]
+        return count
+
+    @property
+    def is_done(self) -> bool:
+        """True when the memory is full."""
+        return not self._rest
+
+
+class Discarding:
+    """Reads a payload that nobody wants, so that the connection can go on."""
+
+    events = selectors.EVENT_READ
+
+    def __init__(self, sock: socket.socket, num_bytes: int) -> None:
+        self.sock = sock
+        self._left = num_bytes
+        self._scratch = memoryview(bytearray(min(num_bytes, 1 << 18)))
+
+    def step(self) -> int:
+        """Reads what has arrived."""
+        count = self.sock.recv_into(self._scratch[: self._left])
+        if not count:
+            raise ConnectionResetError("the client left in the middle of a payload")
+        self._left -= count
+        return count
+
+    @property
+    def is_done(self) -> bool:
+        """True when all is read."""
+        return not self._left
+
+
+class Sending:
+    """Writes pieces of memory to a socket, without copying them."""
+
+    events = selectors.EVENT_WRITE
+
+    def __init__(self, sock: socket.socket, pieces: Sequence[bytes | memoryview]) -> None:
+        self.sock = sock
+        self._pieces = deque(memoryview(piece) for piece in pieces if len(piece))
+
+    def step(self) -> int:
+        """Writes what there is room for."""
+        batch = [self._pieces[index] for index in range(min(len(self._pieces), _IOV_MAX))]
+        batch[0] = batch[0][:_STEP_BYTES]
+        count = left = self.sock.sendmsg(batch)
+        while left:
+            piece = self._pieces[0]
+            if left < len(piece):
+                self._pieces[0] = piece[left:]
+                break
+            left -= len(piece)
+            self._pieces.popleft()
+        return count
+
+    @property
+    def is_done(self) -> bool:
+        """True when all is written."""
+        return not self._pieces
+
+
+class _Entry:
+    def __init__(self, job: Job, loop: asyncio.AbstractEventLoop) -> None:
+        self.job = job
+        self.answer: asyncio.Future[None] = loop.create_future()
+        self.is_cancelled = False
+        self.last_progress = time.monotonic()
+        self._loop = loop
+
+    def end(self, error: BaseException | None = None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._settle, error)
+
+    def _settle(self, error: BaseException | None) -> None:
+        if self.answer.done():
+            return
+        if error is None:
+            self.answer.set_result(None)
+        else:
+            self.answer.set_exception(error)
+
+
+class _Mover:
+    """A thread that advances transfers as their sockets allow."""
+
+    def __init__(self, name: str, idle_seconds: float) -> None:
+        self.num_jobs = 0
+        self._idle_seconds = idle_seconds
+        self._arrived: deque[_Entry | None] = deque()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._entries: set[_Entry] = set()
+        self._next_look = 0.0
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, entry: _Entry | None) -> None:
+        """Hands over a transfer; a cancelled one is looked at again. None ends the thread."""
+        self._arrived.append(entry)
+        with contextlib.suppress(BlockingIOError):  # it is awake already
+            os.write(self._wake_write, b"\0")
+
+    def join(self) -> None:
+        """Waits for the thread, which has been told to end."""
+        self._thread.join()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _run(self) -> None:
+        with self._selector:
+            while self._turn():
+                pass
+            for entry in list(self._entries):
+                self._end(entry, ConnectionAbortedError("the server is shutting down"))
+
+    def _turn(self) -> bool:
+        for key, _ in self._selector.select(_LOOK_SECONDS if self._entries else None):
+            if key.fd == self._wake_read:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_read, 4096)
+            else:
+                self._advance(key.data)
+        while self._arrived:
+            entry = self._arrived.popleft()
+            if entry is None:
+                return False
+            if entry.is_cancelled:
+                if entry in self._entries or not entry.answer.done():
+                    self._end(entry, ConnectionAbortedError("the transfer was given up"))
+                continue
+            self._entries.add(entry)
+            self._selector.register(entry.job.sock, entry.job.events, entry)
+            self._advance(entry)
+        self._end_silent()
+        return True
+
+    def _advance(self, entry: _Entry) -> None:
+        try:
+            entry.job.step()
+        except (BlockingIOError, InterruptedError):
+            return
+        except Exception as error:
+            self._end(entry, error)
+            return
+        entry.last_progress = time.monotonic()
+        if entry.job.is_done:
+            self._end(entry)
+
+    def _end_silent(self) -> None:
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_SECONDS
+        for entry in [each for each in self._entries if now - each.last_progress > self._idle_seconds]:
+            self._end(entry, TimeoutError(f"the connection was silent for more than {self._idle_seconds:g} s"))
+
+    def _end(self, entry: _Entry, error: BaseException | None = None) -> None:
+        if entry in self._entries:
+            self._entries.discard(entry)
+            self._selector.unregister(entry.job.sock)
+        entry.end(error)
+
+
+class Transfers:
+    """A few threads that move payloads; any number of slow connections share them.
+
+    The system calls release the GIL, so the event loop goes on meanwhile.
+    """
+
+    def __init__(self, num_threads: int, idle_seconds: float) -> None:
+        """Takes the number of threads, and how long a transfer may make no progress."""
+        self._movers = [_Mover(f"gradserve-transfer-{index}", idle_seconds) for index in range(num_threads)]
+
+    async def run(self, job: Job) -> None:
+        """Carries out a transfer. If the caller is cancelled, its memory is not touched any more when this returns.
+
+        Raises:
+            OSError: The connection is gone, or was silent for too long (TimeoutError).
+        """
+        if job.is_done:
+            return
+        mover = min(self._movers, key=lambda each: each.num_jobs)
+        entry = _Entry(job, asyncio.get_running_loop())
+        mover.num_jobs += 1
+        try:
+            mover.submit(entry)
+            await asyncio.shield(entry.answer)
+        except asyncio.CancelledError:
+            entry.is_cancelled = True
+            mover.submit(entry)
+            while not entry.answer.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([entry.answer])
+            entry.answer.exception()
+            raise
+        finally:
+            mover.num_jobs -= 1
+
+    def close(self) -> None:
+        """Ends transfers under way, and the threads."""
+        for mover in self._movers:
+            mover.submit(None)
+        for mover in self._movers:
+            mover.join()

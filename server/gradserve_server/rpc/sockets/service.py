@@ -1,0 +1,46 @@
+"""SocketService: tickets for the sockets beside gRPC."""
+
+from gradserve.v1 import socket_messages_pb2 as messages_pb2
+from gradserve.wire.durations import encode_duration
+from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.rpc.boundary.call import Call
+from gradserve_server.rpc.sockets.addresses import SocketAddresses
+from gradserve_server.rpc.sockets.tickets import LIFETIME_SECONDS, Grant, TicketOffice
+
+_MAX_CLIENT_ID = 256
+_ANY_BYTES = (1 << 63) - 1
+
+_Direction = messages_pb2.IssueTicketRequest.Direction
+_TO_SERVER = (_Direction.DIRECTION_UNSPECIFIED, _Direction.DIRECTION_BOTH, _Direction.DIRECTION_TO_SERVER)
+_TO_CLIENT = (_Direction.DIRECTION_UNSPECIFIED, _Direction.DIRECTION_BOTH, _Direction.DIRECTION_TO_CLIENT)
+
+
+class SocketServicer:
+    """Issues tickets. The protos say what each method does."""
+
+    def __init__(self, tickets: TicketOffice, addresses: SocketAddresses) -> None:
+        self._tickets = tickets
+        self._addresses = addresses
+
+    async def IssueTicket(
+        self, request: messages_pb2.IssueTicketRequest, call: Call
+    ) -> messages_pb2.IssueTicketResponse:
+        if not 0 < len(request.client_id) <= _MAX_CLIENT_ID:
+            raise InvalidArgumentError(
+                f"expected 1 to {_MAX_CLIENT_ID} characters, got {len(request.client_id)}", field="client_id"
+            )
+        if request.direction not in (*_TO_SERVER, *_TO_CLIENT):
+            raise InvalidArgumentError(f"expected a known direction, got {request.direction}", field="direction")
+        if request.num_bytes < 0:
+            raise InvalidArgumentError(f"expected at least 0, got {request.num_bytes}", field="num_bytes")
+        grant = Grant(
+            request.client_id,
+            to_server=request.direction in _TO_SERVER,
+            to_client=request.direction in _TO_CLIENT,
+            max_payload_bytes=request.num_bytes or _ANY_BYTES,
+        )
+        return messages_pb2.IssueTicketResponse(
+            ticket=self._tickets.issue(grant),
+            lifetime=encode_duration(LIFETIME_SECONDS),
+            addresses=self._addresses.message(),
+        )

@@ -1,0 +1,80 @@
+"""Tickets, which open connections to sockets."""
+
+import hmac
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gradserve_server.errors import NotFoundError, ResourceExhaustedError
+
+TICKET_BYTES = 16
+LIFETIME_SECONDS = 10.0
+_MAX_TICKETS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a ticket allows on its connection.
+
+    Attributes:
+        client_id: The client to which it was issued.
+        to_server: Whether calls may have payloads.
+        to_client: Whether replies may have payloads.
+        max_payload_bytes: The largest payload of one frame.
+    """
+
+    client_id: str
+    to_server: bool
+    to_client: bool
+    max_payload_bytes: int
+
+
+class TicketOffice:
+    """Issues tickets, and takes each of them once.
+
+    Not thread-safe: used on the event loop only.
+    """
+
+    def __init__(self, clock: Callable[[], float], new_ticket: Callable[[int], bytes] = secrets.token_bytes) -> None:
+        """Takes a monotonic clock in seconds, and the source of random bytes."""
+        self._clock = clock
+        self._new_ticket = new_ticket
+        self._issued: OrderedDict[bytes, tuple[Grant, float]] = OrderedDict()
+
+    def issue(self, grant: Grant) -> bytes:
+        """Returns a ticket.
+
+        Raises:
+            ResourceExhaustedError: Too many tickets wait to be used.
+        """
+        self._forget_expired()
+        if len(self._issued) >= _MAX_TICKETS:
+            raise ResourceExhaustedError(
+                f"too many tickets: {len(self._issued)} wait to be used, {_MAX_TICKETS} allowed"
+            )
+        ticket = self._new_ticket(TICKET_BYTES)
+        self._issued[ticket] = (grant, self._clock() + LIFETIME_SECONDS)
+        return ticket
+
+    def redeem(self, ticket: bytes, client_id: str) -> Grant:
+        """Takes a ticket, which cannot be used again, not even by its own client.
+
+        Raises:
+            NotFoundError: There is no such ticket for this client (any more).
+        """
+        self._forget_expired()
+        found = self._issued.pop(ticket, None)
+        if found is None or not hmac.compare_digest(found[0].client_id.encode(), client_id.encode()):
+            raise NotFoundError(
+                "no such ticket: it was used, has expired, or belongs to another client or server", field="ticket"
+            )
+        return found[0]
+
+    def _forget_expired(self) -> None:
+        now = self._clock()
+        while self._issued:
+            ticket, (_, end) = next(iter(self._issued.items()))
+            if end > now:
+                return
+            del self._issued[ticket]

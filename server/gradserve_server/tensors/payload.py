@@ -1,0 +1,107 @@
+"""The payload of a call on a socket: memory with tensors, beside the message."""
+
+from bisect import bisect_right, insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve_server.tensors.quotas import Account
+from gradserve_server.tensors.references import Attached, Live, Malformed, Reference
+from gradserve_server.tensors.spec import TensorSpec
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PayloadSegment:
+    """A part of a payload.
+
+    Attributes:
+        start: The first byte of the payload that it holds.
+        memory: Its bytes: one-dimensional, of dtype uint8.
+        is_live: Whether the memory is the client's, who can change it at any time; otherwise it is the call's own.
+    """
+
+    start: int
+    memory: NDArray[np.uint8]
+    is_live: bool = False
+
+
+class Payload:
+    """The payload of one call.
+
+    Not thread-safe: used on the event loop only.
+
+    Attributes:
+        memory: The account of the call's own memory in it. Whoever takes over a tensor takes its share from there.
+    """
+
+    def __init__(
+        self, segments: Sequence[PayloadSegment], memory: Account | None, done: Callable[[], None] = lambda: None
+    ) -> None:
+        """Takes the segments in ascending order, and a function to call once when nobody reads them any more."""
+        self.memory = memory
+        self._segments = segments
+        self._starts = [segment.start for segment in segments]
+        self._taken: list[tuple[int, int]] = []
+        self._unopened = 0
+        self._users = 0
+        self._done: Callable[[], None] | None = done
+
+    def reference(self, spec: TensorSpec, offset: int) -> Reference:
+        """Returns the reference of a tensor in the payload; a malformed one if it cannot be there."""
+        end = offset + spec.num_bytes
+        if offset % ALIGNMENT:
+            return Malformed(f"expected a multiple of {ALIGNMENT}, got {offset}", ".payload_offset")
+        index = bisect_right(self._starts, offset) - 1
+        segment = self._segments[index] if index >= 0 else None
+        if segment is None or end > segment.start + segment.memory.size:
+            size = 0 if segment is None else segment.start + segment.memory.size
+            return Malformed(
+                f"expected {spec.num_bytes} bytes within one segment of the payload, got an offset of {offset} "
+                f"where the segment ends at {size}",
+                ".payload_offset",
+            )
+        if not self._take(offset, end):
+            return Malformed("expected tensors that do not overlap in the payload", ".payload_offset")
+        memory = segment.memory[offset - segment.start : end - segment.start]
+        self._unopened += 1
+        array: NDArray[Any] = memory.view(spec.dtype).reshape(spec.shape)
+        return Live(array, self) if segment.is_live else Attached(array, self)
+
+    def begin_use(self, num_tensors: int) -> None:
+        """Notes that a call opens some of the tensors."""
+        self._users += 1
+        self._unopened -= num_tensors
+
+    def end_use(self) -> None:
+        """Notes that it has closed them. When that is the end of all, the memory is free, or its new owner's."""
+        self._users -= 1
+        if self._unopened <= 0:
+            self.close()
+
+    def close(self) -> None:
+        """Frees what nobody has taken over, unless somebody still reads it; then the last one does."""
+        self._unopened = 0
+        if self._users == 0 and self._done is not None:
+            if self.memory is not None:
+                self.memory.settle(0)
+            done, self._done = self._done, None
+            self._segments = ()
+            done()
+
+    def _take(self, start: int, end: int) -> bool:
+        """Notes a range; returns False if it overlaps another one."""
+        index = bisect_right(self._taken, (start, end))
+        if index and self._taken[index - 1][1] > start:
+            return False
+        if index < len(self._taken) and self._taken[index][0] < end:
+            return False
+        insort(self._taken, (start, end))
+        return True
+
+
+NO_PAYLOAD = Payload((), None)
