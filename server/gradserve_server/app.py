@@ -5,13 +5,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import gradserve
 import gradserve_server.installed  # noqa: F401
 from gradserve.address import Address
 from gradserve.memory.pool import BufferPool
-from gradserve_server.accumulators.average_memory import NoAverageMemory
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.address_file import write_addresses
 from gradserve_server.config import ServerConfig
@@ -19,7 +19,7 @@ from gradserve_server.devices.compute import ThreadCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
-from gradserve_server.devices.host.shared_blocks import Readers
+from gradserve_server.devices.host.shared_blocks import Readers, SharedAverages
 from gradserve_server.errors import UnavailableError
 from gradserve_server.layers.batch_norm.kind import BatchNormKind
 from gradserve_server.layers.registry import LayerRegistry
@@ -94,11 +94,12 @@ class Server:
             clock=self._clock,
             new_handle=parts.new_id,
         )
+        readers = Readers()
         self.registry = AccumulatorRegistry(
             compute=self._compute,
             reducer=reducer,
             allocate=pool.empty,
-            average_memory=NoAverageMemory(),
+            make_average_memory=partial(SharedAverages, readers),
             memory=memory,
             limits=limits,
             lifetimes=self.lifetimes,
@@ -117,7 +118,7 @@ class Server:
         self.layers = LayerRegistry(batch_norm, Quota(limits.max_layers, "layers"), self.lifetimes)
         residence = Residence(host, device, self._compute)
         in_flight = InFlight(limits.max_inflight_bytes)
-        tickets, self._socket_addresses, readers = TicketOffice(self._clock), SocketAddresses(), Readers()
+        tickets, self._socket_addresses = TicketOffice(self._clock), SocketAddresses()
         opener = TensorOpener(self.store, residence)
         longest = DeliveryLimits(limits.inline_limit_bytes, limits.max_message_bytes)
         deliverer = TensorDeliverer(self.store, residence, memory, longest)

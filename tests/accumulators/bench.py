@@ -52,7 +52,7 @@ class Bench:
             compute=compute or InlineCompute(),
             reducer=Reducer(ForkJoin(1)),
             allocate=np.empty,
-            average_memory=average_memory or NoAverageMemory(),
+            make_average_memory=lambda: average_memory or NoAverageMemory(),
             memory=self.memory,
             limits=LimitsConfig(**limits),
             lifetimes=self.lifetimes,

@@ -115,7 +115,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
             compute=InlineCompute(),
             reducer=Reducer(ForkJoin(1)),
             allocate=np.empty,
-            average_memory=NoAverageMemory(),
+            make_average_memory=NoAverageMemory,
             memory=self.memory,
             limits=LimitsConfig(),
             lifetimes=Lifetimes(lambda: 0.0, 60.0),

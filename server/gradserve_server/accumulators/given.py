@@ -69,16 +69,19 @@ async def open_gradient(opener: TensorOpener, spec: AccumulatorSpec, given: Give
         NotFoundError: A handle does not exist.
         MemoryError: There is no memory for tensors that must be copied to the host.
     """
-    components = given.components
+    components, references = given.components, _references(given.components)
     with (
         components_named("gradient", components),
-        opener.open(_references(components), release=given.release) as tensors,
+        opener.open(references, release=given.release) as tensors,
     ):
         if not tensors.is_on_host:
             await tensors.bring_to_host()
+        # Indices must not change once they are checked, and rows are used more than once.
+        await tensors.copy_live(path for path in references if ".sparse." in path)
         values = _values(spec, components, tensors)
+        live = any(tensors.is_live(path) for path in references)
         with request_fields(_component_paths(spec, components)):
-            yield Gradient(values, tensors.exclusive, tensors.memory if tensors.exclusive else ())
+            yield Gradient(values, tensors.exclusive, tensors.memory if tensors.exclusive else (), live=live)
 
 
 def _references(components: Sequence[GivenComponent]) -> dict[str, Reference]:
@@ -129,7 +132,7 @@ def _value(component: ComponentSpec, given: GivenValue | None, tensors: OpenedTe
             f"expected a {expected} value for component {component.name!r}, got {kind}", field=field
         )
     if isinstance(given, GivenDense):
-        dense: Array = tensors[f"{field}.dense"]
+        dense: Array = tensors.in_place(f"{field}.dense")
         _check_values_dtype(component, tensors, dense, f"{field}.dense")
         return dense
     indices: Array = tensors[f"{field}.sparse.indices"]

@@ -40,7 +40,7 @@ class AccumulatorRegistry:
         compute: Compute,
         reducer: Reducer,
         allocate: Allocate,
-        average_memory: AverageMemory,
+        make_average_memory: Callable[[], AverageMemory],
         memory: Quota,
         limits: LimitsConfig,
         lifetimes: Lifetimes,
@@ -52,7 +52,7 @@ class AccumulatorRegistry:
         self._compute = compute
         self._reducer = reducer
         self._allocate = allocate
-        self._average_memory = average_memory
+        self._make_average_memory = make_average_memory
         self._memory = memory
         self._limits = limits
         self._clock = clock
@@ -144,7 +144,7 @@ class AccumulatorRegistry:
                 compute=self._compute,
                 memory=self._memory,
                 make_room=averages.make_room,
-                average_memory=self._average_memory,
+                average_memory=self._make_average_memory(),
                 copies=PrivateCopies(self._reducer, self._allocate),
             ),
             averages=averages,

@@ -68,6 +68,8 @@ class OpenedTensors:
             MemoryError: There is not enough memory.
         """
         live = {path: each for path in paths if isinstance(each := self._references[path], Live)}
+        if not live:
+            return
         copies = await self._residence.copy([each.array for each in live.values()])
         inline = {path: Inline(copy) for path, copy in zip(live, copies, strict=True)}
         self._references = {**self._references, **inline}

@@ -75,7 +75,7 @@ class CoreFace:
             compute=InlineCompute(),
             reducer=Reducer(ForkJoin(1)),
             allocate=np.empty,
-            average_memory=NoAverageMemory(),
+            make_average_memory=NoAverageMemory,
             memory=self.memory,
             limits=LimitsConfig(),
             lifetimes=Lifetimes(lambda: 0.0, 60.0),
