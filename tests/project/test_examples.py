@@ -84,3 +84,15 @@ def test_javascript(server_address: str, attempt: str) -> None:
     ]
     assert lines[4].startswith("wrong shape: 3 INVALID_ARGUMENT: ")
     assert lines[5:] == ["average of 2 gradients: [2, 4, 6], now at step 1"]
+
+
+@pytest.mark.parametrize("attempt", ["first", "again"])
+@pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
+def test_javascript_over_the_bulk_socket(server_address: str, attempt: str) -> None:
+    output = run("node", JAVASCRIPT / "bulk_round.js", server_address)
+    assert output.splitlines() == [
+        "applied 10 MB: APPLY_OUTCOME_ACCEPTED, 1 in the round",
+        "applied 10 MB: APPLY_OUTCOME_ACCEPTED, 2 in the round",
+        "average of 2 gradients: 2 ... 2",
+        "wrong number: 3 INVALID_ARGUMENT: Argument num_required must be positive, but was 0",
+    ], attempt
