@@ -14,9 +14,13 @@ from benchmarks.cases import CASES, Measurement
 from benchmarks.harness import provenance
 from benchmarks.harness.before import against_before, check_out
 from benchmarks.harness.comparison import Comparison, ComparisonResult
+from benchmarks.harness.effort import Effort
 from benchmarks.harness.environments import ROOT
+from benchmarks.harness.latency import LatencyResult
 from benchmarks.harness.memory import MemoryResult
 from benchmarks.harness.report import render, render_provenance, render_verdicts
+
+_SECONDS = 20
 
 
 def main() -> None:
@@ -26,19 +30,20 @@ def main() -> None:
     if arguments.note:
         facts["note"] = arguments.note
     print(render_provenance(facts), flush=True)
-    results: list[ComparisonResult | MemoryResult] = []
+    results: list[ComparisonResult | LatencyResult | MemoryResult] = []
+    effort = Effort(arguments.repeats, arguments.seconds)
     with tempfile.TemporaryDirectory(prefix="gradserve-before-") as folder:
         measurements = [each for name in arguments.only for each in CASES[name]()]
         if arguments.before:
             facts["before"] = arguments.before
             measurements = _against_before(measurements, arguments.before, Path(folder))
         for measurement in measurements:
-            result = measurement.run(arguments.repeats, _show_progress)
+            result = measurement.run(effort, _show_progress)
             _show_progress("")
             print(f"\n{render(result)}", flush=True)
             results.append(result)
     facts["load_average_after"] = os.getloadavg()[0]
-    verdicts = [verdict for result in results if isinstance(result, ComparisonResult) for verdict in result.verdicts()]
+    verdicts = [verdict for result in results for verdict in result.verdicts()]
     if verdicts:
         print(f"\n{render_verdicts(verdicts)}")
     path = arguments.json or ROOT / "benchmarks" / "results" / f"{facts['date'].replace(':', '')}.json"
@@ -71,6 +76,13 @@ def _parse() -> argparse.Namespace:
         help=f"the cases to run, of {', '.join(CASES)} (default: all)",
     )
     parser.add_argument("--repeats", type=_positive, default=10, help="repetitions of each contestant (default: 10)")
+    parser.add_argument(
+        "--seconds",
+        type=_positive,
+        default=_SECONDS,
+        help="the time after which no more than three repetitions are made, for each table; "
+        f"starting processes is not part of it (default: {_SECONDS})",
+    )
     parser.add_argument(
         "--before",
         metavar="COMMIT",

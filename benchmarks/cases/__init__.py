@@ -7,23 +7,30 @@ from typing import TypeAlias
 
 from benchmarks.cases import (
     batch_norm_layer,
+    health,
+    links,
     ops_batch_norm,
     ops_layer_norm,
     ops_rnn,
+    push_pull,
     put_get,
     resnet50,
     rounds,
     server_memory,
 )
 from benchmarks.harness.comparison import Comparison
+from benchmarks.harness.latency import LatencyMeasurement
 from benchmarks.harness.memory import MemoryMeasurement
 
-Measurement: TypeAlias = Comparison | MemoryMeasurement
+Measurement: TypeAlias = Comparison | LatencyMeasurement | MemoryMeasurement
 
 CASES: dict[str, Callable[[], Sequence[Measurement]]] = {
     "put_get": put_get.comparisons,
     "round": rounds.comparisons,
+    "push_pull": push_pull.comparisons,
     "resnet50": resnet50.comparisons,
+    "health": health.measurements,
+    "links": links.comparisons,
     "ops_batch_norm": ops_batch_norm.comparisons,
     "ops_layer_norm": ops_layer_norm.comparisons,
     "ops_rnn": ops_rnn.comparisons,

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import os
 
-from benchmarks.harness.comparison import Comparison, Target
+from benchmarks.harness.comparison import Comparison
 from benchmarks.harness.contestants import Contestant
 from benchmarks.harness.environments import PROJECT, TENSORFLOW
+from benchmarks.harness.verdicts import Target
 from benchmarks.workloads.batch_norm_layer import SHAPES
 
 _FUSED, _PLAIN = "TensorFlow's layer", "TensorFlow's layer, not fused"

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 
-from benchmarks.harness.comparison import Comparison, Target
+from benchmarks.harness.comparison import Comparison
 from benchmarks.harness.contestants import Contestant
 from benchmarks.harness.environments import GLOO, PROJECT, Environment
+from benchmarks.harness.verdicts import Target
 from benchmarks.workloads.cudnn_rnn import LAYERS, NUM_GATES, STEPS, UNITS
 
 _TORCH = "PyTorch's module"

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 
-from benchmarks.harness.comparison import Comparison, Target
+from benchmarks.harness.comparison import Comparison
 from benchmarks.harness.contestants import Contestant
 from benchmarks.harness.environments import PROJECT, TENSORFLOW, Environment
+from benchmarks.harness.verdicts import Target
 
 _TENSORFLOW = "TensorFlow's kernel"
 _SIZES = ((128, 512, 512), (32, 256, 256), (1, 1024, 1024))

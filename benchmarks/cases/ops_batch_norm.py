@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import os
 
-from benchmarks.harness.comparison import Comparison, Target
+from benchmarks.harness.comparison import Comparison
 from benchmarks.harness.contestants import Contestant
 from benchmarks.harness.environments import GLOO, PROJECT, TENSORFLOW, Environment
+from benchmarks.harness.verdicts import Target
 from benchmarks.workloads.batch_norm import SHAPES
 
 _TENSORFLOW, _TORCH = "TensorFlow's kernel", "PyTorch's kernel"

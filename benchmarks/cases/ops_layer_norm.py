@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import os
 
-from benchmarks.harness.comparison import Comparison, Target
+from benchmarks.harness.comparison import Comparison
 from benchmarks.harness.contestants import Contestant
 from benchmarks.harness.environments import GLOO, PROJECT, Environment
+from benchmarks.harness.verdicts import Target
 from benchmarks.workloads.layer_norm import SHAPES
 
 _TORCH = "PyTorch's kernel"

@@ -1,18 +1,25 @@
-"""One array to the server and back, beside Arrow Flight."""
+"""One array to the server and back, beside Arrow Flight and a raw socket."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.harness.comparison import Comparison, Target
+from benchmarks.cases.sizes import MB, size_name
+from benchmarks.cases.ways import BULK, GRPC, SHARED_MEMORY
+from benchmarks.harness.comparison import Comparison
 from benchmarks.harness.contestants import Contestant
 from benchmarks.harness.environments import FLIGHT, MALLOC_TUNED, PROJECT
+from benchmarks.harness.verdicts import Target
 
-MB = 1_000_000
 _ONE_BATCH = "Arrow Flight, one batch"
 _JOINED = "Arrow Flight, 1 MB batches joined"
+_RAW_SOCKET = "raw loopback socket"
 _NO_VARIABLES: Mapping[str, str] = {}
-_STEPS = {1 * MB: 20, 10 * MB: 10, 100 * MB: 4}
+_STEPS = {10 * MB: 10, 100 * MB: 4}
+_TARGETS = (
+    Target("Arrow Flight", (_ONE_BATCH, _JOINED), 1.5, BULK.label),
+    Target(_RAW_SOCKET, (_RAW_SOCKET,), 0.6, BULK.label),
+)
 
 
 def comparisons() -> list[Comparison]:
@@ -37,36 +44,31 @@ def _compare(operation: str, num_bytes: int, steps: int) -> Comparison:
             variables=variables,
         )
 
-    contestants = [
-        Contestant(
-            "gradserve",
+    def without_store(label: str, peer: str, worker: str, variables: Mapping[str, str] = _NO_VARIABLES) -> Contestant:
+        return Contestant(
+            label,
             PROJECT,
-            server="benchmarks.peers.gradserve.server",
-            worker="benchmarks.peers.gradserve.put_get",
+            server=f"benchmarks.peers.{peer}.server",
+            worker=f"benchmarks.peers.{peer}.{worker}",
             options=options,
-        ),
-        flight(_ONE_BATCH, num_bytes),
-    ]
-    if num_bytes > MB:
-        contestants += [
-            flight(_JOINED, MB, join=True),
-            flight("Arrow Flight, joined, malloc tuned", MB, join=True, variables=MALLOC_TUNED),
-            flight("Arrow Flight, left in 1 MB pieces", MB),
-        ]
-    contestants.append(
-        Contestant(
-            "bare grpcio stream, malloc tuned",
-            PROJECT,
-            server="benchmarks.peers.ceiling.server",
-            worker="benchmarks.peers.ceiling.streams",
-            options=options,
-            variables=MALLOC_TUNED,
+            variables=variables,
         )
+
+    ways = (BULK, SHARED_MEMORY, GRPC)
+    contestants = (
+        *(way.contestant("put_get", 1, **options) for way in ways),
+        flight(_ONE_BATCH, num_bytes),
+        flight(_JOINED, MB, join=True),
+        flight("Arrow Flight, joined, malloc tuned", MB, join=True, variables=MALLOC_TUNED),
+        flight("Arrow Flight, left in 1 MB pieces", MB),
+        without_store(_RAW_SOCKET, "raw_socket", "transfers"),
+        without_store("bare grpcio stream, malloc tuned", "ceiling", "streams", MALLOC_TUNED),
     )
     return Comparison(
-        title=f"{operation} {num_bytes // MB} MB",
-        contestants=tuple(contestants),
+        title=f"{operation} {size_name(num_bytes)}",
+        contestants=contestants,
         num_bytes=num_bytes,
         steps=steps,
-        targets=(Target("Arrow Flight", (_ONE_BATCH, _JOINED), 0.8),) if num_bytes == 100 * MB else (),
+        targets=_TARGETS if num_bytes == 100 * MB else (),
+        num_own=len(ways),
     )

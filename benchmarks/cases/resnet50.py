@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import math
 
+from benchmarks.cases.ways import BULK, IN_PLACE, WAYS
 from benchmarks.harness.comparison import Comparison
 from benchmarks.harness.contestants import Contestant
-from benchmarks.harness.environments import GLOO, PROJECT, TENSORFLOW
+from benchmarks.harness.environments import GLOO, TENSORFLOW
+from benchmarks.harness.verdicts import Target
 from benchmarks.workloads.resnet50 import parameter_shapes
 
+_TENSORFLOW, _GLOO = "TensorFlow, all read", "gloo, 25 MB buckets, all read"
 _BUCKET_BYTES = 25 * 2**20
+_NUM_WORKERS = 4
 _STEPS = 3
+_TARGETS = (
+    Target("TensorFlow", (_TENSORFLOW,), 3.0, IN_PLACE.label),
+    Target("gloo in buckets", (_GLOO,), 1.5, IN_PLACE.label),
+    Target("TensorFlow", (_TENSORFLOW,), 1.2, BULK.label),
+    Target("gloo in buckets", (_GLOO,), 1.0, BULK.label),
+)
 
 
 def comparisons() -> list[Comparison]:
-    """Two workers and four."""
-    return [_compare(num_workers) for num_workers in (2, 4)]
+    """Four workers."""
+    return [_compare()]
 
 
-def _compare(num_workers: int) -> Comparison:
+def _compare() -> Comparison:
     def tensorflow(label: str, *, everybody_reads: bool) -> Contestant:
         return Contestant(
             label,
             TENSORFLOW,
             server="benchmarks.peers.tensorflow.server",
             worker="benchmarks.peers.tensorflow.resnet50",
-            num_workers=num_workers,
+            num_workers=_NUM_WORKERS,
             options={"everybody_reads": everybody_reads},
         )
 
@@ -33,26 +43,22 @@ def _compare(num_workers: int) -> Comparison:
         return Contestant(
             label,
             GLOO,
-            worker="benchmarks.peers.gloo.resnet50",
-            num_workers=num_workers,
+            worker="benchmarks.peers.gloo.all_reduce",
+            num_workers=_NUM_WORKERS,
             options={"bucket_bytes": bucket_bytes},
         )
 
     return Comparison(
-        title=f"ResNet-50 gradients, {num_workers} workers",
+        title=f"ResNet-50 gradients, {_NUM_WORKERS} workers, push_pull",
         contestants=(
-            Contestant(
-                "gradserve push_pull, all read",
-                PROJECT,
-                server="benchmarks.peers.gradserve.server",
-                worker="benchmarks.peers.gradserve.push_pull",
-                num_workers=num_workers,
-            ),
-            tensorflow("TensorFlow, all read", everybody_reads=True),
+            *(way.contestant("push_pull", _NUM_WORKERS) for way in WAYS),
+            tensorflow(_TENSORFLOW, everybody_reads=True),
             tensorflow("TensorFlow, one reads", everybody_reads=False),
-            gloo("gloo, 25 MB buckets, all read", _BUCKET_BYTES),
+            gloo(_GLOO, _BUCKET_BYTES),
             gloo("gloo, one by one, all read", None),
         ),
         num_bytes=4 * sum(math.prod(shape) for shape in parameter_shapes().values()),
         steps=_STEPS,
+        targets=_TARGETS,
+        num_own=len(WAYS),
     )

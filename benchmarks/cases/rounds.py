@@ -1,60 +1,66 @@
-"""A round: two workers apply a gradient each, and one of them takes the average.
+"""A round: every worker applies a gradient, and one of them takes the average.
 
 The targets compare apply and take as two calls on either side. Reported beside them: TensorFlow with both in one
-`session.run` of the taker, and gradserve's `push_pull`, one call per worker, which gives both the average.
+`session.run` of the taker.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.harness.comparison import Comparison, Target
+from benchmarks.cases.sizes import KB, MB, size_name
+from benchmarks.cases.ways import BULK, GRPC, IN_PLACE, SHARED_MEMORY, WAYS
+from benchmarks.harness.comparison import Comparison
 from benchmarks.harness.contestants import Contestant
 from benchmarks.harness.environments import MALLOC_TUNED, PROJECT, TENSORFLOW, Environment
+from benchmarks.harness.verdicts import Target
 
-KB = 1_000
-MB = 1_000_000
 _TENSORFLOW = "TensorFlow"
 _NAIVE = "naive protobuf bytes"
-_NUM_WORKERS = 2
-_STEPS = {4 * KB: 40, 1 * MB: 20, 10 * MB: 10, 100 * MB: 3}
-_TARGETS = {
-    4 * KB: (Target(_TENSORFLOW, (_TENSORFLOW,), 1 / 1.2),),
-    10 * MB: (Target(_TENSORFLOW, (_TENSORFLOW,), 0.8), Target(_NAIVE, (_NAIVE,), 4.0)),
-}
+_STEPS = {4 * KB: 40, 10 * MB: 10, 100 * MB: 3}
+_CASES = ((4 * KB, 2), (10 * MB, 2), (100 * MB, 2), (10 * MB, 4), (100 * MB, 4))
+"""The size of a gradient, and the number of workers."""
 
 
 def comparisons() -> list[Comparison]:
-    """All sizes."""
-    return [_compare(num_bytes, steps) for num_bytes, steps in _STEPS.items()]
+    """All sizes and numbers of workers."""
+    return [_compare(num_bytes, num_workers) for num_bytes, num_workers in _CASES]
 
 
-def _compare(num_bytes: int, steps: int) -> Comparison:
-    def contestant(label: str, environment: Environment, peer: str, worker: str, **options: bool | str) -> Contestant:
+def _compare(num_bytes: int, num_workers: int) -> Comparison:
+    def peer(label: str, environment: Environment, name: str, worker: str, **options: bool | str) -> Contestant:
         return Contestant(
             label,
             environment,
-            server=f"benchmarks.peers.{peer}.server",
-            worker=f"benchmarks.peers.{peer}.{worker}",
-            num_workers=_NUM_WORKERS,
+            server=f"benchmarks.peers.{name}.server",
+            worker=f"benchmarks.peers.{name}.{worker}",
+            num_workers=num_workers,
             options={"num_bytes": num_bytes, **options},
         )
 
-    size = f"{num_bytes // MB} MB" if num_bytes >= MB else f"{num_bytes // KB} KB"
+    contestants = [way.contestant("rounds", num_workers, num_bytes=num_bytes) for way in WAYS]
+    contestants.append(peer(_TENSORFLOW, TENSORFLOW, "tensorflow", "rounds", one_run=False))
+    if num_workers == 2:  # with more the naive service takes many seconds
+        contestants += [
+            peer("TensorFlow, one run", TENSORFLOW, "tensorflow", "rounds", one_run=True),
+            peer(_NAIVE, PROJECT, "naive", "rounds"),
+        ]
+    bare = peer("bare grpcio streams, malloc tuned", PROJECT, "ceiling", "streams", operation="round")
     return Comparison(
-        title=f"round of {_NUM_WORKERS} workers, {size}",
-        contestants=(
-            contestant("gradserve", PROJECT, "gradserve", "rounds"),
-            contestant("gradserve push_pull, both read", PROJECT, "gradserve", "push_pull"),
-            contestant(_TENSORFLOW, TENSORFLOW, "tensorflow", "rounds", one_run=False),
-            contestant("TensorFlow, one run", TENSORFLOW, "tensorflow", "rounds", one_run=True),
-            contestant(_NAIVE, PROJECT, "naive", "rounds"),
-            replace(
-                contestant("bare grpcio streams, malloc tuned", PROJECT, "ceiling", "streams", operation="round"),
-                variables=MALLOC_TUNED,
-            ),
-        ),
+        title=f"round of {num_workers} workers, {size_name(num_bytes)}",
+        contestants=(*contestants, replace(bare, variables=MALLOC_TUNED)),
         num_bytes=num_bytes,
-        steps=steps,
-        targets=_TARGETS.get(num_bytes, ()),
+        steps=_STEPS[num_bytes],
+        targets=_targets(num_bytes, num_workers),
+        num_own=len(WAYS),
     )
+
+
+def _targets(num_bytes: int, num_workers: int) -> tuple[Target, ...]:
+    def beside(peer: str, speeds: dict[str, float]) -> list[Target]:
+        return [Target(peer, (peer,), speed, own) for own, speed in speeds.items()]
+
+    if num_bytes == 4 * KB:
+        return tuple(beside(_TENSORFLOW, {SHARED_MEMORY.label: 4.0, BULK.label: 4.0, GRPC.label: 1.0}))
+    targets = beside(_TENSORFLOW, {IN_PLACE.label: 5.0, SHARED_MEMORY.label: 3.0, BULK.label: 1.6})
+    return (*targets, *(beside(_NAIVE, {BULK.label: 6.0}) if num_workers == 2 else ()))

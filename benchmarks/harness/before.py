@@ -9,9 +9,10 @@ import tarfile
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.harness.comparison import Comparison, Target
+from benchmarks.harness.comparison import Comparison
 from benchmarks.harness.contestants import Contestant
 from benchmarks.harness.environments import PROJECT, ROOT
+from benchmarks.harness.verdicts import Target
 
 _NOT_SLOWER = 0.95
 """The least speed that is not slower: two runs of the same code differ as much."""
@@ -38,12 +39,12 @@ def against_before(comparison: Comparison, folder: Path) -> list[Comparison]:
     called, the result says so.
     """
     return [
-        Comparison(
+        replace(
+            comparison,
             title=f"{comparison.title}: {contestant.label}",
             contestants=(contestant, _before(contestant, folder)),
-            num_bytes=comparison.num_bytes,
-            steps=comparison.steps,
             targets=(Target("before", ("before",), _NOT_SLOWER),),
+            num_own=1,
         )
         for contestant in comparison.contestants
         if contestant.environment is PROJECT and contestant.worker.startswith("benchmarks.peers.gradserve.")

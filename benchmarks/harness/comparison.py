@@ -11,24 +11,14 @@ from typing import Any
 
 from benchmarks.harness import loopback
 from benchmarks.harness.contestants import Contestant, RunningContestant
+from benchmarks.harness.effort import Effort
 from benchmarks.harness.environments import NotAvailableError
 from benchmarks.harness.processes import ProcessError
 from benchmarks.harness.summary import Summary, paired_speed_ratios, speed_ratio
+from benchmarks.harness.verdicts import SpeedVerdict, Target
 
-_WARM_UP_STEPS = 3
 _PAUSE_SECONDS = 0.05
 """The pause between contestants, in which one finishes its deferred work before the next starts."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """A target: at least this many times as fast as a peer."""
-
-    peer: str
-    """The peer's name in the report."""
-    labels: tuple[str, ...]
-    """The peer's contestants; the fastest of them counts."""
-    speed: float
 
 
 @dataclass(frozen=True)
@@ -42,9 +32,12 @@ class Comparison:
     steps: int
     """The steps in a repetition, whose time is the median of theirs."""
     targets: tuple[Target, ...] = ()
+    num_own: int = 1
+    """The first so many contestants are gradserve's: the report gives the speed of each beside all others."""
+    warm_up_steps: int = 3
 
-    def run(self, repeats: int, progress: Callable[[str], None]) -> ComparisonResult:
-        """Runs all repetitions; a contestant that fails is left out, and the result says why."""
+    def run(self, effort: Effort, progress: Callable[[str], None]) -> ComparisonResult:
+        """Runs the repetitions; a contestant that fails is left out, and the result says why."""
         outcomes = [Outcome(each.label) for each in self.contestants]
         with contextlib.ExitStack() as stack:
             entries = []
@@ -53,10 +46,10 @@ class Comparison:
                 with outcome.record_failure():
                     running = stack.enter_context(contestant.running(progress))
                     outcome.versions = running.versions
-                    _warm_up(running)
+                    _warm_up(running, self.warm_up_steps)
                     entries.append((outcome, running))
-            for repetition in range(repeats):
-                progress(f"{self.title}: repetition {repetition + 1} of {repeats}")
+            for repetition in effort.repetitions():
+                progress(f"{self.title}: repetition {repetition + 1} of {effort.repeats}")
                 # In alternating order, so that no contestant always runs after the same one.
                 for outcome, running in entries if repetition % 2 == 0 else reversed(entries):
                     if outcome.failure is None:
@@ -113,14 +106,18 @@ class ComparisonResult:
     comparison: Comparison
     outcomes: list[Outcome]
 
-    def speed_beside(self, peer: Outcome) -> float | None:
-        """Returns gradserve's speed divided by the peer's; None unless both were measured to the end."""
-        own = self.outcomes[0]
-        if own.failure or peer.failure:
+    @property
+    def own(self) -> list[Outcome]:
+        """The outcomes of gradserve whose speed is given."""
+        return self.outcomes[: self.comparison.num_own]
+
+    def speed_beside(self, own: Outcome, peer: Outcome) -> float | None:
+        """Returns the speed of one divided by the peer's; None unless both were measured to the end."""
+        if own.failure or peer.failure or not own.seconds or not peer.seconds:
             return None
         return speed_ratio(own.seconds, peer.seconds)
 
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[SpeedVerdict]:
         """Returns a verdict for each target."""
         return [self._judge(target) for target in self.comparison.targets]
 
@@ -131,13 +128,15 @@ class ComparisonResult:
             "num_bytes": self.comparison.num_bytes,
             "steps_per_repetition": self.comparison.steps,
             "contestants": [self._outcome_to_json(outcome) for outcome in self.outcomes],
-            "targets": [vars(verdict) for verdict in self.verdicts()],
+            "targets": [verdict.to_json() for verdict in self.verdicts()],
         }
 
-    def _judge(self, target: Target) -> Verdict:
-        peers = [outcome for outcome in self.outcomes[1:] if outcome.label in target.labels]
-        speeds = [speed for peer in peers if (speed := self.speed_beside(peer)) is not None]
-        return Verdict(self.comparison.title, target.peer, target.speed, min(speeds, default=None))
+    def _judge(self, target: Target) -> SpeedVerdict:
+        by_label = {outcome.label: outcome for outcome in self.outcomes}
+        own = self.outcomes[0] if target.own is None else by_label[target.own]
+        speeds = [self.speed_beside(own, by_label[label]) for label in target.labels]
+        slowest = min((speed for speed in speeds if speed is not None), default=None)
+        return SpeedVerdict(self.comparison.title, own.label, target.peer, target.speed, slowest)
 
     def _outcome_to_json(self, outcome: Outcome) -> dict[str, Any]:
         fields: dict[str, Any] = {"label": outcome.label, "versions": outcome.versions}
@@ -147,34 +146,17 @@ class ComparisonResult:
         fields["processor_seconds"] = statistics.mean(outcome.processor_seconds)
         if outcome.wire_bytes:
             fields["wire_bytes"] = statistics.median(outcome.wire_bytes)
-        own = self.outcomes[0]
-        if outcome is not own and not own.failure:
-            fields["gradserve_speed_ratio"] = self.speed_beside(outcome)
-            fields["paired_speed_ratios"] = vars(paired_speed_ratios(own.seconds, outcome.seconds))
+        fields["gradserve_speeds"] = {
+            own.label: {"ratio": ratio, "paired": vars(paired_speed_ratios(own.seconds, outcome.seconds))}
+            for own in self.own
+            if own is not outcome and (ratio := self.speed_beside(own, outcome)) is not None
+        }
         return fields
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """A target, and the measured speed."""
-
-    title: str
-    peer: str
-    target: float
-    measured: float | None
-    """None if gradserve or the peer could not be measured."""
-
-    def __str__(self) -> str:
-        if self.measured is None:
-            return f"not measured: {self.title}, {self.peer}: target >= {self.target:.2f}x"
-        word = "reached" if self.measured >= self.target else "MISSED"
-        speed = f"{self.measured:.2f}x the speed of {self.peer}"
-        return f"{word}: {self.title}: {speed}, target >= {self.target:.2f}x"
-
-
-def _warm_up(running: RunningContestant) -> None:
+def _warm_up(running: RunningContestant, steps: int) -> None:
     """The first steps open connections and fault in memory; each result is checked."""
-    for _ in range(_WARM_UP_STEPS):
+    for _ in range(steps):
         running.step()
         running.check()
         running.settle()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.environments import Environment
+from benchmarks.harness.environments import Environment, NotAvailableError
+from benchmarks.harness.links.network import LinkNotAvailableError
+from benchmarks.harness.links.spec import Ends, LinkSpec
 from benchmarks.harness.processes import DriverProcess
 
 _READY_SECONDS = 180.0
@@ -30,35 +32,45 @@ class Contestant:
     options: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of its processes, in addition to this process's."""
+    link: LinkSpec | None = None
+    """The link between the server and the workers; None for loopback."""
 
     @contextlib.contextmanager
     def running(self, progress: Callable[[str], None]) -> Iterator[RunningContestant]:
         """Starts the processes, and ends them at the end of the block.
 
         Raises:
-            NotAvailableError: The environment cannot be made.
+            NotAvailableError: The environment or the link cannot be made.
             ProcessError: A process did not get ready.
         """
         python = self.environment.prepare(progress)
         with contextlib.ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradserve-bench-")))
+            ends = self._link_up(stack)
+            options = dict(self.options)
+            if ends is not None:
+                options |= {"listen": ends.listen, "bulk_listen": ends.bulk_listen}
 
-            def start(module: str, name: str, rank: int, server: dict[str, Any]) -> DriverProcess:
+            def start(
+                module: str, name: str, rank: int, server: dict[str, Any], wrapper: Sequence[str] = ()
+            ) -> DriverProcess:
                 setup = {
                     "rank": rank,
                     "num_workers": self.num_workers,
-                    "options": dict(self.options),
+                    "options": options,
                     "server": server,
                     "scratch": str(scratch),
                 }
                 log = scratch / f"{name}.log"
-                return stack.enter_context(DriverProcess(python, module, setup, self.variables, log))
+                return stack.enter_context(DriverProcess(python, module, setup, self.variables, log, wrapper))
 
             info: dict[str, Any] = {}
             servers = []
             if self.server is not None:
-                servers.append(start(self.server, "server", 0, {}))
+                servers.append(start(self.server, "server", 0, {}, ends.enter if ends else ()))
                 info = servers[0].receive(_READY_SECONDS)
+                if ends is not None:
+                    info["address"] = ends.address
             workers = [start(self.worker, f"worker{rank}", rank, info) for rank in range(self.num_workers)]
             versions = [worker.receive(_READY_SECONDS)["versions"] for worker in workers]
             try:
@@ -66,6 +78,14 @@ class Contestant:
             finally:
                 for worker in workers:  # all at once: some runtimes wait for each other
                     worker.hang_up()
+
+    def _link_up(self, stack: contextlib.ExitStack) -> Ends | None:
+        if self.link is None:
+            return None
+        try:
+            return stack.enter_context(self.link.up())
+        except LinkNotAvailableError as error:
+            raise NotAvailableError(f"no link: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -97,6 +117,10 @@ class RunningContestant:
     def settle(self) -> None:
         """Tidies up after a step."""
         self._all("settle")
+
+    def report(self) -> list[dict[str, Any]]:
+        """Returns what each worker measured in the last step."""
+        return self._all("report")
 
     def _all(self, command: str) -> list[dict[str, Any]]:
         for worker in self.workers:

@@ -1,38 +1,53 @@
-"""The peak memory of gradserve's server for growing numbers of workers, and its parts.
+"""The memory that gradserve's server adds to the machine, at its peak, for growing numbers of workers.
 
-When all W workers send at once, W gradients are received, each into a buffer of its own, because an incomplete gradient
-must not touch the sum. The first complete one becomes the sum, which is divided in place to give the average, so
-neither takes memory of its own. The average of the round before is kept for readers and retries. So W + 1 gradients are
-accounted for; the rest are messages under way, in gRPC's buffers and in the heap.
+Memory that workers share with the server counts as resident in both. It is theirs: the server's own memory is what is
+resident in it except for the files in memory that a worker has mapped for writing.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.contestants import Contestant
+from benchmarks.harness.effort import Effort
 from benchmarks.harness.environments import NotAvailableError
+from benchmarks.harness.process_memory import own_bytes, status_bytes
 from benchmarks.harness.processes import ProcessError
+from benchmarks.harness.verdicts import LimitVerdict
 
-KEPT_AVERAGES = 1
-"""The default of accumulators."""
+_MB = 1e6
+_SAMPLE_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """The most memory above the idle server with some number of workers."""
+
+    num_workers: int
+    num_bytes: int
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """The resident memory of one server, in bytes."""
+    """The memory of one server, in bytes.
+
+    Attributes:
+        num_workers: The number of workers.
+        idle: Its own memory with all workers connected and the accumulator made, before the first gradient.
+        peak: The most memory of its own in all rounds, by samples.
+        after: Its own memory after the last round, with nothing under way: the server keeps freed buffers.
+        peak_resident: The most resident memory in all rounds, with the memory of workers that it has mapped.
+    """
 
     num_workers: int
     idle: int
-    """The memory with all workers connected and the accumulator made, before the first gradient."""
     peak: int
-    """The most memory in all rounds."""
     after: int
-    """The memory after the last round, with nothing under way: the server keeps freed buffers for the next one."""
+    peak_resident: int
 
 
 @dataclass(frozen=True)
@@ -41,17 +56,18 @@ class MemoryMeasurement:
 
     title: str
     num_bytes: int
-    """The payload of one gradient, which is the unit of the report."""
+    """The payload of one gradient."""
     contestants: tuple[Contestant, ...]
     """gradserve with each number of workers."""
     steps: int
+    limit: MemoryLimit | None = None
 
-    def run(self, repeats: int, progress: Callable[[str], None]) -> MemoryResult:
-        """Measures each number of workers once; a high-water mark needs no repetitions."""
+    def run(self, effort: Effort, progress: Callable[[str], None]) -> MemoryResult:
+        """Measures each number of workers once; a peak needs no repetitions."""
         uses = []
         failure = None
         for contestant in self.contestants:
-            progress(f"{self.title}: {contestant.num_workers} workers")
+            progress(f"{self.title}: {contestant.label}, {contestant.num_workers} workers")
             try:
                 uses.append(self._measure(contestant, progress))
             except (NotAvailableError, ProcessError) as error:
@@ -61,17 +77,19 @@ class MemoryMeasurement:
 
     def _measure(self, contestant: Contestant, progress: Callable[[str], None]) -> MemoryUse:
         with contestant.running(progress) as running:
-            pid = running.server_info["pid"]
-            idle = _status_bytes(pid, "VmRSS")
-            for _ in range(self.steps):
-                running.step()
-                running.check()
-                running.settle()
+            pid, workers = running.server_info["pid"], [worker.pid for worker in running.workers]
+            idle = own_bytes(pid, workers)
+            with _sampling(pid, workers) as samples:
+                for _ in range(self.steps):
+                    running.step()
+                    running.check()
+                    running.settle()
             return MemoryUse(
                 contestant.num_workers,
-                idle,
-                peak=_status_bytes(pid, "VmHWM"),
-                after=_status_bytes(pid, "VmRSS"),
+                idle=idle,
+                peak=max(samples),
+                after=own_bytes(pid, workers),
+                peak_resident=status_bytes(pid, "VmHWM"),
             )
 
 
@@ -83,29 +101,44 @@ class MemoryResult:
     uses: list[MemoryUse]
     failure: str | None
 
-    def peak_in_gradients(self, use: MemoryUse) -> float:
-        """Returns the peak above the idle server, in gradients."""
-        return (use.peak - use.idle) / self.measurement.num_bytes
-
-    def rest_in_gradients(self, use: MemoryUse) -> float:
-        """Returns the part of the peak besides the uploads of all workers and the kept average, in gradients."""
-        return self.peak_in_gradients(use) - use.num_workers - KEPT_AVERAGES
+    def verdicts(self) -> list[LimitVerdict]:
+        """Returns a verdict if there is a limit."""
+        limit = self.measurement.limit
+        if limit is None:
+            return []
+        peaks = [use.peak - use.idle for use in self.uses if use.num_workers == limit.num_workers]
+        measured = peaks[0] / _MB if peaks else None
+        label = self.measurement.contestants[0].label
+        return [LimitVerdict(self.measurement.title, label, "MB", limit.num_bytes / _MB, measured)]
 
     def to_json(self) -> dict[str, Any]:
         """Returns the result for the result file; memory is in bytes."""
         return {
             "title": self.measurement.title,
+            "label": self.measurement.contestants[0].label,
             "num_bytes": self.measurement.num_bytes,
             "steps": self.measurement.steps,
             "uses": [vars(use) for use in self.uses],
             "failure": self.failure,
+            "targets": [verdict.to_json() for verdict in self.verdicts()],
         }
 
 
-def _status_bytes(pid: int, field: str) -> int:
-    """Returns a memory field of /proc/PID/status."""
-    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    match = re.search(rf"^{field}:\s*(\d+) kB$", status, re.MULTILINE)
-    if match is None:
-        raise ProcessError(f"/proc/{pid}/status has no {field}")
-    return int(match.group(1)) * 1024
+@contextlib.contextmanager
+def _sampling(pid: int, workers: list[int]) -> Iterator[list[int]]:
+    """Looks at a server's own memory again and again until the end of the block; the last look is after it."""
+    samples: list[int] = []
+    ended = threading.Event()
+
+    def sample() -> None:
+        while not ended.wait(_SAMPLE_SECONDS):
+            samples.append(own_bytes(pid, workers))
+
+    thread = threading.Thread(target=sample, name="memory-samples")
+    thread.start()
+    try:
+        yield samples
+    finally:
+        ended.set()
+        thread.join()
+        samples.append(own_bytes(pid, workers))

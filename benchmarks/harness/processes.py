@@ -7,7 +7,7 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,17 +31,24 @@ class DriverProcess:
         setup: The fields of `benchmarks.peers.driver.Setup`.
         variables: Environment variables, in addition to this process's.
         log: The file for the output of the process.
+        wrapper: A command that becomes the process, such as `ip netns exec NAME`; empty for none.
     """
 
     def __init__(
-        self, python: Path, module: str, setup: dict[str, Any], variables: Mapping[str, str], log: Path
+        self,
+        python: Path,
+        module: str,
+        setup: dict[str, Any],
+        variables: Mapping[str, str],
+        log: Path,
+        wrapper: Sequence[str] = (),
     ) -> None:
         self._module = module
         self._log = log
         self._unread = b""
         with log.open("wb") as stderr:
             self._process = subprocess.Popen(
-                [str(python), "-m", module, json.dumps(setup)],
+                [*wrapper, str(python), "-m", module, json.dumps(setup)],
                 cwd=ROOT,
                 env={**_inherited_variables(), **variables},
                 stdin=subprocess.PIPE,
@@ -57,6 +64,11 @@ class DriverProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
 
     def send(self, command: str) -> None:
         """Sends a command without waiting for the answer."""

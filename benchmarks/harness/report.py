@@ -6,18 +6,22 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from benchmarks.harness.comparison import ComparisonResult, Outcome, Verdict
-from benchmarks.harness.memory import KEPT_AVERAGES, MemoryResult, MemoryUse
+from benchmarks.harness.comparison import ComparisonResult, Outcome
+from benchmarks.harness.latency import LatencyResult
+from benchmarks.harness.memory import MemoryResult, MemoryUse
 from benchmarks.harness.summary import Summary, paired_speed_ratios
+from benchmarks.harness.verdicts import Verdict
 
 _MB = 1e6
 
 
-def render(result: ComparisonResult | MemoryResult) -> str:
+def render(result: ComparisonResult | LatencyResult | MemoryResult) -> str:
     """Returns the table of one measurement, with its title."""
     match result:
         case ComparisonResult():
             return _render_comparison(result)
+        case LatencyResult():
+            return _render_latency(result)
         case MemoryResult():
             return _render_memory(result)
 
@@ -33,43 +37,72 @@ def render_provenance(provenance: dict[str, Any]) -> str:
 
 
 def _render_comparison(result: ComparisonResult) -> str:
-    rows: list[tuple[str, ...]] = [
-        ("", "ms", "middle half", "GB/s", "CPU ms", "wire MB", "gradserve's speed", "middle half")
-    ]
+    speeds = [f"{letter}'s speed" if letter else "gradserve's speed" for letter in _letters(result)]
+    rows: list[tuple[str, ...]] = [("", "ms", "middle half", "GB/s", "CPU ms", "wire MB", *speeds)]
     rows += [_comparison_row(result, outcome) for outcome in result.outcomes]
     notes = [f"  {outcome.label}: {outcome.failure}" for outcome in result.outcomes if outcome.failure]
     return "\n".join([result.comparison.title, *_align(rows), *notes])
 
 
+def _letters(result: ComparisonResult) -> list[str]:
+    """Returns a letter for each contestant of gradserve, by which the columns name it; an only one needs none."""
+    return [chr(ord("A") + i) for i in range(len(result.own))] if len(result.own) > 1 else [""]
+
+
 def _comparison_row(result: ComparisonResult, outcome: Outcome) -> tuple[str, ...]:
+    label = outcome.label
+    if len(result.own) > 1:
+        letters = dict(zip((own.label for own in result.own), _letters(result), strict=True))
+        label = f"{letters.get(label, ' ')}  {label}"
     if outcome.failure or not outcome.seconds:
-        return (outcome.label, "-", "", "", "", "", "", "")
+        return (label, "-", *[""] * (4 + len(result.own)))
     time = Summary.of([1e3 * seconds for seconds in outcome.seconds])
     rate = result.comparison.num_bytes / 1e9 / (time.median / 1e3)
     processor = f"{1e3 * statistics.mean(outcome.processor_seconds):.3g}"
     wire = f"{statistics.median(outcome.wire_bytes) / _MB:.3g}" if outcome.wire_bytes else ""
-    speed = middle = ""
-    own = result.outcomes[0]
-    if outcome is not own and (ratio := result.speed_beside(outcome)) is not None:
-        speed = f"{ratio:.2f}x"
-        pairs = paired_speed_ratios(own.seconds, outcome.seconds)
-        middle = f"{pairs.lower_quartile:.2f}-{pairs.upper_quartile:.2f}"
     spread = f"{time.lower_quartile:.3g}-{time.upper_quartile:.3g}"
-    return (outcome.label, f"{time.median:.3g}", spread, f"{rate:.3g}", processor, wire, speed, middle)
+    speeds = [_speed(result, own, outcome) for own in result.own]
+    return (label, f"{time.median:.3g}", spread, f"{rate:.3g}", processor, wire, *speeds)
+
+
+def _speed(result: ComparisonResult, own: Outcome, peer: Outcome) -> str:
+    """Returns gradserve's speed beside a peer with the middle half of the repetitions, as in "2.00x (1.90-2.10)"."""
+    ratio = result.speed_beside(own, peer)
+    if own is peer or ratio is None:
+        return ""
+    pairs = paired_speed_ratios(own.seconds, peer.seconds)
+    return f"{ratio:.2f}x ({pairs.lower_quartile:.2f}-{pairs.upper_quartile:.2f})"
 
 
 def _render_memory(result: MemoryResult) -> str:
-    header = ("workers", "idle MB", "peak MB", "after MB", "peak - idle, in gradients", "uploads", "kept", "rest")
+    header = ("workers", "idle MB", "peak MB", "after MB", "peak - idle, MB", "in gradients", "peak resident MB")
     rows = [header, *(_memory_row(result, use) for use in result.uses)]
     notes = [f"  {result.failure}"] if result.failure else []
-    size = result.measurement.num_bytes / _MB
-    return "\n".join([f"{result.measurement.title}, gradients of {size:.0f} MB", *_align(rows), *notes])
+    measurement = result.measurement
+    size = f"gradients of {measurement.num_bytes / _MB:.0f} MB"
+    title = f"{measurement.title}, {size}: {measurement.contestants[0].label}"
+    return "\n".join([title, *_align(rows), *notes])
 
 
 def _memory_row(result: MemoryResult, use: MemoryUse) -> tuple[str, ...]:
-    memory = [f"{num_bytes / _MB:.0f}" for num_bytes in (use.idle, use.peak, use.after)]
-    peak, rest = result.peak_in_gradients(use), result.rest_in_gradients(use)
-    return (str(use.num_workers), *memory, f"{peak:.1f}", str(use.num_workers), str(KEPT_AVERAGES), f"{rest:.1f}")
+    added = use.peak - use.idle
+    sizes = (use.idle, use.peak, use.after, added)
+    gradients = f"{added / result.measurement.num_bytes:.1f}"
+    megabytes = [f"{num_bytes / _MB:.0f}" for num_bytes in sizes]
+    return (str(use.num_workers), *megabytes, gradients, f"{use.peak_resident / _MB:.0f}")
+
+
+def _render_latency(result: LatencyResult) -> str:
+    rows: list[tuple[str, ...]] = [("", "checks", "median ms", "p99 ms", "longest ms", "gradients, GB/s")]
+    for outcome in result.outcomes:
+        values: tuple[str, ...] = ("", "", "", "", "")
+        if outcome.seconds:
+            times = [1e3 * seconds for seconds in (outcome.median, outcome.p99, max(outcome.seconds))]
+            rate = statistics.median(outcome.bytes_per_second) / 1e9
+            values = (str(len(outcome.seconds)), *(f"{each:.3g}" for each in times), f"{rate:.3g}")
+        rows.append((outcome.label, *values))
+    notes = [f"  {outcome.label}: {outcome.failure}" for outcome in result.outcomes if outcome.failure]
+    return "\n".join([result.measurement.title, *_align(rows), *notes])
 
 
 def _align(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -6,6 +6,7 @@ first object, sent without a command, says that the child is ready. End of input
     step      do one unit of work     -> {"start": ns, "end": ns}, by the clock that all processes share
     settle    tidy up after it        -> {}
     check     was the result right?   -> {}, or {"error": text}
+    report    what else was measured? -> anything
 
 This module runs in the environment of every peer, so it uses the standard library only.
 """
@@ -66,6 +67,10 @@ class Worker(ABC):
     def check(self) -> None:
         """Raises AssertionError unless the last step gave the right result."""
 
+    def report(self) -> dict[str, Any]:
+        """Returns what the worker itself measured in the last step; most measure nothing."""
+        return {}
+
 
 def run_worker(make: Callable[[Setup], Worker], packages: Iterable[str]) -> NoReturn:
     """Serves the commands of the parent until it hangs up.
@@ -109,6 +114,8 @@ def _obey(worker: Worker, command: str) -> dict[str, Any]:
                 worker.check()
             except AssertionError as error:
                 return {"error": str(error) or "wrong result"}
+        case "report":
+            return worker.report()
         case _:
             raise ValueError(f"unknown command {command!r}")
     return {}

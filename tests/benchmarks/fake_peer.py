@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from benchmarks.peers.driver import Setup, Worker, run_worker
 
@@ -26,6 +27,9 @@ class FakeWorker(Worker):
     def check(self) -> None:
         self._write("check")
         assert self._fault != "wrong result", "wrong average"
+
+    def report(self) -> dict[str, Any]:
+        return {"seconds": [0.001 * (1 + i) for i in range(200)], "num_bytes": 1000}
 
     def _write(self, command: str) -> None:
         with open(self._journal, "a", encoding="utf-8") as journal:

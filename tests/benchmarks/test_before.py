@@ -35,8 +35,10 @@ def test_an_earlier_commit_runs_with_its_own_packages(tmp_path: Path) -> None:
 
 def test_only_gradserve_is_compared_with_itself(tmp_path: Path) -> None:
     assert [each.contestants[0].label for each in against_before(comparisons()[0], tmp_path)] == [
-        "gradserve",
-        "gradserve push_pull, both read",
+        "gradserve, shared memory, client.empty",
+        "gradserve, shared memory, ordinary arrays",
+        "gradserve, bulk socket",
+        "gradserve, gRPC streams",
     ]
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.comparison import Comparison, ComparisonResult, Target
+from benchmarks.harness.comparison import Comparison, ComparisonResult
 from benchmarks.harness.contestants import Contestant
+from benchmarks.harness.effort import Effort
 from benchmarks.harness.environments import Environment, NotAvailableError
 from benchmarks.harness.report import render, render_verdicts
+from benchmarks.harness.verdicts import Target
 
 
 class ThisEnvironment(Environment):
@@ -41,9 +43,11 @@ class Arena:
             options={"name": name, "journal": str(self.journal), **options},
         )
 
-    def compare(self, *contestants: Contestant, repeats: int = 2, targets: tuple[Target, ...] = ()) -> ComparisonResult:
-        comparison = Comparison("a step", contestants, num_bytes=1000, steps=2, targets=targets)
-        return comparison.run(repeats, lambda text: None)
+    def compare(
+        self, *contestants: Contestant, repeats: int = 2, targets: tuple[Target, ...] = (), num_own: int = 1
+    ) -> ComparisonResult:
+        comparison = Comparison("a step", contestants, num_bytes=1000, steps=2, targets=targets, num_own=num_own)
+        return comparison.run(Effort(repeats), lambda text: None)
 
     def steps(self) -> list[tuple[str, int]]:
         """Who did how many steps in a row."""
@@ -83,7 +87,7 @@ def test_one_that_fails_is_reported_and_the_others_go_on(arena: Arena, fault: st
     assert failed.failure is not None
     assert failed.failure.startswith("failed: ")
     assert message in failed.failure
-    assert result.speed_beside(failed) is None
+    assert result.speed_beside(good, failed) is None
     assert failed.failure in render(result)
     assert result.to_json()["contestants"][1]["failure"] == failed.failure
 
@@ -104,7 +108,28 @@ def test_a_target_counts_the_fastest_that_stands_for_the_peer(arena: Arena) -> N
         outcome.seconds[:] = [seconds]
     (verdict,) = result.verdicts()
     assert verdict.measured == 0.5
-    assert str(verdict) == "MISSED: a step: 0.50x the speed of peer, target >= 0.80x"
+    assert str(verdict) == "MISSED: a step: own: 0.50x the speed of peer, target >= 0.80x"
+
+
+def test_several_contestants_are_gradserves(arena: Arena) -> None:
+    targets = (Target("peer", ("peer",), 2.0), Target("peer", ("peer",), 2.0, own="other way"))
+    contestants = [arena.contestant(name) for name in ("one way", "other way", "peer")]
+    result = arena.compare(*contestants, repeats=1, targets=targets, num_own=2)
+    for outcome, seconds in zip(result.outcomes, [2.0, 1.0, 3.0], strict=True):
+        outcome.seconds[:] = [seconds]
+    assert [str(verdict).partition(":")[0] for verdict in result.verdicts()] == ["MISSED", "reached"]
+    header, one, other, peer = render(result).splitlines()[1:]
+    assert header.split("  ")[-1].strip() == "B's speed"
+    assert [line.split()[0] for line in (one, other, peer)] == ["A", "B", "peer"]
+    assert peer.endswith("1.50x (1.50-1.50)  3.00x (3.00-3.00)")
+    assert one.endswith("2.00x (2.00-2.00)")
+    json = result.to_json()
+    assert [list(each["gradserve_speeds"]) for each in json["contestants"]] == [
+        ["other way"],
+        ["one way"],
+        ["one way", "other way"],
+    ]
+    assert [target["fraction_of_target"] for target in json["targets"]] == [0.75, 1.5]
 
 
 def test_json_has_versions_and_ratios(arena: Arena) -> None:
@@ -112,5 +137,5 @@ def test_json_has_versions_and_ratios(arena: Arena) -> None:
     own, peer = result["contestants"]
     assert set(own["versions"]) == {"numpy"}
     assert len(peer["repetitions"]) == 2
-    assert peer["gradserve_speed_ratio"] > 0
-    assert "gradserve_speed_ratio" not in own
+    assert peer["gradserve_speeds"]["own"]["ratio"] > 0
+    assert own["gradserve_speeds"] == {}

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-import gradserve
 from benchmarks.peers.driver import Setup, Worker, run_worker
+from benchmarks.peers.gradserve.connection import Connection
 from benchmarks.workloads.resnet50 import parameter_shapes
 
 
@@ -21,14 +21,17 @@ class PushPullWorker(Worker):
         self._num_workers = setup.num_workers
         self._local_step = 0
         shapes = {"x": (setup.num_floats,)} if "num_bytes" in setup.options else parameter_shapes()
-        self._gradients = {name: np.full(shape, setup.rank + 1, np.float32) for name, shape in shapes.items()}
+        self._connection = Connection.of(setup)
+        self._gradients = {name: self._connection.gradient(shape, setup.rank + 1) for name, shape in shapes.items()}
         self._result: Any = None
-        client = gradserve.connect(setup.server["address"], timeout=60)
-        self._model = client.gradient_accumulator(self._gradients, shared_name="model")
+        self._model = self._connection.client.gradient_accumulator(self._gradients, shared_name="model")
 
     def step(self) -> None:
         self._result = self._model.push_pull(
-            self._gradients, num_required=self._num_workers, local_step=self._local_step
+            self._gradients,
+            num_required=self._num_workers,
+            local_step=self._local_step,
+            **self._connection.reading,
         )
 
     def settle(self) -> None:

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-import gradserve
 from benchmarks.peers.driver import Setup, Worker, run_worker
+from benchmarks.peers.gradserve.connection import Connection
 
 
 class PutWorker(Worker):
     """Puts an array, and deletes it between steps."""
 
     def __init__(self, setup: Setup) -> None:
-        self._client = gradserve.connect(setup.server["address"], timeout=60)
+        self._client = Connection.of(setup).client
         self._array = _make_array(setup)
         self._handle: Any = None
 
@@ -32,7 +32,7 @@ class GetWorker(Worker):
     """Gets an array that was put once."""
 
     def __init__(self, setup: Setup) -> None:
-        self._client = gradserve.connect(setup.server["address"], timeout=60)
+        self._client = Connection.of(setup).client
         self._array = _make_array(setup)
         self._handle = self._client.put(self._array)
         self._result: Any = None

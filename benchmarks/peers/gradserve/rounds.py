@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-import gradserve
 from benchmarks.peers.driver import Setup, Worker, run_worker
+from benchmarks.peers.gradserve.connection import TIMEOUT_SECONDS, Connection
 
 
 class RoundWorker(Worker):
@@ -17,17 +17,19 @@ class RoundWorker(Worker):
         self._num_workers = setup.num_workers
         self._taker = setup.rank == 0
         self._local_step = 0
-        self._gradient = np.full(setup.num_floats, setup.rank + 1, np.float32)
+        self._connection = Connection.of(setup)
+        self._gradient = self._connection.gradient((setup.num_floats,), setup.rank + 1)
         self._average: Any = None
-        client = gradserve.connect(setup.server["address"], timeout=60)
-        self._accumulator = client.conditional_accumulator(
+        self._accumulator = self._connection.client.conditional_accumulator(
             "float32", shape=self._gradient.shape, shared_name="accumulator"
         )
 
     def step(self) -> None:
         self._accumulator.apply_grad(self._gradient, local_step=self._local_step)
         if self._taker:
-            self._average = self._accumulator.take_grad(self._num_workers, timeout=60)
+            self._average = self._accumulator.take_grad(
+                self._num_workers, timeout=TIMEOUT_SECONDS, **self._connection.reading
+            )
 
     def settle(self) -> None:
         self._local_step += 1

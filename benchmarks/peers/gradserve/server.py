@@ -18,10 +18,15 @@ _STOP_SECONDS = 10.0
 
 @contextlib.contextmanager
 def serve(setup: Setup) -> Iterator[dict[str, Any]]:
-    """Runs `gradserve serve` on a TCP port that the system chooses."""
+    """Runs `gradserve serve` on TCP ports that the system chooses, unless the case names them."""
     address_file = setup.scratch / "address"
     command = [sys.executable, "-m", "gradserve_server", "serve"]
-    command += ["--listen", "127.0.0.1:0", "--address-file", str(address_file)]
+    command += ["--listen", setup.options.get("listen", "127.0.0.1:0"), "--address-file", str(address_file)]
+    match setup.options.get("transport"):
+        case "shared_memory":
+            command += ["--shared-memory-socket", str(setup.scratch / "shared-memory")]
+        case "bulk" if "bulk_listen" in setup.options:
+            command += ["--bulk-listen", setup.options["bulk_listen"]]
     if "op" not in setup.options:  # other cases need no kernels, nor the memory and time for loading them
         command += ["--warm-up", "false"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as server:

@@ -1,7 +1,8 @@
-"""A worker that averages a ResNet-50's gradients by all-reduce, with the gradients left in place.
+"""A worker that averages gradients by all-reduce, with the gradients left in place.
 
-Without `bucket_bytes` the 161 tensors are reduced one by one. With it they are views into buckets of that size, laid
-out as by PyTorch's DistributedDataParallel, and all buckets are reduced at once.
+They are a ResNet-50's 161 tensors, or one tensor if `num_bytes` is given. Without `bucket_bytes` the tensors are
+reduced one by one. With it they are views into buckets of that size, laid out as by PyTorch's DistributedDataParallel,
+and all buckets are reduced at once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from benchmarks.peers.driver import Setup, Worker, run_worker
 from benchmarks.workloads.resnet50 import parameter_shapes
 
 
-class ResNetWorker(Worker):
+class AllReduceWorker(Worker):
     """One rank of the process group."""
 
     def __init__(self, setup: Setup) -> None:
@@ -26,6 +27,8 @@ class ResNetWorker(Worker):
         bucket_bytes = setup.options["bucket_bytes"]
         self._together = bucket_bytes is not None
         lengths = [math.prod(shape) for shape in parameter_shapes().values()]
+        if "num_bytes" in setup.options:
+            lengths = [setup.num_floats]
         self._tensors = [torch.empty(length) for length in _buckets(lengths, bucket_bytes or 0)]
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         dist.init_process_group(
@@ -63,4 +66,4 @@ def _buckets(lengths: list[int], bucket_bytes: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    run_worker(ResNetWorker, packages=["torch"])
+    run_worker(AllReduceWorker, packages=["torch"])

@@ -1,0 +1,123 @@
+"""A link of a chosen bandwidth to a network namespace, where a server runs.
+
+Two virtual network devices (veth) are the ends of the link: one here, one in the namespace. A token bucket filter (tbf)
+caps what each of them sends. The namespace belongs to a process that ends when this one does, however that ends; with
+the process go the namespace, and with that both devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_PROGRAMS = ("ip", "tc", "unshare", "nsenter")
+_COMMAND_SECONDS = 30.0
+_QUEUE_SECONDS = 0.05
+_BURST_SECONDS = 0.01
+_LEAST_BURST_BYTES = 32 * 1024
+
+
+class LinkNotAvailableError(Exception):
+    """The machine cannot make links; the message says why in one line."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link to a namespace.
+
+    Attributes:
+        here: The address of this end.
+        there: The address of the end in the namespace.
+        enter: A command that becomes the command that follows it, in the namespace.
+    """
+
+    here: str
+    there: str
+    enter: tuple[str, ...]
+
+
+@contextlib.contextmanager
+def capped_link(megabits: float) -> Iterator[Link]:
+    """Makes a link with so many Mbit/s in each direction, until the end of the block.
+
+    Raises:
+        LinkNotAvailableError: The machine has no such links, or this process is not allowed to make them.
+    """
+    for program in _PROGRAMS:
+        if shutil.which(program) is None:
+            raise LinkNotAvailableError(f"{program} is not installed")
+    number = random.SystemRandom().randrange(1 << 15)
+    # 198.18.0.0/15 is reserved for benchmarks of networks, so it is not in use; every link has four of its addresses.
+    base = (198 << 24 | 18 << 16) + 4 * number
+    here, there = _dotted(base + 1), _dotted(base + 2)
+    device = f"gradserve{number}"
+    with _namespace() as pid, _pair_of_devices(device, pid):
+        enter = ("nsenter", f"--net=/proc/{pid}/ns/net", "--")
+        for prefix, address in (((), here), (enter, there)):
+            _run(*prefix, "ip", "address", "add", f"{address}/30", "dev", device)
+            _run(*prefix, "ip", "link", "set", device, "up")
+            _run(*prefix, "tc", "qdisc", "add", "dev", device, "root", *_filter(megabits))
+        _run(*enter, "ip", "link", "set", "lo", "up")
+        yield Link(here, there, enter)
+
+
+def _filter(megabits: float) -> tuple[str, ...]:
+    bits = megabits * 1e6
+    burst = max(int(bits / 8 * _BURST_SECONDS), _LEAST_BURST_BYTES)
+    return ("tbf", "rate", f"{bits:.0f}bit", "burst", str(burst), "latency", f"{_QUEUE_SECONDS * 1e3:.0f}ms")
+
+
+@contextlib.contextmanager
+def _namespace() -> Iterator[int]:
+    """Starts a process in a network namespace of its own, and yields its id; it ends when its input does."""
+    with subprocess.Popen(
+        ["unshare", "--net", "cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    ) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert holder.stderr is not None
+        with contextlib.suppress(BrokenPipeError):
+            holder.stdin.write(b"\n")  # comes back when the namespace is there
+        if not holder.stdout.readline():
+            raise LinkNotAvailableError(_last_line(holder.stderr.read()))
+        try:
+            yield holder.pid
+        finally:
+            holder.stdin.close()
+
+
+@contextlib.contextmanager
+def _pair_of_devices(name: str, pid: int) -> Iterator[None]:
+    """Makes two devices of the same name, one here and one in the namespace of a process."""
+    _run("ip", "link", "add", name, "type", "veth", "peer", "name", name, "netns", str(pid))
+    try:
+        yield
+    finally:
+        # The kernel removes both some time after the namespace has lost its last process: do it now.
+        with contextlib.suppress(LinkNotAvailableError):
+            _run("ip", "link", "delete", name)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(
+        command, capture_output=True, timeout=_COMMAND_SECONDS, check=False, env={**os.environ, "LC_ALL": "C"}
+    )
+    if done.returncode:
+        raise LinkNotAvailableError(f"{' '.join(command)}: {_last_line(done.stderr)}")
+
+
+def _last_line(output: bytes) -> str:
+    return (output.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
+
+
+def _dotted(address: int) -> str:
+    return ".".join(str(address >> shift & 255) for shift in (24, 16, 8, 0))
