@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from gradserve_server.accumulators.gradient import Array
+from gradserve_server.accumulators.gradient import Array, Gradient
 from gradserve_server.accumulators.spec import ComponentSpec, DType, Reduction, shape_text
 from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.errors import InvalidArgumentError
@@ -55,32 +55,31 @@ class DenseSums:
         """The memory of the sums."""
         return sum(each.nbytes for each in self._sums)
 
-    def growth(self, gradients: Mapping[str, Array], *, owned: bool) -> int:
-        """Returns the bytes of the memory quota that adding `gradients` takes."""
+    def growth(self, gradient: Gradient) -> int:
+        """Returns the bytes of the memory quota that adding `gradient` takes."""
         if self._sums:
             return 0
         return sum(
-            gradients[name].size * dtype.itemsize
-            for name, dtype in self._dtypes.items()
-            if not _adoptable(gradients[name], dtype, owned=owned)
+            value.size * dtype.itemsize
+            for value, dtype in zip(self._values(gradient), self._dtypes.values(), strict=True)
+            if not _adoptable(value, dtype, owned=gradient.is_adoptable)
         )
 
-    def stage(self, gradients: Mapping[str, Array], weight: float, *, owned: bool) -> Callable[[], None]:
+    def stage(self, gradient: Gradient, weight: float) -> Callable[[], None]:
         """Prepares an addition; returns the function that carries it out.
 
         Args:
-            gradients: The gradient of each component.
-            weight: Their factor.
-            owned: Whether the sums may take over their memory.
+            gradient: The gradient.
+            weight: Its factor.
 
         Raises:
             MemoryError: There is not enough memory.
         """
-        values = [gradients[name] for name in self._dtypes]
+        values = self._values(gradient)
         if self._sums:
             return lambda: self._reducer.add_scaled(self._sums, values, weight)
         sums = [
-            value if _adoptable(value, dtype, owned=owned) else self._allocate(value.shape, dtype)
+            value if _adoptable(value, dtype, owned=gradient.is_adoptable) else self._allocate(value.shape, dtype)
             for value, dtype in zip(values, self._dtypes.values(), strict=True)
         ]
 
@@ -122,6 +121,10 @@ class DenseSums:
             return list(results)
 
         return end
+
+    def _values(self, gradient: Gradient) -> list[Array]:
+        values: Mapping[str, Any] = gradient.values
+        return [values[name] for name in self._dtypes]
 
 
 def _adoptable(gradient: Array, dtype: DType, *, owned: bool) -> bool:

@@ -49,6 +49,7 @@ class RoundSum:
             copies: Copies live gradients whose values are checked.
         """
         self._spec = spec
+        self._dense = spec.dense_components
         self._summation = summation
         self._compute = compute
         self._quota = memory
@@ -150,12 +151,12 @@ class RoundSum:
 
     def _memory_for_average(self) -> list[Array] | None:
         """Reserves memory that others read in place, for the dense components; returns None if the sums must do."""
-        dense = self._spec.dense_components
-        if not dense or self._shapes is None:
+        if not self._dense or self._shapes is None:
             return None
         try:
-            memory = self._average_memory.arrays([(self._shapes[each.name], each.dtype) for each in dense])
-            self._account.grow(sum(each.nbytes for each in memory or ()))
+            memory = self._average_memory.arrays([(self._shapes[each.name], each.dtype) for each in self._dense])
+            if memory is not None:
+                self._account.grow(sum(each.nbytes for each in memory))
         except (MemoryError, ResourceExhaustedError):
             return None
         return memory

@@ -1,9 +1,9 @@
 """Adds up the gradients of a round: as they arrive, or in the order of their workers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -92,7 +92,8 @@ class ArrivalOrderSum:
 
     def __init__(self, spec: AccumulatorSpec, reducer: Reducer, allocate: Allocate) -> None:
         self._spec = spec
-        dtypes = {each.name: spec.sum_dtype(each) for each in spec.dense_components}
+        self._dense_components = spec.dense_components
+        dtypes = {each.name: spec.sum_dtype(each) for each in self._dense_components}
         self._dense = DenseSums(dtypes, reducer, allocate)
         self._sparse = {
             each.name: SparseSum(spec.sum_dtype(each), each) for each in spec.components if each.layout is Layout.SPARSE
@@ -105,8 +106,8 @@ class ArrivalOrderSum:
 
     def growth(self, gradient: Gradient) -> int:
         """Returns the most bytes of the memory quota that adding `gradient` takes."""
-        sparse = sum(self._sparse[name].growth(value) for name, value in gradient.sparse.items())
-        return self._dense.growth(gradient.dense, owned=gradient.is_adoptable) + sparse
+        values: Mapping[str, Any] = gradient.values
+        return self._dense.growth(gradient) + sum(each.growth(values[name]) for name, each in self._sparse.items())
 
     def stage(self, gradient: Gradient, contribution: Contribution) -> Staged[None]:
         """Prepares the addition of a checked gradient.
@@ -115,9 +116,10 @@ class ArrivalOrderSum:
             MemoryError: There is not enough memory.
         """
         weight = contribution.weight
+        values: Mapping[str, Any] = gradient.values
         with np.errstate(all="ignore"):
-            commits = [self._sparse[name].stage(value, weight) for name, value in gradient.sparse.items()]
-        commits.append(self._dense.stage(gradient.dense, weight, owned=gradient.is_adoptable))
+            commits = [each.stage(values[name], weight) for name, each in self._sparse.items()]
+        commits.append(self._dense.stage(gradient, weight))
         return Staged(partial(_carry_out, commits), gradient.dense_nbytes)
 
     @property
@@ -138,13 +140,12 @@ class ArrivalOrderSum:
                 for component in self._spec.components
                 if component.layout is Layout.SPARSE
             }
-        dense = self._spec.dense_components
-        dtypes = [each.dtype for each in dense]
+        dtypes = [each.dtype for each in self._dense_components]
         end_dense = self._dense.stage_average(dtypes, reduction, total_weight, memory)
 
         def end() -> dict[str, Value]:
             values: dict[str, Value] = {name: end_sparse() for name, end_sparse in ends.items()}
-            values.update(zip((each.name for each in dense), end_dense(), strict=True))
+            values.update(zip((each.name for each in self._dense_components), end_dense(), strict=True))
             return {component.name: values[component.name] for component in self._spec.components}
 
         return Staged(end, self._dense.nbytes)

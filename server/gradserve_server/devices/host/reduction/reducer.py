@@ -86,13 +86,13 @@ class Reducer:
             outs: The results; each is either its `source` itself or other memory.
         """
         pairs = list(zip(sources, outs, strict=True))
-        self._compute(_SCALE, factor, (pair for pair in pairs if pair[0] is not pair[1]))
+        self._compute(_SCALE, factor, [pair for pair in pairs if pair[0] is not pair[1]])
         if factor != 1.0:
-            self._compute(_SCALE_IN_PLACE, factor, ((out,) for source, out in pairs if source is out))
+            self._compute(_SCALE_IN_PLACE, factor, [(out,) for source, out in pairs if source is out])
 
     def add_scaled(self, totals: Sequence[Array], sources: Sequence[Array], factor: float) -> None:
         """Computes total += source factor for each, in the dtype of `total`."""
-        self._compute(_ADD_SCALED, factor, zip(totals, sources, strict=True))
+        self._compute(_ADD_SCALED, factor, list(zip(totals, sources, strict=True)))
 
     def divide(self, totals: Sequence[Array], divisor: float, outs: Sequence[Array]) -> None:
         """Computes out = total / divisor for each, in the dtype of `total`, then rounded to that of `out`.
@@ -103,27 +103,33 @@ class Reducer:
             outs: The results; each is either its `total` itself or other memory.
         """
         pairs = list(zip(totals, outs, strict=True))
-        self._compute(_DIVIDE, divisor, (pair for pair in pairs if pair[0] is not pair[1]))
+        self._compute(_DIVIDE, divisor, [pair for pair in pairs if pair[0] is not pair[1]])
         if divisor != 1.0:
-            self._compute(_DIVIDE_IN_PLACE, divisor, ((total,) for total, out in pairs if total is out))
+            self._compute(_DIVIDE_IN_PLACE, divisor, [(total,) for total, out in pairs if total is out])
 
-    def _compute(self, operation: _Operation, number: float, rows: Iterable[Row]) -> None:
-        for alike in _alike(rows):
-            sizes = [row[0].size for row in alike]
-            if sum(sizes) * max(array.itemsize for array in alike[0]) < self._shared_bytes:
-                whole = [Span(index, 0, size) for index, size in enumerate(sizes)]
-                _by_numpy(operation.by_numpy, number, alike, whole)
-                continue
-            kernels = self._kernels_for(operation, alike)
-            kernel = operation.kernel(kernels) if kernels is not None else None
-            if kernels is None or kernel is None:
-                chunks = cut(sizes, self._chunk_elements * _NUMPY_CHUNKS)
-                pieces = [partial(_by_numpy, operation.by_numpy, number, alike, chunk) for chunk in chunks]
-                self._parallel.run_all(pieces)
-            else:
-                chunks = cut(sizes, self._chunk_elements)
-                arguments = _kernel_arguments(alike[0][operation.total].dtype.type(number), alike, chunks)
-                kernels.run(self._parallel, kernel, arguments, len(chunks))
+    def _compute(self, operation: _Operation, number: float, rows: Sequence[Row]) -> None:
+        if not rows:
+            return
+        if sum([row[operation.total].nbytes for row in rows]) < self._shared_bytes:
+            with np.errstate(all="ignore"):
+                for row in rows:
+                    operation.by_numpy(number, *row)
+        else:
+            for alike in _alike(rows):
+                self._share(operation, number, alike)
+
+    def _share(self, operation: _Operation, number: float, rows: Sequence[Row]) -> None:
+        """Computes rows of the same dtypes on all threads."""
+        sizes = [row[0].size for row in rows]
+        kernels = self._kernels_for(operation, rows)
+        kernel = operation.kernel(kernels) if kernels is not None else None
+        if kernels is None or kernel is None:
+            chunks = cut(sizes, self._chunk_elements * _NUMPY_CHUNKS)
+            self._parallel.run_all([partial(_by_numpy, operation.by_numpy, number, rows, chunk) for chunk in chunks])
+        else:
+            chunks = cut(sizes, self._chunk_elements)
+            arguments = _kernel_arguments(rows[0][operation.total].dtype.type(number), rows, chunks)
+            kernels.run(self._parallel, kernel, arguments, len(chunks))
 
     def _kernels_for(self, operation: _Operation, rows: Sequence[Row]) -> Kernels | None:
         gradient, total = rows[0][operation.gradient], rows[0][operation.total]

@@ -30,6 +30,9 @@ def add_scaled(factor: float, total: Array, source: Array) -> None:
     if factor == 1.0:
         np.add(total, source, out=total)
         return
+    if total.size <= _BLOCK:
+        np.add(total, np.multiply(source, total.dtype.type(factor), dtype=total.dtype), out=total)
+        return
     for block, scratch in _blocks(total):
         np.multiply(source[block], total.dtype.type(factor), out=scratch, dtype=total.dtype)
         np.add(total[block], scratch, out=total[block])
@@ -44,6 +47,9 @@ def divide(divisor: float, total: Array, out: Array) -> None:
     """Computes out = total / divisor, in the dtype of `total`, then rounded to that of `out`."""
     if out.dtype == total.dtype:
         np.divide(total, total.dtype.type(divisor), out=out)
+        return
+    if total.size <= _BLOCK:
+        np.copyto(out, np.divide(total, total.dtype.type(divisor)), casting="unsafe")
         return
     for block, scratch in _blocks(total):
         np.divide(total[block], total.dtype.type(divisor), out=scratch)
