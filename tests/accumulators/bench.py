@@ -43,6 +43,7 @@ class Bench:
         journal: Journal[Event] | None = None,
         memory: Quota | None = None,
         average_memory: AverageMemory | None = None,
+        reducer: Reducer | None = None,
         **limits: Any,
     ) -> None:
         self.now = 0.0
@@ -50,7 +51,7 @@ class Bench:
         self.lifetimes = Lifetimes(lambda: self.now, 60.0)
         self.registry = AccumulatorRegistry(
             compute=compute or InlineCompute(),
-            reducer=Reducer(ForkJoin(1)),
+            reducer=reducer or Reducer(ForkJoin(1)),
             allocate=np.empty,
             make_average_memory=lambda: average_memory or NoAverageMemory(),
             memory=self.memory,

@@ -231,12 +231,12 @@ class Accumulator:
         with self._ledger.room_for(call):
             async with open_gradient() as given, self._exclusive():
                 outcome = self._ledger.judge(contribution, one_per_worker=one_per_worker)
-                async with self._sum.checked(given, joins=outcome is not Outcome.STALE) as gradient:
-                    event = GradientAnswered(call, contribution, outcome, awaits_average=pull is not None)
-                    if outcome is Outcome.ACCEPTED:
-                        await self._add(gradient, event)
-                    else:
-                        await self._journal.append(event)
+                gradient = await self._sum.check(given, joins=outcome is not Outcome.STALE)
+                event = GradientAnswered(call, contribution, outcome, awaits_average=pull is not None)
+                if outcome is Outcome.ACCEPTED:
+                    await self._add(gradient, event)
+                else:
+                    await self._journal.append(event)
                 applied = self._ledger.answer(event)
                 if pull is not None and applied.round is not None and not pull.answer.cancelled():
                     pull.round = applied.round
@@ -271,13 +271,16 @@ class Accumulator:
 
     @asynccontextmanager
     async def _exclusive(self) -> AsyncIterator[None]:
-        """Holds the lock; serves waiting takes before releasing it."""
+        """Holds the lock; serves waiting takes and finishes the sum before releasing it."""
         async with self._lock:
             self._check_open()
             try:
                 yield
             finally:
-                await self._serve_takers()
+                try:
+                    await self._serve_takers()
+                finally:
+                    await self._sum.finish()
 
     async def _serve_takers(self) -> None:
         while self._closed is None:

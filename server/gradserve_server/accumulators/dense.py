@@ -1,6 +1,7 @@
 """Sums of dense gradients (TensorFlow's ConditionalAccumulator)."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,10 +37,20 @@ def check_dense(component: ComponentSpec, gradient: Array, round_shape: tuple[in
     )
 
 
+@dataclass(frozen=True)
+class _Addition:
+    """An addition that is decided, but not carried out yet."""
+
+    values: list[Array]
+    weight: float
+    is_first: bool
+
+
 class DenseSums:
     """The running sums of all dense components, rounded to the dtypes of the sums at each addition.
 
-    `stage` and `stage_average` do what can fail, and change nothing; the functions that they return cannot fail.
+    `stage` and `stage_average` do what can fail, and change nothing; the functions that they return cannot fail. An
+    addition is carried out by `finish`, or together with the division if it ends the round.
     """
 
     def __init__(self, dtypes: Mapping[str, DType], reducer: Reducer, allocate: Allocate) -> None:
@@ -49,6 +60,7 @@ class DenseSums:
         self._allocate = allocate
         self._sums: list[Array] = []
         """In the order of `dtypes`; none before the first gradient of a round."""
+        self._pending: _Addition | None = None
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +78,7 @@ class DenseSums:
         )
 
     def stage(self, gradient: Gradient, weight: float) -> Callable[[], None]:
-        """Prepares an addition; returns the function that carries it out.
+        """Prepares an addition; returns the function that decides it. The gradient must not change until `finish`.
 
         Args:
             gradient: The gradient.
@@ -75,19 +87,33 @@ class DenseSums:
         Raises:
             MemoryError: There is not enough memory.
         """
+        self.finish()
         values = self._values(gradient)
-        if self._sums:
-            return lambda: self._reducer.add_scaled(self._sums, values, weight)
-        sums = [
+        addition = _Addition(values, weight, is_first=not self._sums)
+        sums = self._sums or [
             value if _adoptable(value, dtype, owned=gradient.is_adoptable) else self._allocate(value.shape, dtype)
             for value, dtype in zip(values, self._dtypes.values(), strict=True)
         ]
 
         def begin() -> None:
-            self._reducer.scale(values, weight, sums)
-            self._sums = sums
+            self._sums, self._pending = sums, addition
 
         return begin
+
+    @property
+    def pending_work(self) -> int:
+        """The number of bytes that `finish` processes."""
+        return self.nbytes if self._pending is not None else 0
+
+    def finish(self) -> None:
+        """Carries out the latest addition, if that has not been done, and forgets the gradient. Cannot fail."""
+        addition, self._pending = self._pending, None
+        if addition is None:
+            return
+        if addition.is_first:
+            self._reducer.scale(addition.values, addition.weight, self._sums)
+        else:
+            self._reducer.add_scaled(self._sums, addition.values, addition.weight)
 
     def stage_average(
         self,
@@ -107,20 +133,29 @@ class DenseSums:
         Raises:
             MemoryError: There is not enough memory.
         """
-        sums = self._sums
         results = memory or [
             total if dtype == total.dtype else self._allocate(total.shape, dtype)
-            for total, dtype in zip(sums, dtypes, strict=True)
+            for total, dtype in zip(self._sums, dtypes, strict=True)
         ]
 
         def end() -> list[Array]:
-            self._reducer.divide(sums, total_weight if reduction is Reduction.MEAN else 1.0, results)
+            self._divide(total_weight if reduction is Reduction.MEAN else 1.0, results)
             for result in results:
                 result.flags.writeable = False
             self._sums = []
             return list(results)
 
         return end
+
+    def _divide(self, divisor: float, results: Sequence[Array]) -> None:
+        """Computes the quotients, after the latest addition if that is pending."""
+        addition = self._pending
+        if addition is None or addition.is_first:
+            self.finish()
+            self._reducer.divide(self._sums, divisor, results)
+        else:
+            self._pending = None
+            self._reducer.add_and_divide(self._sums, addition.values, addition.weight, divisor, results)
 
     def _values(self, gradient: Gradient) -> list[Array]:
         values: Mapping[str, Any] = gradient.values

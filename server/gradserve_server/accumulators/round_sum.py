@@ -1,7 +1,6 @@
 """The sum of the current round."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
@@ -52,12 +51,13 @@ class RoundSum:
         self._dense = spec.dense_components
         self._summation = summation
         self._compute = compute
-        self._quota = memory
         self._account = Account(memory)
+        self._copied = Account(memory)
         self._make_room = make_room
         self._average_memory = average_memory
         self._copies = copies
         self._shapes: Shapes | None = None
+        self._is_unfinished = False
         self._closed = False
 
     @property
@@ -65,11 +65,10 @@ class RoundSum:
         """The memory of the sum, or of the gradients held for it."""
         return self._account.used
 
-    @asynccontextmanager
-    async def checked(self, gradient: Gradient, *, joins: bool) -> AsyncIterator[Gradient]:
+    async def check(self, gradient: Gradient, *, joins: bool) -> Gradient:
         """Checks a gradient; returns it with values in the components' dtypes.
 
-        Memory of copies that were needed for the check counts until the end of the block, or for the sum.
+        Memory of copies that were needed for the check counts until `finish`, or for the sum.
 
         Args:
             gradient: The gradient.
@@ -80,16 +79,12 @@ class RoundSum:
             ResourceExhaustedError: There is not enough memory.
         """
         shapes = self._shapes if joins else None
-        account = Account(self._quota)
         num_bytes = copied_bytes(self._spec, gradient)
         if num_bytes:
-            self._reserve(account, num_bytes)
-        try:
-            work = checking_work(self._spec, gradient)
-            checked = await self._run(work, checked_gradient, self._spec, gradient, shapes, self._copies)
-            yield replace(checked, memory=(account,)) if num_bytes else checked
-        finally:
-            account.settle(0)
+            self._reserve(self._copied, num_bytes)
+        work = checking_work(self._spec, gradient)
+        checked = await self._run(work, checked_gradient, self._spec, gradient, shapes, self._copies)
+        return replace(checked, memory=(self._copied,)) if num_bytes else checked
 
     async def stage(self, gradient: Gradient, contribution: Contribution) -> Staged[None]:
         """Prepares the addition of a checked gradient: reserves memory, and does the part that can fail.
@@ -106,7 +101,8 @@ class RoundSum:
         return Staged(staged.commit, staged.work, value_shapes(gradient), gradient.memory)
 
     async def commit(self, staged: Staged[None]) -> None:
-        """Carries out a staged addition."""
+        """Carries out a staged addition, all but what `finish` does: the end of the round may do it with less work."""
+        self._is_unfinished = True
         try:
             await self._compute.run(staged.work, staged.commit)
         finally:
@@ -131,6 +127,15 @@ class RoundSum:
         """Returns the result of the round, and begins the next one."""
         self._shapes = None
         return await self._compute.run(staged.work, staged.commit)
+
+    async def finish(self) -> None:
+        """Carries out what is left of an addition. From then on its gradient is no longer used."""
+        try:
+            if self._is_unfinished:
+                await self._compute.run(self._summation.pending_work, self._summation.finish)
+                self._is_unfinished = False
+        finally:
+            self._copied.settle(0)
 
     def settle(self, givers: Sequence[Account] = ()) -> None:
         """Sets the memory counted for the sum to what it uses now.

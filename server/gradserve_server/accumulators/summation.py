@@ -24,7 +24,8 @@ Shapes = dict[str, tuple[int, ...]]
 class Summation(Protocol):
     """The arithmetic of an accumulator, without the decision on which gradients form a round.
 
-    Calls come one at a time, from any thread. A staged change is carried out before the next is staged, or never.
+    Calls come one at a time, from any thread. A staged change is carried out before the next is staged, or never. The
+    values of a gradient are there, unchanged by anyone but a client, until `finish`.
     """
 
     @property
@@ -42,6 +43,15 @@ class Summation(Protocol):
         Raises:
             MemoryError: There is not enough memory; nothing has changed.
         """
+        ...
+
+    @property
+    def pending_work(self) -> int:
+        """The number of bytes that `finish` processes."""
+        ...
+
+    def finish(self) -> None:
+        """Carries out what is left of the latest addition, which the end of a round may have done; cannot fail."""
         ...
 
     @property
@@ -120,7 +130,16 @@ class ArrivalOrderSum:
         with np.errstate(all="ignore"):
             commits = [each.stage(values[name], weight) for name, each in self._sparse.items()]
         commits.append(self._dense.stage(gradient, weight))
-        return Staged(partial(_carry_out, commits), gradient.dense_nbytes)
+        return Staged(partial(_carry_out, commits), 0)
+
+    @property
+    def pending_work(self) -> int:
+        """The number of bytes that `finish` processes."""
+        return self._dense.pending_work
+
+    def finish(self) -> None:
+        """Adds the dense values of the latest gradient to the sums, unless the end of the round did."""
+        self._dense.finish()
 
     @property
     def averaging_work(self) -> int:
@@ -193,6 +212,14 @@ class WorkerOrderSum:
             self._held.append((contribution, copied))
 
         return Staged(hold, gradient.dense_nbytes)
+
+    @property
+    def pending_work(self) -> int:
+        """The number of bytes that `finish` processes: none."""
+        return 0
+
+    def finish(self) -> None:
+        """Does nothing: gradients are held as they are."""
 
     @property
     def averaging_work(self) -> int:

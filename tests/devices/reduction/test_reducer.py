@@ -114,6 +114,22 @@ def test_quotients(reducer: Reducer, dtype: Any, sum_dtype: Any, divisor: float,
         assert_same_bits(outs, [each.astype(sum_dtype if in_place else dtype) for each in quotients])
 
 
+@pytest.mark.parametrize(("dtype", "sum_dtype"), PAIRS)
+@pytest.mark.parametrize("factor", [1.0, 0.3])
+@pytest.mark.parametrize("divisor", [1.0, 3.0])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_last_sum_and_its_quotient(
+    reducer: Reducer, dtype: Any, sum_dtype: Any, factor: float, divisor: float, *, in_place: bool
+) -> None:
+    sources, sums = arrays(dtype, 1), arrays(sum_dtype, 2)
+    outs = sums if in_place else [np.full(each.shape, 7, dtype) for each in sums]
+    reducer.add_and_divide(sums, sources, factor, divisor, outs)
+    expected, found = arrays(sum_dtype, 2), [np.empty_like(each) for each in outs]
+    reducer.add_scaled(expected, sources, factor)
+    reducer.divide(expected, divisor, found)
+    assert_same_bits(outs, found)
+
+
 def test_lists_of_several_dtypes(reducer: Reducer) -> None:
     dtypes = [np.float32, np.float16, np.float64, np.float32]
     sources = [np.full(100, index, dtype) for index, dtype in enumerate(dtypes)]

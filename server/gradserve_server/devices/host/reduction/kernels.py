@@ -19,6 +19,8 @@ class Kernels(ChunkedKernels):
     add_scaled: Kernel
     divide: Kernel
     divide_in_place: Kernel
+    add_and_divide: Kernel
+    add_and_divide_in_place: Kernel
 
 
 _SUMS = {np.float32: "float32", ml_dtypes.bfloat16: "float32", np.float16: "float32", np.float64: "float64"}
@@ -33,6 +35,12 @@ REDUCTION = KernelTable(
         "add_scaled": Declared("loops.add_scaled", "int64[2], int64[], {S}, {S}[], const {G}[]"),
         "divide": Declared("loops.divide", "int64[2], int64[], {S}, const {S}[], {G}[]"),
         "divide_in_place": Declared("loops.divide_in_place", "int64[2], int64[], {S}, {S}[]"),
+        "add_and_divide": Declared(
+            "loops.add_and_divide", "int64[2], int64[], {S}, {S}, const {S}[], const {G}[], {G}[]"
+        ),
+        "add_and_divide_in_place": Declared(
+            "loops.add_and_divide_in_place", "int64[2], int64[], {S}, {S}, {S}[], const {G}[]"
+        ),
     },
     contract=False,
 )

@@ -31,7 +31,7 @@ class _Operation:
     """An operation on rows.
 
     Attributes:
-        by_numpy: Computes it, given a number and the flat arrays of a row.
+        by_numpy: Computes it, given numbers and the arrays of a row.
         kernel: Returns its kernel, None if it has none.
         gradient: The index in a row of an array in the dtype of gradients.
         total: The index in a row of an array in the dtype of sums.
@@ -48,6 +48,10 @@ _SCALE_IN_PLACE = _Operation(with_numpy.scale_in_place, lambda kernels: None, gr
 _ADD_SCALED = _Operation(with_numpy.add_scaled, lambda kernels: kernels.add_scaled, gradient=1, total=0)
 _DIVIDE = _Operation(with_numpy.divide, lambda kernels: kernels.divide, gradient=1, total=0)
 _DIVIDE_IN_PLACE = _Operation(with_numpy.divide_in_place, lambda kernels: kernels.divide_in_place, gradient=0, total=0)
+_ADD_AND_DIVIDE = _Operation(with_numpy.add_and_divide, lambda kernels: kernels.add_and_divide, gradient=1, total=0)
+_ADD_AND_DIVIDE_IN_PLACE = _Operation(
+    with_numpy.add_and_divide_in_place, lambda kernels: kernels.add_and_divide_in_place, gradient=1, total=0
+)
 
 
 class Reducer:
@@ -86,13 +90,13 @@ class Reducer:
             outs: The results; each is either its `source` itself or other memory.
         """
         pairs = list(zip(sources, outs, strict=True))
-        self._compute(_SCALE, factor, [pair for pair in pairs if pair[0] is not pair[1]])
+        self._compute(_SCALE, (factor,), [pair for pair in pairs if pair[0] is not pair[1]])
         if factor != 1.0:
-            self._compute(_SCALE_IN_PLACE, factor, [(out,) for source, out in pairs if source is out])
+            self._compute(_SCALE_IN_PLACE, (factor,), [(out,) for source, out in pairs if source is out])
 
     def add_scaled(self, totals: Sequence[Array], sources: Sequence[Array], factor: float) -> None:
         """Computes total += source factor for each, in the dtype of `total`."""
-        self._compute(_ADD_SCALED, factor, list(zip(totals, sources, strict=True)))
+        self._compute(_ADD_SCALED, (factor,), list(zip(totals, sources, strict=True)))
 
     def divide(self, totals: Sequence[Array], divisor: float, outs: Sequence[Array]) -> None:
         """Computes out = total / divisor for each, in the dtype of `total`, then rounded to that of `out`.
@@ -103,32 +107,57 @@ class Reducer:
             outs: The results; each is either its `total` itself or other memory.
         """
         pairs = list(zip(totals, outs, strict=True))
-        self._compute(_DIVIDE, divisor, [pair for pair in pairs if pair[0] is not pair[1]])
+        self._compute(_DIVIDE, (divisor,), [pair for pair in pairs if pair[0] is not pair[1]])
         if divisor != 1.0:
-            self._compute(_DIVIDE_IN_PLACE, divisor, [(total,) for total, out in pairs if total is out])
+            self._compute(_DIVIDE_IN_PLACE, (divisor,), [(total,) for total, out in pairs if total is out])
 
-    def _compute(self, operation: _Operation, number: float, rows: Sequence[Row]) -> None:
+    def add_and_divide(
+        self,
+        totals: Sequence[Array],
+        sources: Sequence[Array],
+        factor: float,
+        divisor: float,
+        outs: Sequence[Array],
+    ) -> None:
+        """Computes out = (total + source factor) / divisor for each; see `add_scaled` and `divide`.
+
+        Args:
+            totals: The sums. They may be changed.
+            sources: What is added.
+            factor: The factor of the sources.
+            divisor: The divisor.
+            outs: The results; each is either its `total` itself or other memory.
+        """
+        rows = list(zip(totals, sources, outs, strict=True))
+        numbers = (factor, divisor)
+        self._compute(_ADD_AND_DIVIDE, numbers, [row for row in rows if row[0] is not row[2]])
+        self._compute(_ADD_AND_DIVIDE_IN_PLACE, numbers, [row[:2] for row in rows if row[0] is row[2]])
+
+    def _compute(self, operation: _Operation, numbers: Sequence[float], rows: Sequence[Row]) -> None:
         if not rows:
             return
         if sum([row[operation.total].nbytes for row in rows]) < self._shared_bytes:
             with np.errstate(all="ignore"):
                 for row in rows:
-                    operation.by_numpy(number, *row)
+                    operation.by_numpy(*numbers, *row)
         else:
             for alike in _alike(rows):
-                self._share(operation, number, alike)
+                self._share(operation, numbers, alike)
 
-    def _share(self, operation: _Operation, number: float, rows: Sequence[Row]) -> None:
+    def _share(self, operation: _Operation, numbers: Sequence[float], rows: Sequence[Row]) -> None:
         """Computes rows of the same dtypes on all threads."""
         sizes = [row[0].size for row in rows]
         kernels = self._kernels_for(operation, rows)
         kernel = operation.kernel(kernels) if kernels is not None else None
         if kernels is None or kernel is None:
             chunks = cut(sizes, self._chunk_elements * _NUMPY_CHUNKS)
-            self._parallel.run_all([partial(_by_numpy, operation.by_numpy, number, rows, chunk) for chunk in chunks])
+            self._parallel.run_all([partial(_by_numpy, operation.by_numpy, numbers, rows, chunk) for chunk in chunks])
         else:
             chunks = cut(sizes, self._chunk_elements)
-            arguments = _kernel_arguments(rows[0][operation.total].dtype.type(number), rows, chunks)
+            spans, firsts = _addresses(rows, chunks)
+            dtype = rows[0][operation.total].dtype
+            like = [np.empty(0, ELEMENTS[array.dtype]) for array in rows[0]]
+            arguments = (spans, firsts, *map(dtype.type, numbers), *like)
             kernels.run(self._parallel, kernel, arguments, len(chunks))
 
     def _kernels_for(self, operation: _Operation, rows: Sequence[Row]) -> Kernels | None:
@@ -150,20 +179,18 @@ def _alike(rows: Iterable[Row]) -> Iterable[list[Row]]:
     return groups.values()
 
 
-def _by_numpy(function: Callable[..., None], number: float, rows: Sequence[Row], spans: Iterable[Span]) -> None:
+def _by_numpy(
+    function: Callable[..., None], numbers: Sequence[float], rows: Sequence[Row], spans: Iterable[Span]
+) -> None:
     with np.errstate(all="ignore"):  # which is set per thread
         for which, begin, end in spans:
-            function(number, *(array.reshape(-1)[begin:end] for array in rows[which]))
+            function(*numbers, *(array.reshape(-1)[begin:end] for array in rows[which]))
 
 
-def _kernel_arguments(
-    number: np.floating[Any], rows: Sequence[Row], chunks: Sequence[Sequence[Span]]
-) -> tuple[Any, ...]:
+def _addresses(rows: Sequence[Row], chunks: Sequence[Sequence[Span]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the spans for kernels, and the first one of each chunk; see `loops`."""
     addresses = np.array([[array.ctypes.data for array in row] for row in rows])
-    spans = np.array([span for chunk in chunks for span in chunk])
-    which, begin, end = spans.T
+    which, begin, end = np.array([span for chunk in chunks for span in chunk]).T
     item_sizes = [array.itemsize for array in rows[0]]
     places = addresses[which] + begin[:, None] * item_sizes
-    firsts = np.cumsum([0, *map(len, chunks)])
-    like = [np.empty(0, ELEMENTS[array.dtype]) for array in rows[0]]
-    return np.column_stack((end - begin, places)), firsts, number, *like
+    return np.column_stack((end - begin, places)), np.cumsum([0, *map(len, chunks)])

@@ -40,7 +40,8 @@ def add_scaled(factor: float, total: Array, source: Array) -> None:
 
 def divide_in_place(divisor: float, total: Array) -> None:
     """Computes total /= divisor."""
-    np.divide(total, total.dtype.type(divisor), out=total)
+    if divisor != 1.0:
+        np.divide(total, total.dtype.type(divisor), out=total)
 
 
 def divide(divisor: float, total: Array, out: Array) -> None:
@@ -54,6 +55,21 @@ def divide(divisor: float, total: Array, out: Array) -> None:
     for block, scratch in _blocks(total):
         np.divide(total[block], total.dtype.type(divisor), out=scratch)
         np.copyto(out[block], scratch, casting="unsafe")
+
+
+def add_and_divide_in_place(factor: float, divisor: float, total: Array, source: Array) -> None:
+    """Computes total = (total + source factor) / divisor, in the dtype of `total`."""
+    add_scaled(factor, total, source)
+    divide_in_place(divisor, total)
+
+
+def add_and_divide(factor: float, divisor: float, total: Array, source: Array, out: Array) -> None:
+    """Computes out = (total + source factor) / divisor, in the dtype of `total`, then rounded to that of `out`.
+
+    Changes `total`.
+    """
+    add_scaled(factor, total, source)
+    divide(divisor, total, out)
 
 
 def _blocks(total: Array) -> Iterator[tuple[slice, Array]]:
