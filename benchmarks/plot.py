@@ -69,7 +69,7 @@ def _label(target: Mapping[str, Any]) -> str:
 def _figures(target: Mapping[str, Any]) -> str:
     if target["kind"] == "speed":
         return f"{target['measured']:.2f}x, target {target['target']:g}x"
-    return f"{target['measured']:.3g} {target['unit']}, at most {target['limit']:g}"
+    return f"{target['measured']:.4g} {target['unit']}, at most {target['limit']:g}"
 
 
 def _text(x: float, y: float, text: str, colour: str, *, anchor: str = "start", weight: str = "normal") -> str:

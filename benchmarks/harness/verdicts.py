@@ -90,7 +90,7 @@ class LimitVerdict:
         if self.measured is None:
             return f"not measured: {self.title}: {self.own}: {bound}"
         word = "reached" if self.measured <= self.limit else "MISSED"
-        return f"{word}: {self.title}: {self.own}: {self.measured:.3g} {self.unit}, {bound}"
+        return f"{word}: {self.title}: {self.own}: {self.measured:.4g} {self.unit}, {bound}"
 
     def to_json(self) -> Mapping[str, Any]:
         """Returns the fields, and how far the target was reached: 1 and more is reached."""
