@@ -1,5 +1,6 @@
 """Element-wise arithmetic on lists of arrays."""
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,9 @@ Row: TypeAlias = tuple[Array, ...]
 
 _SHARED_BYTES = 1 << 20
 _CHUNK_ELEMENTS = 1 << 17
+
+_SMALL_PARTS = 32
+"""NumPy computes arrays of less than this part of a chunk sooner than a kernel learns where they are."""
 
 _NUMPY_CHUNKS = 8
 """The chunks that NumPy computes at once: threads that often give and take the GIL slow each other down."""
@@ -137,12 +141,12 @@ class Reducer:
         if not rows:
             return
         if sum([row[operation.total].nbytes for row in rows]) < self._shared_bytes:
-            with np.errstate(all="ignore"):
-                for row in rows:
-                    operation.by_numpy(*numbers, *row)
-        else:
-            for alike in _alike(rows):
-                self._share(operation, numbers, alike)
+            _one_by_one(operation, numbers, rows)
+            return
+        small = self._chunk_elements // _SMALL_PARTS
+        _one_by_one(operation, numbers, [row for row in rows if row[0].size <= small])
+        for alike in _alike(row for row in rows if row[0].size > small):
+            self._share(operation, numbers, alike)
 
     def _share(self, operation: _Operation, numbers: Sequence[float], rows: Sequence[Row]) -> None:
         """Computes rows of the same dtypes on all threads."""
@@ -171,12 +175,17 @@ class Reducer:
 
 
 def _alike(rows: Iterable[Row]) -> Iterable[list[Row]]:
-    """Groups the rows that are not empty by the dtypes of their arrays."""
+    """Groups rows by the dtypes of their arrays."""
     groups: dict[tuple[np.dtype[Any], ...], list[Row]] = {}
     for row in rows:
-        if row[0].size:
-            groups.setdefault(tuple(array.dtype for array in row), []).append(row)
+        groups.setdefault(tuple(array.dtype for array in row), []).append(row)
     return groups.values()
+
+
+def _one_by_one(operation: _Operation, numbers: Sequence[float], rows: Iterable[Row]) -> None:
+    with np.errstate(all="ignore"):
+        for row in rows:
+            operation.by_numpy(*numbers, *row)
 
 
 def _by_numpy(
@@ -188,9 +197,16 @@ def _by_numpy(
 
 
 def _addresses(rows: Sequence[Row], chunks: Sequence[Sequence[Span]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the spans for kernels, and the first one of each chunk; see `loops`."""
-    addresses = np.array([[array.ctypes.data for array in row] for row in rows])
-    which, begin, end = np.array([span for chunk in chunks for span in chunk]).T
-    item_sizes = [array.itemsize for array in rows[0]]
-    places = addresses[which] + begin[:, None] * item_sizes
-    return np.column_stack((end - begin, places)), np.cumsum([0, *map(len, chunks)])
+    """Returns the spans for kernels, and the first one of each chunk; see `loops`.
+
+    Without NumPy, whose calls take longer than the few numbers that there mostly are.
+    """
+    places = [[array.ctypes.data for array in row] for row in rows]
+    sizes = [array.itemsize for array in rows[0]]
+    spans: list[list[int]] = []
+    firsts = [0]
+    for chunk in chunks:
+        for which, begin, end in chunk:
+            spans.append([end - begin, *map(operator.add, places[which], [begin * size for size in sizes])])
+        firsts.append(len(spans))
+    return np.array(spans, np.int64), np.array(firsts, np.int64)
