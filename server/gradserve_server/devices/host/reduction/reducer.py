@@ -2,18 +2,18 @@
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.devices.host.kernel_table import ELEMENTS, Kernel, PreparedKernels
+from gradserve_server.devices.host.kernel_table import ELEMENTS, PreparedKernels
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.host.reduction import with_numpy
+from gradserve_server.devices.host.reduction import operations
 from gradserve_server.devices.host.reduction.chunks import Span, cut
 from gradserve_server.devices.host.reduction.kernels import REDUCTION, Kernels
+from gradserve_server.devices.host.reduction.operations import Operation
 
 Array: TypeAlias = NDArray[Any]
 
@@ -23,39 +23,15 @@ Row: TypeAlias = tuple[Array, ...]
 _SHARED_BYTES = 1 << 20
 _CHUNK_ELEMENTS = 1 << 17
 
+_EASY = 8
+"""The size, in units of `shared_bytes`, from which on threads share what NumPy computes in one pass over memory. To
+begin with kernels and threads takes as long as such a pass over a few megabytes."""
+
 _SMALL_PARTS = 32
 """NumPy computes arrays of less than this part of a chunk sooner than a kernel learns where they are."""
 
 _NUMPY_CHUNKS = 8
 """The chunks that NumPy computes at once: threads that often give and take the GIL slow each other down."""
-
-
-@dataclass(frozen=True)
-class _Operation:
-    """An operation on rows.
-
-    Attributes:
-        by_numpy: Computes it, given numbers and the arrays of a row.
-        kernel: Returns its kernel, None if it has none.
-        gradient: The index in a row of an array in the dtype of gradients.
-        total: The index in a row of an array in the dtype of sums.
-    """
-
-    by_numpy: Callable[..., None]
-    kernel: Callable[[Kernels], Kernel | None]
-    gradient: int
-    total: int
-
-
-_SCALE = _Operation(with_numpy.scale, lambda kernels: kernels.scale, gradient=0, total=1)
-_SCALE_IN_PLACE = _Operation(with_numpy.scale_in_place, lambda kernels: None, gradient=0, total=0)
-_ADD_SCALED = _Operation(with_numpy.add_scaled, lambda kernels: kernels.add_scaled, gradient=1, total=0)
-_DIVIDE = _Operation(with_numpy.divide, lambda kernels: kernels.divide, gradient=1, total=0)
-_DIVIDE_IN_PLACE = _Operation(with_numpy.divide_in_place, lambda kernels: kernels.divide_in_place, gradient=0, total=0)
-_ADD_AND_DIVIDE = _Operation(with_numpy.add_and_divide, lambda kernels: kernels.add_and_divide, gradient=1, total=0)
-_ADD_AND_DIVIDE_IN_PLACE = _Operation(
-    with_numpy.add_and_divide_in_place, lambda kernels: kernels.add_and_divide_in_place, gradient=1, total=0
-)
 
 
 class Reducer:
@@ -94,13 +70,13 @@ class Reducer:
             outs: The results; each is either its `source` itself or other memory.
         """
         pairs = list(zip(sources, outs, strict=True))
-        self._compute(_SCALE, (factor,), [pair for pair in pairs if pair[0] is not pair[1]])
+        self._compute(operations.SCALE, (factor,), [pair for pair in pairs if pair[0] is not pair[1]])
         if factor != 1.0:
-            self._compute(_SCALE_IN_PLACE, (factor,), [(out,) for source, out in pairs if source is out])
+            self._compute(operations.SCALE_IN_PLACE, (factor,), [(out,) for source, out in pairs if source is out])
 
     def add_scaled(self, totals: Sequence[Array], sources: Sequence[Array], factor: float) -> None:
         """Computes total += source factor for each, in the dtype of `total`."""
-        self._compute(_ADD_SCALED, (factor,), list(zip(totals, sources, strict=True)))
+        self._compute(operations.ADD_SCALED, (factor,), list(zip(totals, sources, strict=True)))
 
     def divide(self, totals: Sequence[Array], divisor: float, outs: Sequence[Array]) -> None:
         """Computes out = total / divisor for each, in the dtype of `total`, then rounded to that of `out`.
@@ -111,9 +87,9 @@ class Reducer:
             outs: The results; each is either its `total` itself or other memory.
         """
         pairs = list(zip(totals, outs, strict=True))
-        self._compute(_DIVIDE, (divisor,), [pair for pair in pairs if pair[0] is not pair[1]])
+        self._compute(operations.DIVIDE, (divisor,), [pair for pair in pairs if pair[0] is not pair[1]])
         if divisor != 1.0:
-            self._compute(_DIVIDE_IN_PLACE, (divisor,), [(total,) for total, out in pairs if total is out])
+            self._compute(operations.DIVIDE_IN_PLACE, (divisor,), [(total,) for total, out in pairs if total is out])
 
     def add_and_divide(
         self,
@@ -134,13 +110,13 @@ class Reducer:
         """
         rows = list(zip(totals, sources, outs, strict=True))
         numbers = (factor, divisor)
-        self._compute(_ADD_AND_DIVIDE, numbers, [row for row in rows if row[0] is not row[2]])
-        self._compute(_ADD_AND_DIVIDE_IN_PLACE, numbers, [row[:2] for row in rows if row[0] is row[2]])
+        self._compute(operations.ADD_AND_DIVIDE, numbers, [row for row in rows if row[0] is not row[2]])
+        self._compute(operations.ADD_AND_DIVIDE_IN_PLACE, numbers, [row[:2] for row in rows if row[0] is row[2]])
 
-    def _compute(self, operation: _Operation, numbers: Sequence[float], rows: Sequence[Row]) -> None:
+    def _compute(self, operation: Operation, numbers: Sequence[float], rows: Sequence[Row]) -> None:
         if not rows:
             return
-        if sum([row[operation.total].nbytes for row in rows]) < self._shared_bytes:
+        if not self._is_large(operation, numbers, rows):
             _one_by_one(operation, numbers, rows)
             return
         small = self._chunk_elements // _SMALL_PARTS
@@ -148,7 +124,14 @@ class Reducer:
         for alike in _alike(row for row in rows if row[0].size > small):
             self._share(operation, numbers, alike)
 
-    def _share(self, operation: _Operation, numbers: Sequence[float], rows: Sequence[Row]) -> None:
+    def _is_large(self, operation: Operation, numbers: Sequence[float], rows: Sequence[Row]) -> bool:
+        num_bytes = sum([row[operation.total].nbytes for row in rows])
+        if num_bytes < self._shared_bytes:
+            return False
+        is_easy = operation.is_easy(*numbers) and all(row[0].dtype == row[-1].dtype for row in rows)
+        return not is_easy or num_bytes >= self._shared_bytes * _EASY
+
+    def _share(self, operation: Operation, numbers: Sequence[float], rows: Sequence[Row]) -> None:
         """Computes rows of the same dtypes on all threads."""
         sizes = [row[0].size for row in rows]
         kernels = self._kernels_for(operation, rows)
@@ -164,7 +147,7 @@ class Reducer:
             arguments = (spans, firsts, *map(dtype.type, numbers), *like)
             kernels.run(self._parallel, kernel, arguments, len(chunks))
 
-    def _kernels_for(self, operation: _Operation, rows: Sequence[Row]) -> Kernels | None:
+    def _kernels_for(self, operation: Operation, rows: Sequence[Row]) -> Kernels | None:
         gradient, total = rows[0][operation.gradient], rows[0][operation.total]
         kernels = self._kernels.get(gradient.dtype)
         if kernels is None or total.dtype != REDUCTION.types[gradient.dtype]["S"]:
@@ -182,7 +165,7 @@ def _alike(rows: Iterable[Row]) -> Iterable[list[Row]]:
     return groups.values()
 
 
-def _one_by_one(operation: _Operation, numbers: Sequence[float], rows: Iterable[Row]) -> None:
+def _one_by_one(operation: Operation, numbers: Sequence[float], rows: Iterable[Row]) -> None:
     with np.errstate(all="ignore"):
         for row in rows:
             operation.by_numpy(*numbers, *row)
