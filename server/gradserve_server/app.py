@@ -32,6 +32,7 @@ from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.gradient_ops.service import GradientOpsServicer
 from gradserve_server.rpc.leases.service import LeaseServicer
+from gradserve_server.rpc.listeners.sockets.client_regions import max_regions
 from gradserve_server.rpc.listeners.sockets.context import SocketContext
 from gradserve_server.rpc.listeners.sockets.listener import SocketListener
 from gradserve_server.rpc.listeners.sockets.methods import methods_of
@@ -157,6 +158,7 @@ class Server:
             admission=self._services.admission,
             memory=memory,
             region_bytes=Quota(limits.max_region_bytes, "bytes of clients' shared memory"),
+            regions=Quota(max_regions(), "regions of clients' shared memory"),
             in_flight=in_flight,
             allocate=pool.empty,
             compute=self._compute,

@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar
 
 import gradserve_server.installed  # noqa: F401
 from gradserve_server.app import Server
-from gradserve_server.config import ListenConfig, ServerConfig
+from gradserve_server.config import ServerConfig
 from gradserve_server.parts import Parts
 
 T = TypeVar("T")
@@ -23,9 +23,10 @@ class LocalServer:
     """
 
     def __init__(self, config: ServerConfig | None = None, parts: Parts | None = None) -> None:
-        """Takes a configuration, whose addresses are replaced by a free port of 127.0.0.1, and other parts."""
+        """Takes a configuration, whose gRPC addresses are replaced by a free port of 127.0.0.1, and other parts."""
         base = config if config is not None else ServerConfig()
-        self._config = base.model_copy(update={"listen": ListenConfig(listen=("127.0.0.1:0",))})
+        listen = base.listen.model_copy(update={"listen": ("127.0.0.1:0",), "address_file": None})
+        self._config = base.model_copy(update={"listen": listen})
         self._parts = parts
         self._thread = threading.Thread(target=self._run, name="gradserve-local-server")
         self._ready = threading.Event()

@@ -130,7 +130,8 @@ class FrameClient:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         data = header.pack() + rest
         sent = self.sock.sendmsg([data], rights)
-        self.sock.sendall(data[sent:])
+        if sent < len(data):
+            self.sock.sendall(data[sent:])
 
     def receive(self) -> Frame:
         """Receives a frame.

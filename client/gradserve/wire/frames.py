@@ -11,6 +11,8 @@ PROTOCOL = 0x31535247
 
 HEADER_BYTES = 32
 MAX_NAME_BYTES = 256
+ALIGNMENT = 64
+"""Segments begin at multiples of this, in the payload and where they are."""
 MAX_SEGMENTS = 1 << 18
 """Twice the most tensors of a message."""
 
@@ -95,6 +97,11 @@ class FrameHeader:
         return self.size if self.kind in (FrameKind.CALL, FrameKind.REPLY) else 0
 
     @property
+    def has_more(self) -> bool:
+        """True if something follows the header."""
+        return bool(self.name_bytes or self.message_bytes or self.payload_bytes)
+
+    @property
     def head_bytes(self) -> int:
         """The number of bytes between the header and the payload: name, segments and message."""
         return self.name_bytes + self.num_segments * SEGMENT_BYTES + self.message_bytes
@@ -130,17 +137,29 @@ def unpack_segments(data: memoryview, header: FrameHeader) -> list[Segment]:
         header: The header of the frame.
 
     Raises:
-        FrameError: They overlap or are not in order, or one that follows the message ends after the frame.
+        FrameError: They overlap, are not in order or not aligned, or one that follows the message ends after the frame.
     """
     if not header.num_segments:
         return [Segment(0, header.payload_bytes, 0, 0)] if header.payload_bytes else []
     segments = [Segment(*each) for each in _SEGMENT.iter_unpack(data)]
-    end = 0
+    end = end_in_frame = 0
     for each in segments:
+        if each.start % ALIGNMENT or each.offset % ALIGNMENT:
+            raise FrameError(
+                f"expected segments at multiples of {ALIGNMENT}, got one at {each.start} that begins at {each.offset}"
+            )
         if each.start < end:
             raise FrameError(f"expected segments in order that do not overlap, got one at {each.start} before {end}")
         end = each.start + each.num_bytes
-        if not each.region and each.offset + each.num_bytes > header.payload_bytes:
+        if each.region:
+            continue
+        if each.offset < end_in_frame:
+            raise FrameError(
+                "expected segments that follow the message in order and without overlaps, got one at "
+                f"{each.offset} before {end_in_frame}"
+            )
+        end_in_frame = each.offset + each.num_bytes
+        if end_in_frame > header.payload_bytes:
             raise FrameError(
                 f"expected a segment within the {header.payload_bytes} bytes of the frame, got one of "
                 f"{each.num_bytes} at {each.offset}"

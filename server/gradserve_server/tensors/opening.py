@@ -37,6 +37,8 @@ class OpenedTensors:
         reference = self._references[path]
         if isinstance(reference, Live):
             return np.array(reference.array)
+        if isinstance(reference, Attached) and not reference.payload.is_filled:
+            return reference.array.copy()  # a view would keep memory alive that nobody counts
         if isinstance(reference, Inline | Attached):
             return reference.array
         if isinstance(reference, Malformed):
@@ -91,6 +93,8 @@ class OpenedTensors:
         """True if the call may write to all tensors: nobody else sees them, now or later, and none is used twice."""
         kinds = Counter(type(each) for each in self._references.values())
         if kinds[Live] or not kinds[Stored] + kinds[Attached]:
+            return False
+        if not all(each.payload.is_filled for each in self._references.values() if isinstance(each, Attached)):
             return False
         return not kinds[Stored] or (self._held.exclusive and kinds[Stored] == len(self._held.arrays))
 

@@ -13,6 +13,8 @@ from gradserve_server.tensors.references import Attached, Live, Malformed, Refer
 from gradserve_server.tensors.spec import TensorSpec
 
 ALIGNMENT = 64
+_MAX_OUT_OF_ORDER = 4096
+"""Inserting a hundred thousand ranges in descending order would keep all others waiting for seconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +49,9 @@ class Payload:
         self._segments = segments
         self._starts = [segment.start for segment in segments]
         self._taken: list[tuple[int, int]] = []
+        self._out_of_order = 0
+        self._allocated = 0 if memory is None else memory.used
+        self._own_bytes = self._num_own = 0
         self._unopened = 0
         self._users = 0
         self._done: Callable[[], None] | None = done
@@ -65,12 +70,24 @@ class Payload:
                 f"where the segment ends at {size}",
                 ".payload_offset",
             )
-        if not self._take(offset, end):
-            return Malformed("expected tensors that do not overlap in the payload", ".payload_offset")
+        fault = self._take(offset, end)
+        if fault is not None:
+            return Malformed(fault, ".payload_offset")
         memory = segment.memory[offset - segment.start : end - segment.start]
         self._unopened += 1
+        if not segment.is_live:
+            self._num_own += 1
+            self._own_bytes += spec.num_bytes
         array: NDArray[Any] = memory.view(spec.dtype).reshape(spec.shape)
         return Live(array, self) if segment.is_live else Attached(array, self)
+
+    @property
+    def is_filled(self) -> bool:
+        """True if tensors fill the call's own memory, but for gaps between them.
+
+        Otherwise who takes over a tensor would keep more memory alive than is counted.
+        """
+        return self._allocated - self._own_bytes < ALIGNMENT * max(self._num_own, 1)
 
     def begin_use(self, num_tensors: int) -> None:
         """Notes that a call opens some of the tensors."""
@@ -93,15 +110,19 @@ class Payload:
             self._segments = ()
             done()
 
-    def _take(self, start: int, end: int) -> bool:
-        """Notes a range; returns False if it overlaps another one."""
+    def _take(self, start: int, end: int) -> str | None:
+        """Notes a range; returns what is wrong with it, if anything is."""
+        if not self._taken or self._taken[-1][1] <= start:
+            self._taken.append((start, end))
+            return None
+        self._out_of_order += 1
+        if self._out_of_order > _MAX_OUT_OF_ORDER:
+            return f"expected at most {_MAX_OUT_OF_ORDER} tensors that are not in the order of the payload"
         index = bisect_right(self._taken, (start, end))
-        if index and self._taken[index - 1][1] > start:
-            return False
-        if index < len(self._taken) and self._taken[index][0] < end:
-            return False
+        if (index and self._taken[index - 1][1] > start) or (index < len(self._taken) and self._taken[index][0] < end):
+            return "expected tensors that do not overlap in the payload"
         insort(self._taken, (start, end))
-        return True
+        return None
 
 
 NO_PAYLOAD = Payload((), None)

@@ -21,6 +21,11 @@ class PayloadMemory(Protocol):
 
     memory: Account | None
 
+    @property
+    def is_filled(self) -> bool:
+        """True if tensors fill what the call owns of it, but for gaps between them."""
+        ...
+
     def begin_use(self, num_tensors: int, /) -> None:
         """Notes that a call opens some of its tensors."""
         ...

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping, Sized
+from collections.abc import AsyncIterator, Mapping, Sequence, Sized
 from typing import Any
 
 from numpy.typing import NDArray
@@ -122,7 +122,7 @@ class TensorServicer:
             if isinstance(reference, Stored):
                 raise InvalidArgumentError("expected the elements of a tensor, got a handle", field=f"{path}.handle")
         with self._opener.open(references) as opened:
-            arrays = [_owned(array) for array in opened.arrays().values()]
+            arrays = await self._owned(list(opened.arrays().values()))
             room = next(iter(opened.memory), None)
             handles = self._store.keep(arrays, lease, shared=False, room=room)
         return messages_pb2.StoreTensorsResponse(
@@ -131,6 +131,15 @@ class TensorServicer:
                 for array, handle in zip(arrays, handles, strict=True)
             ]
         )
+
+    async def _owned(self, arrays: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
+        """Returns arrays that nobody else refers to, and that can be deleted one by one.
+
+        A single one that came as payload is taken over. Several share its memory, so they are copied.
+        """
+        if len(arrays) == 1 and arrays[0].flags.writeable:
+            return arrays
+        return await self._residence.copy(arrays)
 
     async def ReadTensors(self, request: messages_pb2.ReadTensorsRequest, call: Call) -> WithContents:
         _check_some(request.handles, "handle")
@@ -178,11 +187,6 @@ def _check_some(things: Sized, what: str) -> None:
     if not len(things):
         raise InvalidArgumentError(f"expected at least one {what}, got none", field=f"{what}s")
     check_count(things, MAX_STREAM_TENSORS, f"{what}s", f"{what}s")
-
-
-def _owned(array: NDArray[Any]) -> NDArray[Any]:
-    """Returns an array that nobody else refers to: itself if it came as payload, otherwise a copy."""
-    return array if array.flags.writeable else array.copy()
 
 
 def _header(part: messages_pb2.PutTensorsRequest | memoryview | None) -> messages_pb2.PutTensorsHeader:

@@ -1,6 +1,7 @@
 """The regions of memory that a client has handed over on its connection."""
 
-from collections.abc import Mapping
+import contextlib
+import resource
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +10,15 @@ from gradserve.memory.sealed import RegionError, map_region
 from gradserve.wire.frames import FrameError
 from gradserve_server.tensors.quotas import Quota
 
+_MAX_MAPS = 16384
+"""Linux allows a process 65530 maps."""
+
+
+def max_regions() -> int:
+    """Returns how many regions of clients a server maps: each takes a map and, in Python, a descriptor."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MAX_MAPS if descriptors == resource.RLIM_INFINITY else min(descriptors // 2, _MAX_MAPS)
+
 
 class ClientRegions:
     """The regions of one connection, mapped read-only. They have no names and end with the connection.
@@ -16,9 +26,10 @@ class ClientRegions:
     They count with their declared sizes: reading an empty memory file takes memory that its owner does not pay for.
     """
 
-    def __init__(self, quota: Quota) -> None:
-        """Takes the quota of bytes of all clients' regions."""
-        self._quota = quota
+    def __init__(self, num_bytes: Quota, count: Quota) -> None:
+        """Takes the quotas of all clients' regions: of their bytes, and of their number."""
+        self._quota = num_bytes
+        self._count = count
         self._regions: dict[int, NDArray[np.uint8]] = {}
 
     def add(self, number: int, num_bytes: int, descriptor: int) -> None:
@@ -26,19 +37,18 @@ class ClientRegions:
 
         Raises:
             FrameError: It is not a region that can be mapped safely, or the number is taken or 0.
-            ResourceExhaustedError: All regions together would be too large.
+            ResourceExhaustedError: All regions together would be too large or too many.
         """
         if number == 0 or number in self._regions:
             raise FrameError(f"expected a new number other than 0 for a region, got {number}")
-        self._quota.acquire(num_bytes)
-        try:
-            memory = np.frombuffer(map_region(descriptor, num_bytes), np.uint8)
-        except BaseException as error:
-            self._quota.release(num_bytes)
-            if isinstance(error, RegionError):
+        with contextlib.ExitStack() as on_failure:
+            on_failure.enter_context(self._count.hold(1))
+            on_failure.enter_context(self._quota.hold(num_bytes))
+            try:
+                self._regions[number] = np.frombuffer(map_region(descriptor, num_bytes), np.uint8)
+            except RegionError as error:
                 raise FrameError(str(error)) from None
-            raise
-        self._regions[number] = memory
+            on_failure.pop_all()
 
     def drop(self, number: int) -> None:
         """Forgets a region.
@@ -50,6 +60,7 @@ class ClientRegions:
         if region is None:
             raise FrameError(f"expected the number of a region, got {number}")
         self._quota.release(region.size)
+        self._count.release()
 
     def part(self, number: int, offset: int, num_bytes: int) -> NDArray[np.uint8]:
         """Returns a part of a region, read-only.
@@ -69,6 +80,5 @@ class ClientRegions:
 
     def close(self) -> None:
         """Forgets all regions."""
-        sizes: Mapping[int, int] = {number: region.size for number, region in self._regions.items()}
-        self._regions.clear()
-        self._quota.release(sum(sizes.values()))
+        for number in list(self._regions):
+            self.drop(number)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
+from numpy.typing import NDArray
 
 from gradserve.v1 import socket_messages_pb2 as messages_pb2
 from gradserve.wire.contents import Contents, WithContents, encode_message
@@ -34,7 +35,7 @@ from gradserve_server.rpc.listeners.sockets.client_regions import ClientRegions
 from gradserve_server.rpc.listeners.sockets.context import SocketContext
 from gradserve_server.rpc.listeners.sockets.methods import Method
 from gradserve_server.rpc.listeners.sockets.server_regions import ServerRegions
-from gradserve_server.rpc.listeners.sockets.stream import FrameStream
+from gradserve_server.rpc.listeners.sockets.stream import FrameStream, SilentError
 from gradserve_server.rpc.sockets.tickets import Grant
 from gradserve_server.tensors.payload import Payload, PayloadSegment
 from gradserve_server.tensors.quotas import Account
@@ -43,6 +44,7 @@ _log = logging.getLogger(__name__)
 
 _HELLO_SECONDS = 10.0
 _MAX_HELLO_BYTES = 4096
+_ONLY_REGION = "expected a descriptor with REGION only"
 
 
 class _LeftError(Exception):
@@ -63,7 +65,7 @@ class Connection:
         self._stream = stream
         self._context = context
         self._has_regions = has_regions
-        self._client_regions = ClientRegions(context.region_bytes)
+        self._client_regions = ClientRegions(context.region_bytes, context.regions)
         self._server_regions = ServerRegions()
         self._grant: Grant | None = None
         self._gave_up = False
@@ -73,27 +75,28 @@ class Connection:
         """Whether no call is under way."""
 
     async def serve(self) -> None:
-        """Answers calls until the connection ends. Raises nothing but CancelledError."""
+        """Answers calls until the connection ends, or the server drains. Expects `close` afterwards."""
         try:
             await self._open()
-            while True:
+            while self._context.admission.is_open:
                 await self._next_frame()
         except (_LeftError, EOFError, OSError) as error:
             _log.debug("a client left its connection: %s", error)
         except FrameError as error:
             _log.debug("a connection broke the rules: %s", error)
             await self._refuse(InvalidArgumentError(str(error)))
+        except SilentError as error:
+            await self._refuse(DeadlineExceededError(str(error)))
         except ServiceError as error:
             await self._refuse(error)
-        finally:
-            self._close()
 
     @property
     def is_open(self) -> bool:
         """True once the client has shown its ticket."""
         return self._grant is not None
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Closes the socket, and forgets what belongs to the connection."""
         if self._grant is not None and self._has_regions:
             self._context.readers.count -= 1
         self._server_regions.close()
@@ -106,6 +109,7 @@ class Connection:
                 header, descriptor = await self._stream.read_header()
                 if descriptor is not None:
                     os.close(descriptor)
+                    raise FrameError(_ONLY_REGION)
                 if header.kind is not FrameKind.HELLO or header.number != PROTOCOL:
                     raise FrameError("expected HELLO as the first frame")
                 if header.name_bytes or header.payload_bytes or header.message_bytes > _MAX_HELLO_BYTES:
@@ -127,7 +131,9 @@ class Connection:
         header, descriptor = await self._stream.read_header()
         try:
             if descriptor is not None and header.kind is not FrameKind.REGION:
-                raise FrameError("expected a descriptor with REGION only")
+                raise FrameError(_ONLY_REGION)
+            if header.has_more and header.kind in (FrameKind.REGION, FrameKind.DROP, FrameKind.RELEASE):
+                raise FrameError(f"expected {header.kind.name} to be a header and nothing else")
             match header.kind:
                 case FrameKind.CALL:
                     self.is_idle = False
@@ -148,8 +154,6 @@ class Connection:
     async def _add_region(self, header: FrameHeader, descriptor: int | None) -> None:
         if not self._has_regions or descriptor is None:
             raise FrameError("expected REGION with a descriptor, over a Unix socket")
-        if header.name_bytes or header.message_bytes or header.payload_bytes:
-            raise FrameError("expected REGION without a message")
         try:
             self._client_regions.add(header.number, header.size, descriptor)
         except ResourceExhaustedError as error:
@@ -163,11 +167,7 @@ class Connection:
                 f"the message has {header.message_bytes} bytes, at most {self._context.max_message_bytes} are allowed"
             )
         assert self._grant is not None
-        allowed = self._grant.max_payload_bytes if self._grant.to_server else 0
-        if header.payload_bytes > allowed:
-            raise FrameError(
-                f"expected a payload of at most {allowed} bytes, as the ticket says, got {header.payload_bytes}"
-            )
+        self._check_allowed(header.payload_bytes)
         deadline = time.monotonic() + header.number * 1e-6 if header.number else None
         head = await self._stream.read(header.head_bytes)
         method = self._context.methods.get(bytes(head[: header.name_bytes]))
@@ -175,6 +175,8 @@ class Connection:
             payload = await self._receive(header, head, method)
         except ServiceError as error:
             return await self._reply_error(error)
+        except MemoryError:
+            return await self._reply_error(ResourceExhaustedError("the server has no memory left for this call"))
         if method is None:
             payload.close()
             name = bytes(head[: header.name_bytes]).decode(errors="replace")
@@ -183,29 +185,24 @@ class Connection:
         await self._answer(method, message, Call(method.name, deadline, payload, carries_results=self._grant.to_client))
         return None
 
+    def _check_allowed(self, num_bytes: int) -> None:
+        assert self._grant is not None
+        allowed = self._grant.max_payload_bytes if self._grant.to_server else 0
+        if num_bytes > allowed:
+            raise FrameError(f"expected a payload of at most {allowed} bytes, as the ticket says, got {num_bytes}")
+
     async def _receive(self, header: FrameHeader, head: memoryview, method: Method | None) -> Payload:
         """Receives a payload, and returns it with what lies in regions.
 
         Raises:
-            ResourceExhaustedError: There is no memory for it; it has been received and dropped.
+            MemoryError, ResourceExhaustedError: There is no memory for it; it has been received and dropped.
         """
         places = unpack_segments(head[header.name_bytes : -header.message_bytes or None], header)
+        self._check_allowed(sum(each.num_bytes for each in places))
         in_flight, memory = self._context.in_flight, Account(self._context.memory)
-        own = np.empty(0, np.uint8)
         self._payload_is_done.clear()
-        if header.payload_bytes:
-            await in_flight.enter(header.payload_bytes)
+        own = await self._receive_own(header.payload_bytes, memory)
         try:
-            if header.payload_bytes:
-                try:
-                    memory.grow(header.payload_bytes)
-                    own = self._context.allocate((header.payload_bytes,), np.dtype(np.uint8))
-                except (ServiceError, MemoryError) as error:
-                    await self._stream.discard(header.payload_bytes)
-                    if isinstance(error, MemoryError):
-                        raise ResourceExhaustedError("the server has no memory left for this call") from None
-                    raise
-                await self._stream.read_into(own)
             segments = []
             for each in places:
                 if each.region:
@@ -227,6 +224,35 @@ class Connection:
             self._payload_is_done.set()
 
         return Payload(segments, memory, done)
+
+    async def _receive_own(self, num_bytes: int, memory: Account) -> NDArray[np.uint8]:
+        """Receives what follows the message. Then it is in flight, and counted in an account.
+
+        Raises:
+            MemoryError, ResourceExhaustedError: There is no memory for it; it has been received and dropped.
+        """
+        if not num_bytes:
+            return np.empty(0, np.uint8)
+        in_flight = self._context.in_flight
+        waits = num_bytes <= self._context.memory.limit  # while one that never fits is dropped, others go on
+        if waits:
+            await in_flight.enter(num_bytes)
+        try:
+            memory.grow(num_bytes)
+            own = self._context.allocate((num_bytes,), np.dtype(np.uint8))
+        except (ResourceExhaustedError, MemoryError):
+            memory.settle(0)
+            if waits:
+                in_flight.leave(num_bytes)
+            await self._stream.discard(num_bytes)
+            raise
+        try:
+            await self._stream.read_into(own)
+        except BaseException:
+            memory.settle(0)
+            in_flight.leave(num_bytes)
+            raise
+        return own
 
     async def _copied(self, segments: list[PayloadSegment], memory: Account) -> list[PayloadSegment]:
         """Replaces segments in the client's memory by copies."""
@@ -258,6 +284,8 @@ class Connection:
         try:
             async with asyncio.timeout(None if call.deadline is None else call.time_left()):
                 response = await method.handle(method.decode(message), call)
+            if self._gave_up:
+                raise _LeftError("it gave up a call that could not be cancelled any more")
         except asyncio.CancelledError:
             if not self._gave_up or task.cancelling() > 1:
                 raise

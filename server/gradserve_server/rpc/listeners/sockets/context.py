@@ -26,6 +26,7 @@ class SocketContext:
         admission: Admits calls until the server drains.
         memory: The quota of bytes of tensors.
         region_bytes: The quota of bytes of clients' regions.
+        regions: The quota of their number.
         in_flight: Bounds the payloads that are arriving.
         allocate: Returns uninitialised memory.
         compute: Copies large tensors.
@@ -38,6 +39,7 @@ class SocketContext:
     admission: Admission
     memory: Quota
     region_bytes: Quota
+    regions: Quota
     in_flight: InFlight
     allocate: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
     compute: Compute

@@ -45,29 +45,13 @@ class SocketListener:
         Raises:
             OSError: One of them cannot be bound; the message says which and why.
         """
-        place = Address(host, port)
         try:
-            # As for gRPC, 0.0.0.0 means every address.
-            hosts = ("0.0.0.0", "::") if host == "0.0.0.0" else (host,)
-            found = [each for name in hosts for each in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)]
-            for family, kind, protocol, _, (numeric, _, *scope) in dict.fromkeys(found):
-                with contextlib.ExitStack() as on_failure:
-                    sock = on_failure.enter_context(socket.socket(family, kind, protocol))
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    if family == socket.AF_INET6:
-                        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                    try:
-                        sock.bind((numeric, port, *scope))
-                    except OSError as error:
-                        if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and len(found) > 1:
-                            continue  # localhost is often IPv4 only
-                        raise
-                    port = sock.getsockname()[1]
-                    self._listen(sock)
-                    on_failure.pop_all()
+            bound = _bound(host, port)
         except OSError as error:
-            raise OSError(f"cannot listen on {place}: {reason_of(error)}") from None
-        return [Address(host, port)]
+            raise OSError(f"cannot listen on {Address(host, port)}: {reason_of(error)}") from None
+        for sock in bound:
+            self._listen(sock)
+        return [Address(host, bound[0].getsockname()[1])]
 
     def bind_unix(self, path: Path) -> Path:
         """Listens on a Unix socket; returns its absolute path.
@@ -135,6 +119,7 @@ class SocketListener:
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
             self._begin(sock)
+            await asyncio.sleep(0)  # accepting waits only while nobody connects, and others want their turn
 
     def _begin(self, sock: socket.socket) -> None:
         assert self._transfers is not None
@@ -142,14 +127,15 @@ class SocketListener:
         sock.setblocking(False)
         if not is_unix:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = Connection(FrameStream(sock, self._transfers), self._context, has_regions=is_unix)
+        stream = FrameStream(sock, self._transfers, self._idle_seconds)
+        connection = Connection(stream, self._context, has_regions=is_unix)
         task = asyncio.create_task(connection.serve())
         self._connections[task] = connection
         task.add_done_callback(self._ended)
         self._make_room()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._connections[task]
+        self._connections.pop(task).close()  # here, because a task that is cancelled at once never runs
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a connection failed", exc_info=error)
 
@@ -157,3 +143,44 @@ class SocketListener:
         unknown = [task for task, connection in self._connections.items() if not connection.is_open]
         for task in unknown[: max(len(unknown) - _MAX_UNKNOWN, 0)]:
             task.cancel()
+
+
+def _bound(host: str, port: int) -> list[socket.socket]:
+    """Returns sockets bound to all addresses of a host, at least one, on the same port.
+
+    Raises:
+        OSError: One of them cannot be bound.
+    """
+    # As for gRPC, 0.0.0.0 means every address.
+    hosts = ("0.0.0.0", "::") if host == "0.0.0.0" else (host,)
+    found = [each for name in hosts for each in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)]
+    missing: OSError | None = None
+    bound: list[socket.socket] = []
+    with contextlib.ExitStack() as on_failure:
+        for family, kind, protocol, _, (numeric, _, *scope) in dict.fromkeys(found):
+            try:
+                sock = on_failure.enter_context(_bound_to(family, kind, protocol, (numeric, port, *scope)))
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                missing = error  # localhost is often IPv4 only
+                continue
+            port = sock.getsockname()[1]
+            bound.append(sock)
+        if missing is not None and not bound:
+            raise missing
+        on_failure.pop_all()
+    return bound
+
+
+def _bound_to(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> socket.socket:
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -18,12 +18,17 @@ _ONE_DESCRIPTOR = socket.CMSG_LEN(array.array("i").itemsize)
 _IOV_MAX = 1024
 
 
+class SilentError(Exception):
+    """The client has sent a part of a frame, and then nothing for too long."""
+
+
 class FrameStream:
     """Reads and writes frames. Used by one task."""
 
-    def __init__(self, sock: socket.socket, transfers: Transfers) -> None:
-        """Takes over a connected, non-blocking socket."""
+    def __init__(self, sock: socket.socket, transfers: Transfers, idle_seconds: float) -> None:
+        """Takes over a connected, non-blocking socket, and how long a client may pause within a frame."""
         self._sock = sock
+        self._idle_seconds = idle_seconds
         self._transfers = transfers
         self._loop = asyncio.get_running_loop()
         self._takes_descriptors = sock.family == socket.AF_UNIX
@@ -42,6 +47,7 @@ class FrameStream:
         Raises:
             EOFError: The client has closed the connection.
             FrameError: It is no header, or there is more than one descriptor.
+            SilentError: Only a part of it came.
             OSError: The connection is gone.
         """
         data = bytearray(HEADER_BYTES)
@@ -59,7 +65,7 @@ class FrameStream:
         """Reads the next bytes, which are few.
 
         Raises:
-            EOFError, OSError: See `read_header`.
+            EOFError, SilentError, OSError: See `read_header`.
         """
         data = memoryview(bytearray(num_bytes))
         await self._fill(data)
@@ -69,22 +75,27 @@ class FrameStream:
         """Fills memory with the next bytes.
 
         Raises:
-            EOFError, OSError: See `read_header`.
+            EOFError, SilentError, OSError: See `read_header`.
         """
         data = memory.data
         if len(data) <= _SMALL_BYTES:
             await self._fill(data)
         else:
-            await self._transfers.run(Receiving(self._sock, data))
+            await self._transfer(Receiving(self._sock, data))
 
     async def discard(self, num_bytes: int) -> None:
         """Reads the next bytes and forgets them.
 
         Raises:
-            EOFError, OSError: See `read_header`.
+            EOFError, SilentError, OSError: See `read_header`.
         """
-        if num_bytes:
-            await self._transfers.run(Discarding(self._sock, num_bytes))
+        await self._transfer(Discarding(self._sock, num_bytes))
+
+    async def _transfer(self, job: Receiving | Discarding) -> None:
+        try:
+            await self._transfers.run(job)
+        except TimeoutError as error:
+            raise SilentError(str(error)) from None
 
     async def write(self, pieces: Sequence[bytes | memoryview], descriptor: int | None = None) -> None:
         """Sends bytes, and a descriptor with the first of them.
@@ -119,7 +130,7 @@ class FrameStream:
             try:
                 count = self._sock.recv_into(data)
             except BlockingIOError:
-                await self._ready(self._loop.add_reader, self._loop.remove_reader)
+                await self._readable(self._idle_seconds)
                 continue
             if not count:
                 raise EOFError("the client left in the middle of a frame")
@@ -127,21 +138,34 @@ class FrameStream:
 
     async def _fill_with_descriptors(self, data: memoryview, descriptors: list[int]) -> None:
         """Fills memory with the next bytes, and a list with the descriptors that come along."""
-        if not self._takes_descriptors:
-            await self._fill(data)
-            return
+        is_new = True
         while data:
             try:
-                count, ancillary, flags, _ = self._sock.recvmsg_into([data], _ONE_DESCRIPTOR, socket.MSG_CMSG_CLOEXEC)
+                count = self._receive_into(data, descriptors)
             except BlockingIOError:
-                await self._ready(self._loop.add_reader, self._loop.remove_reader)
+                # Between two frames a client may be silent for as long as it likes.
+                await self._readable(None if is_new else self._idle_seconds)
                 continue
-            descriptors += _descriptors(ancillary)
-            if flags & socket.MSG_CTRUNC or len(descriptors) > 1:
-                raise FrameError("expected at most one descriptor, got several")
             if not count:
                 raise EOFError("the client has closed the connection")
+            is_new = False
             data = data[count:]
+
+    def _receive_into(self, data: memoryview, descriptors: list[int]) -> int:
+        if not self._takes_descriptors:
+            return self._sock.recv_into(data)
+        count, ancillary, flags, _ = self._sock.recvmsg_into([data], _ONE_DESCRIPTOR, socket.MSG_CMSG_CLOEXEC)
+        descriptors += _descriptors(ancillary)
+        if flags & socket.MSG_CTRUNC or len(descriptors) > 1:
+            raise FrameError("expected at most one descriptor, got several")
+        return count
+
+    async def _readable(self, seconds: float | None) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._ready(self._loop.add_reader, self._loop.remove_reader)
+        except TimeoutError:
+            raise SilentError(f"the connection was silent for more than {seconds:g} s") from None
 
     async def _ready(self, add: Callable[..., None], remove: Callable[[socket.socket], object]) -> None:
         ready = self._loop.create_future()

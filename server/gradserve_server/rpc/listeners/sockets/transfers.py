@@ -173,7 +173,7 @@ class _Mover:
         with self._selector:
             while self._turn():
                 pass
-            for entry in list(self._entries):
+            for entry in [*self._entries, *filter(None, self._arrived)]:
                 self._end(entry, ConnectionAbortedError("the server is shutting down"))
 
     def _turn(self) -> bool:

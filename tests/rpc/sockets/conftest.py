@@ -1,0 +1,120 @@
+"""A server with little patience and little room, and connections to its sockets."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Self, TypeAlias
+
+import pytest
+from pydantic import ByteSize
+
+from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve.v1 import accumulator_pb2, tensor_pb2
+from gradserve_server.app import Server
+from gradserve_server.config import LimitsConfig, RuntimeConfig, ServerConfig
+from gradserve_server.testing import LocalServer
+from tests.servers.frames import FrameClient, issue_ticket
+from tests.servers.polling import eventually
+from tests.servers.raw_calls import RawCalls
+
+MIB = 1 << 20
+LIMITS = LimitsConfig(
+    max_message_bytes=ByteSize(4 * MIB),
+    max_bytes=ByteSize(32 * MIB),
+    max_inflight_bytes=ByteSize(8 * MIB),
+    max_region_bytes=ByteSize(16 * MIB),
+)
+PATIENCE = RuntimeConfig(warm_up=False, stream_idle_seconds=0.5)
+
+Connect: TypeAlias = Callable[..., FrameClient]
+
+
+@dataclass(frozen=True)
+class Use:
+    """What connections may use, and must give back."""
+
+    memory: int
+    in_flight: int
+    region_bytes: int
+    regions: int
+    readers: int
+    connections: int
+    descriptors: int
+    threads: int
+
+    def is_back_at(self, before: Self) -> bool:
+        """True if nothing more is used than before; gRPC may have closed descriptors of its own meanwhile."""
+        more = self.descriptors > before.descriptors or self.threads > before.threads
+        return not more and replace(self, descriptors=0, threads=0) == replace(before, descriptors=0, threads=0)
+
+
+def use_of(local: LocalServer) -> Use:
+    def look(server: Server) -> Use:
+        context = server._sockets._context
+        return Use(
+            context.memory.used,
+            context.in_flight.used,
+            context.region_bytes.used,
+            context.regions.used,
+            context.readers.count,
+            len(server._sockets._connections),
+            len(os.listdir("/proc/self/fd")),
+            threading.active_count(),
+        )
+
+    return local.inspect(look)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalServer]:
+    with LocalServer(ServerConfig(runtime=PATIENCE, limits=LIMITS)) as local:
+        yield local
+
+
+@pytest.fixture(scope="module")
+def raw(server: LocalServer) -> Iterator[RawCalls]:
+    with RawCalls(server.address) as calls:
+        component = accumulator_pb2.ComponentSpec(
+            dtype=tensor_pb2.DATA_TYPE_FLOAT32, shape=accumulator_pb2.PartialShape(unknown_rank=True)
+        )
+        calls.call(
+            "CreateAccumulator",
+            messages_pb2.CreateAccumulatorRequest(
+                accumulator=accumulator_pb2.AccumulatorRef(name="a"),
+                spec=accumulator_pb2.AccumulatorSpec(components=[component]),
+            ),
+        )
+        issue_ticket(server.address)  # whatever gRPC opens once is open
+        yield calls
+
+
+@pytest.fixture
+def unused(server: LocalServer, raw: RawCalls) -> Iterator[None]:
+    """Checks that a test gives back all that it used."""
+    before = use_of(server)
+    yield
+    eventually(lambda: use_of(server), lambda use: use.is_back_at(before))
+
+
+def connector(local: LocalServer, way: str) -> Callable[..., FrameClient]:
+    def connect(*, hello: bool = True, direction: int = 0, num_bytes: int = 0) -> FrameClient:
+        ticket = issue_ticket(local.address, direction=direction, num_bytes=num_bytes)
+        client = FrameClient.over_tcp(ticket) if way == "bulk" else FrameClient.over_unix(ticket)
+        if hello:
+            assert client.hello(ticket.ticket).header.code == 0
+        return client
+
+    return connect
+
+
+@pytest.fixture(params=["bulk", "shared_memory"])
+def connect(request: pytest.FixtureRequest, server: LocalServer, unused: None) -> Connect:
+    """Opens connections of either kind."""
+    return connector(server, request.param)
+
+
+@pytest.fixture
+def connect_unix(server: LocalServer, unused: None) -> Connect:
+    """Opens connections to the Unix socket."""
+    return connector(server, "shared_memory")
