@@ -19,7 +19,8 @@ from tests.journals import ListedJournal
 class ListedMemory:
     """Notes what it gave."""
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self, error: Exception | None = None, *, takes_sums: bool = False) -> None:
+        self.takes_sums = takes_sums
         self.given: list[list[Array]] = []
         self.error = error
 
@@ -151,3 +152,46 @@ async def test_averages_that_are_not_to_be_leave_the_round_as_it_was(memory: Lis
     assert bench.memory.used == 4
     assert value_of((await take(acc, 1))[0]) == [3]
     assert [each.tolist() for each in memory.given[0]] == [[77.0]]
+
+
+async def test_sums_may_be_there_from_the_start() -> None:
+    memory = ListedMemory(takes_sums=True)
+    bench = Bench(average_memory=memory)
+    acc = bench.accumulator()
+    for number in (1, 2):
+        first = np.full(4, 1, np.float32)
+        contribution = Contribution(local_step=number)
+        await acc.apply(None, contribution, lambda first=first: nullcontext(Gradient({"": first}, live=True)))  # type: ignore[misc]
+        first[...] = 77
+        assert bench.memory.used == acc.state.num_bytes == 16 * number
+        await apply(acc, 3, 3, 3, 3, local_step=number)
+        average, _ = await take(acc, 2)
+        assert bench.memory.used == acc.state.num_bytes == 16
+        assert len(memory.given) == number, "one for the sum, which becomes the average"
+        assert average.values[""] is memory.given[-1][0]
+        assert average.values[""].tolist() == [2] * 4
+        assert not average.values[""].flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("spec", "owned"),
+    [({}, True), ({"deterministic": True}, False), ({"accumulate_dtype": np.dtype(np.float64)}, False)],
+    ids=["adopted", "in the order of workers", "of another dtype"],
+)
+async def test_other_sums_are_elsewhere(spec: dict[str, Any], *, owned: bool) -> None:
+    memory = ListedMemory(takes_sums=True)
+    acc = Bench(average_memory=memory).accumulator(**spec)
+    gradient = Gradient({"": np.full(4, 6, np.float32)}, owned=owned)
+    await acc.apply(None, Contribution(worker_id="w"), lambda: nullcontext(gradient))
+    assert memory.given == []
+    average, _ = await take(acc, 1)
+    assert average.values[""] is memory.given[0][0]
+    assert average.values[""].tolist() == [6] * 4
+
+
+async def test_without_that_memory_sums_are_ordinary() -> None:
+    bench = Bench(average_memory=ListedMemory(MemoryError(), takes_sums=True))
+    acc = bench.accumulator()
+    await apply(acc, 4, 6)
+    assert value_of((await take(acc, 1))[0]) == [4, 6]
+    assert bench.memory.used == 8

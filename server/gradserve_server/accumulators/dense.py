@@ -77,12 +77,13 @@ class DenseSums:
             if not _adoptable(value, dtype, owned=gradient.is_adoptable)
         )
 
-    def stage(self, gradient: Gradient, weight: float) -> Callable[[], None]:
+    def stage(self, gradient: Gradient, weight: float, memory: Sequence[Array] | None = None) -> Callable[[], None]:
         """Prepares an addition; returns the function that decides it. The gradient must not change until `finish`.
 
         Args:
             gradient: The gradient.
             weight: Its factor.
+            memory: The sums, to be written, if it is the first gradient; None to adopt or allocate memory.
 
         Raises:
             MemoryError: There is not enough memory.
@@ -90,13 +91,17 @@ class DenseSums:
         self.finish()
         values = self._values(gradient)
         addition = _Addition(values, weight, is_first=not self._sums)
-        sums = self._sums or [
-            value if _adoptable(value, dtype, owned=gradient.is_adoptable) else self._allocate(value.shape, dtype)
-            for value, dtype in zip(values, self._dtypes.values(), strict=True)
-        ]
+        sums = (
+            self._sums
+            or memory
+            or [
+                value if _adoptable(value, dtype, owned=gradient.is_adoptable) else self._allocate(value.shape, dtype)
+                for value, dtype in zip(values, self._dtypes.values(), strict=True)
+            ]
+        )
 
         def begin() -> None:
-            self._sums, self._pending = sums, addition
+            self._sums, self._pending = list(sums), addition
 
         return begin
 

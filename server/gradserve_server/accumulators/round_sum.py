@@ -56,6 +56,13 @@ class RoundSum:
         self._make_room = make_room
         self._average_memory = average_memory
         self._copies = copies
+        self._sums_there = (
+            average_memory.takes_sums
+            and len(self._dense) > 0
+            and not spec.deterministic
+            and all(each.dtype == spec.sum_dtype(each) for each in self._dense)
+        )
+        self._is_in_average_memory = False
         self._shapes: Shapes | None = None
         self._is_unfinished = False
         self._closed = False
@@ -93,12 +100,15 @@ class RoundSum:
             ResourceExhaustedError: There is not enough memory; nothing has changed.
         """
         self._reserve(self._account, self._summation.growth(gradient))
+        shapes = value_shapes(gradient)
+        begins_there = self._shapes is None and self._sums_there and not gradient.is_adoptable
+        memory = self._memory_to_read_in_place(shapes) if begins_there else None
         try:
-            staged = await self._run(gradient.sparse_work, self._summation.stage, gradient, contribution)
+            staged = await self._run(gradient.sparse_work, self._summation.stage, gradient, contribution, memory)
         except BaseException:
             self.settle()
             raise
-        return Staged(staged.commit, staged.work, value_shapes(gradient), gradient.memory)
+        return Staged(staged.commit, staged.work, shapes, gradient.memory, is_in_average_memory=memory is not None)
 
     async def commit(self, staged: Staged[None]) -> None:
         """Carries out a staged addition, all but what `finish` does: the end of the round may do it with less work."""
@@ -108,7 +118,7 @@ class RoundSum:
         finally:
             self.settle(staged.memory)
         if self._shapes is None:
-            self._shapes = staged.shapes
+            self._shapes, self._is_in_average_memory = staged.shapes, staged.is_in_average_memory
 
     async def stage_average(self, total_weight: float) -> Staged[dict[str, Value]]:
         """Prepares the result of the round. Its memory counts here until `settle`.
@@ -156,15 +166,21 @@ class RoundSum:
 
     def _memory_for_average(self) -> list[Array] | None:
         """Reserves memory that others read in place, for the dense components; returns None if the sums must do."""
-        if not self._dense or self._shapes is None:
+        if not self._dense or self._shapes is None or self._is_in_average_memory:
             return None
-        try:
-            memory = self._average_memory.arrays([(self._shapes[each.name], each.dtype) for each in self._dense])
-            if memory is not None:
+        memory = self._memory_to_read_in_place(self._shapes)
+        if memory is not None:
+            try:
                 self._account.grow(sum(each.nbytes for each in memory))
+            except ResourceExhaustedError:
+                return None
+        return memory
+
+    def _memory_to_read_in_place(self, shapes: Shapes) -> list[Array] | None:
+        try:
+            return self._average_memory.arrays([(shapes[each.name], each.dtype) for each in self._dense])
         except (MemoryError, ResourceExhaustedError):
             return None
-        return memory
 
     def _reserve(self, account: Account, num_bytes: int) -> None:
         while True:

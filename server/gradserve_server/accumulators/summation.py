@@ -37,8 +37,15 @@ class Summation(Protocol):
         """Returns the most bytes of the memory quota that adding `gradient` takes."""
         ...
 
-    def stage(self, gradient: Gradient, contribution: Contribution) -> "Staged[None]":
+    def stage(
+        self, gradient: Gradient, contribution: Contribution, memory: Sequence[Array] | None = None
+    ) -> "Staged[None]":
         """Prepares the addition of a checked gradient to the round.
+
+        Args:
+            gradient: The gradient.
+            contribution: Its weight and place.
+            memory: For the first gradient, where the sums of the dense components may be; None for anywhere.
 
         Raises:
             MemoryError: There is not enough memory; nothing has changed.
@@ -81,12 +88,14 @@ class Staged(Generic[ResultT_co]):
         work: The number of bytes that `commit` processes.
         shapes: For an addition, the shapes that later gradients of the round must have.
         memory: For an addition, the accounts of the memory that it may take over.
+        is_in_average_memory: For a first addition, whether the sum is where the average will be read.
     """
 
     commit: Callable[[], ResultT_co]
     work: int
     shapes: Shapes | None = None
     memory: tuple[Account, ...] = ()
+    is_in_average_memory: bool = False
 
 
 def value_shapes(gradient: Gradient) -> Shapes:
@@ -119,7 +128,9 @@ class ArrivalOrderSum:
         values: Mapping[str, Any] = gradient.values
         return self._dense.growth(gradient) + sum(each.growth(values[name]) for name, each in self._sparse.items())
 
-    def stage(self, gradient: Gradient, contribution: Contribution) -> Staged[None]:
+    def stage(
+        self, gradient: Gradient, contribution: Contribution, memory: Sequence[Array] | None = None
+    ) -> Staged[None]:
         """Prepares the addition of a checked gradient.
 
         Raises:
@@ -129,7 +140,7 @@ class ArrivalOrderSum:
         values: Mapping[str, Any] = gradient.values
         with np.errstate(all="ignore"):
             commits = [each.stage(values[name], weight) for name, each in self._sparse.items()]
-        commits.append(self._dense.stage(gradient, weight))
+        commits.append(self._dense.stage(gradient, weight, memory))
         return Staged(partial(_carry_out, commits), 0)
 
     @property
@@ -197,7 +208,9 @@ class WorkerOrderSum:
         """Returns the bytes of the memory quota that holding `gradient` takes."""
         return 0 if gradient.is_adoptable else gradient.nbytes
 
-    def stage(self, gradient: Gradient, contribution: Contribution) -> Staged[None]:
+    def stage(
+        self, gradient: Gradient, contribution: Contribution, memory: Sequence[Array] | None = None
+    ) -> Staged[None]:
         """Prepares to hold a checked gradient, or a copy of it if others may change it.
 
         Raises:
