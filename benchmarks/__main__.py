@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +27,7 @@ _SECONDS = 20
 def main() -> None:
     """Runs what the command line asks for. A missed target is reported, not an error."""
     arguments = _parse()
+    start = time.monotonic()
     facts = provenance.describe()
     if arguments.note:
         facts["note"] = arguments.note
@@ -43,6 +45,7 @@ def main() -> None:
             print(f"\n{render(result)}", flush=True)
             results.append(result)
     facts["load_average_after"] = os.getloadavg()[0]
+    facts["minutes"] = round((time.monotonic() - start) / 60, 1)
     verdicts = [verdict for result in results for verdict in result.verdicts()]
     if verdicts:
         print(f"\n{render_verdicts(verdicts)}")
@@ -54,7 +57,7 @@ def main() -> None:
         "results": [result.to_json() for result in results],
     }
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    print(f"\nwritten to {path}")
+    print(f"\n{facts['minutes']} minutes; written to {path}")
 
 
 def _against_before(measurements: Sequence[Measurement], commit: str, folder: Path) -> list[Measurement]:

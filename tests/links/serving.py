@@ -40,7 +40,7 @@ def serving_behind(spec: LinkSpec) -> Iterator[str]:
 @contextlib.contextmanager
 def _server(ends: Ends) -> Iterator[None]:
     config = {
-        "listen": {"listen": [ends.listen]},
+        "listen": {"listen": [ends.listen], "bulk_listen": ends.bulk_listen, "shared_memory_socket": "off"},
         "leases": {"client_lease_seconds": CLIENT_LEASE_SECONDS},
         "runtime": {"warm_up": False},
     }

@@ -39,16 +39,19 @@ LOADS = [
 ]
 
 
+WAYS = ["grpc"]
+
+
 @contextlib.asynccontextmanager
-async def connected(address: str) -> AsyncIterator[gradserve.aio.Client]:
+async def connected(address: str, way: str) -> AsyncIterator[gradserve.aio.Client]:
     """A client that does not try again: a connection that is lost fails the call that uses it."""
     async with connect_with_aio(address, without_retries(PATIENCE_SECONDS)) as client:
         yield client
 
 
-async def work(address: str, rank: int, load: Load) -> None:
+async def work(address: str, way: str, rank: int, load: Load) -> None:
     """Applies gradients whose average each worker knows; worker 0 takes it."""
-    async with connected(address) as client:
+    async with connected(address, way) as client:
         acc = await client.conditional_accumulator("float32", (load.num_floats,), shared_name="loaded")
         ramp = np.arange(load.num_floats, dtype=np.float32) % 1000
         for step in range(load.num_rounds):
@@ -77,10 +80,11 @@ async def check_health(address: str, ended: asyncio.Event) -> int:
     return count
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("load", LOADS, ids=lambda load: load.link.name)
-async def test_nothing_fails_while_a_link_is_full(load: Load) -> None:
+async def test_nothing_fails_while_a_link_is_full(load: Load, way: str) -> None:
     with serving_behind(load.link) as address:
-        async with connected(address) as quiet, connected(address) as other:
+        async with connected(address, way) as quiet, connected(address, way) as other:
             leased = await quiet.conditional_accumulator("float32", ())
             awaited = await other.conditional_accumulator("float32", (), shared_name="awaited")
             waiting = asyncio.create_task(awaited.take_grad(1, timeout=_LOAD_SECONDS))
@@ -88,7 +92,7 @@ async def test_nothing_fails_while_a_link_is_full(load: Load) -> None:
             ended = asyncio.Event()
             async with asyncio.timeout(_LOAD_SECONDS), asyncio.TaskGroup() as tasks:
                 checks = tasks.create_task(check_health(address, ended))
-                workers = [tasks.create_task(work(address, rank, load)) for rank in range(_NUM_WORKERS)]
+                workers = [tasks.create_task(work(address, way, rank, load)) for rank in range(_NUM_WORKERS)]
                 await asyncio.gather(*workers)
                 ended.set()
             assert checks.result() > 0
