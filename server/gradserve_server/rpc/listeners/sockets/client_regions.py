@@ -42,8 +42,10 @@ class ClientRegions:
         if number == 0 or number in self._regions:
             raise FrameError(f"expected a new number other than 0 for a region, got {number}")
         with contextlib.ExitStack() as on_failure:
-            on_failure.enter_context(self._count.hold(1))
-            on_failure.enter_context(self._quota.hold(num_bytes))
+            self._count.acquire()
+            on_failure.callback(self._count.release)
+            self._quota.acquire(num_bytes)
+            on_failure.callback(self._quota.release, num_bytes)
             try:
                 self._regions[number] = np.frombuffer(map_region(descriptor, num_bytes), np.uint8)
             except RegionError as error:
