@@ -10,6 +10,7 @@ import numpy as np
 
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.average_memory import AverageMemory, NoAverageMemory
+from gradserve_server.accumulators.dense import Allocate
 from gradserve_server.accumulators.events import Event
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import RequestId
@@ -44,6 +45,7 @@ class Bench:
         memory: Quota | None = None,
         average_memory: AverageMemory | None = None,
         reducer: Reducer | None = None,
+        allocate: Allocate = np.empty,
         **limits: Any,
     ) -> None:
         self.now = 0.0
@@ -52,7 +54,7 @@ class Bench:
         self.registry = AccumulatorRegistry(
             compute=compute or InlineCompute(),
             reducer=reducer or Reducer(ForkJoin(1)),
-            allocate=np.empty,
+            allocate=allocate,
             make_average_memory=lambda: average_memory or NoAverageMemory(),
             memory=self.memory,
             limits=LimitsConfig(**limits),

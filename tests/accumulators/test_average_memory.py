@@ -195,3 +195,26 @@ async def test_without_that_memory_sums_are_ordinary() -> None:
     await apply(acc, 4, 6)
     assert value_of((await take(acc, 1))[0]) == [4, 6]
     assert bench.memory.used == 8
+
+
+@pytest.mark.parametrize(("dtype", "num_allocated"), [(np.float32, 0), (np.float16, 1)])
+async def test_sums_in_the_order_of_workers_need_no_memory_of_their_own(
+    memory: ListedMemory, dtype: Any, num_allocated: int
+) -> None:
+    allocated: list[tuple[int, ...]] = []
+
+    def allocate(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        allocated.append(shape)
+        return np.empty(shape, dtype)
+
+    acc = Bench(average_memory=memory, allocate=allocate).accumulator(
+        ComponentSpec("", np.dtype(dtype)), deterministic=True
+    )
+    for worker, value in (("b", 5), ("a", 1)):
+        array = np.full(3, value, dtype)
+        contribution = Contribution(worker_id=worker)
+        await acc.apply(None, contribution, lambda array=array: nullcontext(Gradient({"": array})))  # type: ignore[misc]
+    average, _ = await take(acc, 2)
+    assert average.values[""] is memory.given[0][0]
+    assert average.values[""].tolist() == [3] * 3
+    assert len(allocated) == num_allocated

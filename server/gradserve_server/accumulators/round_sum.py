@@ -60,7 +60,7 @@ class RoundSum:
             average_memory.takes_sums
             and len(self._dense) > 0
             and not spec.deterministic
-            and all(each.dtype == spec.sum_dtype(each) for each in self._dense)
+            and spec.sums_have_dtypes_of_components
         )
         self._is_in_average_memory = False
         self._shapes: Shapes | None = None

@@ -154,6 +154,11 @@ class AccumulatorSpec:
             return self.accumulate_dtype
         return np.dtype(np.float32) if component.dtype.itemsize == 2 else component.dtype
 
+    @property
+    def sums_have_dtypes_of_components(self) -> bool:
+        """True if dense sums are in the dtypes of their averages."""
+        return all(each.dtype == self.sum_dtype(each) for each in self.dense_components)
+
     def differences(self, other: "AccumulatorSpec") -> list[str]:
         """Returns the differences from `other`, in words. The order of the components does not count."""
         found = [

@@ -246,10 +246,11 @@ class WorkerOrderSum:
             MemoryError: There is not enough memory.
         """
         sums = ArrivalOrderSum(self._spec, self._reducer, self._allocate)
+        there = memory if self._spec.sums_have_dtypes_of_components else None
         for contribution, gradient in sorted(self._held, key=lambda held: _worker_order(held[0])):
             # Not owned: if a later step fails, the gradients must be unchanged.
-            sums.stage(Gradient(gradient.values), contribution).commit()
-        result = sums.stage_average(total_weight, memory).commit()
+            sums.stage(Gradient(gradient.values), contribution, there).commit()
+        result = sums.stage_average(total_weight, memory if there is None else None).commit()
 
         def end() -> dict[str, Value]:
             self._held = []
