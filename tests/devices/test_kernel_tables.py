@@ -145,7 +145,7 @@ def test_the_kernels_of_one_dtype_may_be_missing(caplog: pytest.LogCaptureFixtur
     [
         ("batch_norm", (FLOAT32, BFLOAT16, FLOAT16, FLOAT64)),
         ("gru", (FLOAT32, FLOAT64, BFLOAT16, FLOAT16)),
-        ("cudnn_rnn", (FLOAT32, FLOAT64)),
+        ("cudnn_rnn", (FLOAT32, FLOAT64, FLOAT32, FLOAT64)),
         ("activation", (FLOAT32, FLOAT64)),
         ("layer_norm", (FLOAT32, BFLOAT16, FLOAT16, FLOAT64)),
         ("sums", (FLOAT32, BFLOAT16, FLOAT16, FLOAT64)),

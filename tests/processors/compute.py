@@ -59,16 +59,17 @@ def check_conversions() -> None:
         factors = 1 + np.array([0, 2.0**-12, -(2.0**-12), 2.0**-11, -(2.0**-11), 2.0**-11 + 2.0**-20])
         near = (numbers[:, None] * factors).astype(np.float32).reshape(-1)
     random = np.random.default_rng(0).integers(0, 1 << 32, 1 << 20, np.uint32).view(np.float32)
+    alone, chunk = ForkJoin(1), 1 << 14
     for dtype in (FLOAT16, BFLOAT16):
         kernels = CONVERSIONS.compile(dtype, lambda: False)
         assert kernels is not None
         wide = np.empty_like(numbers)
         bits = np.arange(1 << 16, dtype=np.uint16)
-        kernels.to_float32(flat(bits.view(dtype)), 1 << 14, wide, np.zeros(2, np.int64))
+        kernels.run(alone, kernels.to_float32, (flat(bits.view(dtype)), chunk, wide), 1)
         _assert_same(wide, bits.view(dtype).astype(np.float32))
         given = np.concatenate((near, random))
         narrow = np.empty(given.size, dtype)
-        kernels.from_float32(given, 1 << 14, flat(narrow), np.zeros(2, np.int64))
+        kernels.run(alone, kernels.from_float32, (given, chunk, flat(narrow)), 1)
         with np.errstate(all="ignore"):
             _assert_same(narrow, given.astype(dtype))
 

@@ -9,7 +9,7 @@ from gradserve_server.devices.host.kernel_table import KernelTable
 from gradserve_server.devices.host.reduction.kernels import REDUCTION
 from gradserve_server.ops.activation.cpu.kernels import IN_FLOAT32, IN_FLOAT64
 from gradserve_server.ops.batch_norm.cpu.kernels import FUSED_BATCH_NORM
-from gradserve_server.ops.cudnn_rnn.cpu.kernels import CUDNN_RNN
+from gradserve_server.ops.cudnn_rnn.cpu.kernels import CUDNN_RNN, LSTM_SCANS
 from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from gradserve_server.ops.gru.cpu.kernels import CONVERSIONS, GRU_BLOCK_CELL
 from gradserve_server.ops.layer_norm.cpu.kernels import LAYER_NORM
@@ -34,6 +34,7 @@ def prepare(*, everything: bool = False) -> Iterator[str]:
         ("activation functions", IN_FLOAT64, wide[1:]),
         ("GRUBlockCell", GRU_BLOCK_CELL, wide),
         ("CudnnRNN", CUDNN_RNN, wide),
+        ("CudnnRNN's lstm", LSTM_SCANS, wide),
         ("LayerNorm", LAYER_NORM, (BFLOAT16, *wide)),
         ("sums", REDUCTION, (BFLOAT16, *wide)),
     ]

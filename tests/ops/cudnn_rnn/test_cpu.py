@@ -245,6 +245,24 @@ class TestSeveralCalls:
         with ThreadPoolExecutor(2 * len(calls)) as threads:
             assert all(threads.map(repeat, [*range(len(calls)), *range(len(calls))]))
 
+    @pytest.mark.usefixtures("_compiled_kernels")
+    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("direction", ["unidirectional", "bidirectional"])
+    def test_one_sequence_gives_the_same_bits_on_any_number_of_threads(self, mode: str, direction: str) -> None:
+        """With sizes for which the products over all steps are not cut into parts for BLAS."""
+        attributes = ForwardAttributes(rnn_mode=mode, direction=direction)
+        call = Call(attributes, steps=9, batch=1, units=160, layers=1, dtype=np.float32)
+        results = []
+        for num_threads in (1, 2, 5):
+            threads = ForkJoin(num_threads)
+            prepared = CpuCudnnRnn(DirtyDevice(BufferPool(1 << 26)), threads, Ids())
+            prepared.prepare(lambda: False)
+            results += [numbers(*call.run(prepared)) for _ in range(5)]
+            threads.close()
+        for other in results[1:]:
+            for name, array in results[0].items():
+                np.testing.assert_array_equal(array, other[name], err_msg=name)
+
     def test_two_backward_calls_for_one_forward_call(self, rnn: CpuCudnnRnn) -> None:
         call = Call(ForwardAttributes(dropout=0.5))
         forward = rnn.forward(call.inputs, call.problem)

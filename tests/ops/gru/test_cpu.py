@@ -31,6 +31,9 @@ TOLERANCES = {np.float32: 1e-5, np.float64: 1e-12, np.float16: 2**-10, ml_dtypes
 SIZES = [
     Sizes(1, 1, 1),
     Sizes(1, 300, 700),
+    Sizes(1, 0, 5),
+    Sizes(1, 5, 0),
+    Sizes(1, 130, 257),
     Sizes(37, 53, 41),
     Sizes(130, 77, 129),  # several chunks of rows, and products in parts
     Sizes(0, 3, 4),
@@ -215,6 +218,20 @@ def test_inputs_may_be_read_only_and_not_aligned(gru: CpuGRU, dtype: Any) -> Non
     np.testing.assert_array_equal(
         gru.cell(cell_inputs(moved), sizes).h, gru.cell(cell_inputs(inputs), sizes).h, err_msg="h"
     )
+
+
+@pytest.mark.usefixtures("_compiled_kernels")
+def test_a_batch_of_one_gives_the_same_bits_on_any_number_of_threads() -> None:
+    sizes = Sizes(1, 300, 700)
+    inputs, states = cell_inputs(make_inputs(sizes, np.float32)), []
+    for num_threads in (1, 2, 5):
+        threads = ForkJoin(num_threads)
+        prepared = unprepared(threads)
+        prepared.prepare(lambda: False)
+        states += [prepared.cell(inputs, sizes).h for _ in range(5)]
+        threads.close()
+    for state in states[1:]:
+        np.testing.assert_array_equal(state, states[0])
 
 
 def test_several_threads_at_once(gru: CpuGRU) -> None:

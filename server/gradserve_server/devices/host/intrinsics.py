@@ -128,12 +128,7 @@ def count_up(typing_context: Any, counters: Any, index: Any) -> Any:
 def wait_for(counters: Any, index: Any, value: Any) -> None:
     """Waits until other threads have counted counters[index] up to `value`. For short waits only: it does not sleep."""
     while _read(counters, index) < value:
-        _sched_yield()
-
-
-def wait_until_done(counters: Any, num_chunks: Any) -> None:
-    """A kernel that waits until all chunks are finished, including those that other threads have taken."""
-    wait_for(counters, DONE, num_chunks)
+        yield_processor()
 
 
 @intrinsic
@@ -144,7 +139,35 @@ def _read(typing_context: Any, counters: Any, index: Any) -> Any:
     return types.int64(counters, index), generate
 
 
-_sched_yield = types.ExternalFunction("sched_yield", types.int32())
+@intrinsic
+def add_atomically(typing_context: Any, array: Any, row: Any, column: Any, amount: Any) -> Any:
+    """Adds to array[row, column] of an int64 array; returns the old value. All threads see the same order of this."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = _address_in_row(context, builder, signature, args)
+        return builder.atomic_rmw("add", address, context.cast(builder, args[3], amount, types.int64), "seq_cst")
+
+    return types.int64(array, types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def read_atomically(typing_context: Any, array: Any, row: Any, column: Any) -> Any:
+    """Returns array[row, column] of an int64 array, in the same order as `add_atomically`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(_address_in_row(context, builder, signature, args), "seq_cst", align=8)
+
+    return types.int64(array, types.int64, types.int64), generate
+
+
+def _address_in_row(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    array = context.make_array(signature.args[0])(context, builder, args[0])
+    columns = builder.extract_value(array.shape, 1)
+    return builder.gep(array.data, [builder.add(builder.mul(args[1], columns), args[2])], inbounds=True)
+
+
+yield_processor = types.ExternalFunction("sched_yield", types.int32())
+"""Lets another thread have the processor, if one waits for it."""
 
 
 def element_address(context: Any, builder: Any, signature: Any, args: Any) -> Any:

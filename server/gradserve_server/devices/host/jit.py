@@ -15,8 +15,23 @@ from numba.core import compiler, compiler_machinery, errors, typed_passes
 from numba.core.caching import FunctionCache
 from numba.core.codegen import JITCodeLibrary
 
+from gradserve_server.devices.host import sharing
 from gradserve_server.devices.host.kernel_error import KernelError
 from gradserve_server.devices.host.object_file import undefined_symbols
+
+
+def compile_shared_kernel(
+    function: Callable[..., None], argument_types: tuple[Any, ...], *, contract: bool = True
+) -> Callable[..., None]:
+    """Compiles a function that helpers share; see `sharing.shared` and `compile_kernel`.
+
+    The result takes a board and a job first.
+
+    Raises:
+        KernelError: See `compile_kernel`.
+    """
+    board, job = types.Array(types.int64, 2, "C"), types.int64
+    return _compile(sharing.shared(function), function, (board, job, *argument_types), contract)
 
 
 def compile_kernel(
@@ -35,15 +50,25 @@ def compile_kernel(
     Raises:
         KernelError: It does not compile for this machine's processor, or needs symbols that the process does not have.
     """
+    return _compile(function, function, argument_types, contract)
+
+
+def _compile(
+    compiled_function: Callable[..., None],
+    function: Callable[..., None],
+    argument_types: tuple[Any, ...],
+    contract: bool,
+) -> Callable[..., None]:
+    """Compiles a function that is, or is made from, `function`, in whose cache the result is kept."""
     signature = numba.void(*argument_types)
-    kernel = _dispatcher(function, contract)
+    kernel = _dispatcher(compiled_function, contract)
     try:
         try:
             kernel._cache = _Cache(function)  # type: ignore[no-untyped-call]
             kernel.compile(signature)
         except (RuntimeError, OSError):
             # There is no folder for the cache, as in a read-only container, or no space.
-            kernel = _dispatcher(function, contract)
+            kernel = _dispatcher(compiled_function, contract)
             kernel.compile(signature)
     except (errors.NumbaError, RuntimeError) as error:
         raise KernelError(f"{function.__name__} does not compile: {error}") from error
@@ -129,7 +154,7 @@ class _Cache(FunctionCache):
 def _source_files(function: Callable[..., None]) -> set[Path]:
     """Returns this file, a function's file, and the files that it imports from its folder and the server's packages."""
     first = Path(function.__code__.co_filename)
-    found, waiting = {Path(__file__)}, [first]
+    found, waiting = {Path(__file__)}, [first, Path(sharing.__file__)]
     while waiting:
         file = waiting.pop()
         if file.exists() and file not in found:

@@ -19,6 +19,7 @@ from gradserve_server.devices.host.parallel import ForkJoin
 Kernel: TypeAlias = Callable[..., None]
 
 _COUNTERS = "int64[]"
+_ATTEND = "int64[2], int64, int64, int64"
 _NUM_COUNTERS = 5
 """The most counters of a kernel; see `intrinsics`."""
 
@@ -47,18 +48,17 @@ def flat(array: NDArray[Any]) -> NDArray[Any]:
 class ChunkedKernels:
     """Kernels that take chunks of their work until none is left.
 
-    Any number of threads may call a kernel with the same arguments, at the same time or later; a single one does all
-    the work. The result does not depend on the number of threads. The last argument of each kernel is an array of
-    counters.
+    Any number of threads may do a kernel's work with the same arguments, at the same time or later; a single one does
+    all of it. The result does not depend on the number of threads. The last argument of each function is an array of
+    counters; the compiled kernels are shared, see `sharing`.
     """
 
-    wait_until_done: Kernel
+    attend: Kernel
 
     def run(self, parallel: ForkJoin, kernel: Kernel, arguments: tuple[Any, ...], num_chunks: int) -> None:
-        """Runs a kernel on all threads of `parallel` that are free, and waits for its last chunk."""
+        """Runs a kernel on all threads of `parallel` that are free, until all its chunks are done."""
         counters = np.zeros(_NUM_COUNTERS, np.int64)
-        parallel.run(lambda: kernel(*arguments, counters), num_chunks)
-        self.wait_until_done(counters, num_chunks)
+        parallel.run_shared(self.attend, kernel, (*arguments, counters), num_chunks)
 
 
 @dataclass(frozen=True)
@@ -107,30 +107,30 @@ class KernelTable(Generic[KernelsT]):
             KernelError: One does not compile for this machine's processor, or needs symbols that the process does not
                 have.
         """
-        from gradserve_server.devices.host import jit
+        from gradserve_server.devices.host import jit, sharing
 
         compiled: dict[str, Kernel] = {}
+        is_chunked = issubclass(self.kernels, ChunkedKernels)
+        if is_chunked:
+            compiled["attend"] = jit.compile_kernel(sharing.attend, jit.argument_types(_ATTEND), contract=self.contract)
+        compile_kernel = jit.compile_shared_kernel if is_chunked else jit.compile_kernel
         for name, (function, arguments) in self._functions(dtype):
             if stop():
                 return None
-            compiled[name] = jit.compile_kernel(function, jit.argument_types(arguments), contract=self.contract)
+            all_arguments = f"{arguments}, {_COUNTERS}" if is_chunked else arguments
+            compiled[name] = compile_kernel(function, jit.argument_types(all_arguments), contract=self.contract)
         return self.kernels(**compiled)
 
     def _functions(self, dtype: np.dtype[Any]) -> Iterator[tuple[str, tuple[Kernel, str]]]:
-        is_chunked = issubclass(self.kernels, ChunkedKernels)
-        if is_chunked:
-            from gradserve_server.devices.host.intrinsics import wait_until_done
-
-            yield "wait_until_done", (wait_until_done, f"{_COUNTERS}, int64")
         for name, declared in self.declared.items():
             module, _, function = declared.function.format(**self.types[dtype]).rpartition(".")
-            arguments = declared.arguments.format(**self.types[dtype]) + (f", {_COUNTERS}" if is_chunked else "")
+            arguments = declared.arguments.format(**self.types[dtype])
             yield name, (getattr(importlib.import_module(f"{self.package}.{module}"), function), arguments)
 
     def __post_init__(self) -> None:
         """Checks that every kernel of the dataclass is declared."""
         own: Any = self.kernels
-        assert {field.name for field in fields(own)} - {"wait_until_done"} == set(self.declared), self.what
+        assert {field.name for field in fields(own)} - {"attend"} == set(self.declared), self.what
 
 
 class PreparedKernels(Generic[KernelsT]):

@@ -1,10 +1,23 @@
 """Runs one piece of work on several threads."""
 
+import itertools
 import logging
+import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from gradserve_server.devices.host.board import CALLS, FIELDS, MOST_INSIDE, SPINNING, TICKET
+
+_LONGEST_WAIT_NS = 100_000
+"""The longest time for which a helper waits for work without sleeping."""
+
+_MOST_JOBS = 4
+"""The most jobs that share helpers at the same time."""
 
 _log = logging.getLogger(__name__)
 
@@ -15,13 +28,24 @@ class ForkJoin:
     Safe to use from several threads: callers work themselves, and wait only for helpers that have begun, so they make
     progress even when all helpers are busy with other work.
 
-    Waking up a thread takes little more than a lock. Futures take 20 microseconds to start and, as the caller then
-    sleeps for a moment, 50 to end, which is as long as computing on a megabyte.
+    A thread that sleeps takes 50 to 300 microseconds to begin, as long as a megabyte takes. So after work a helper
+    waits for more without sleeping and without the GIL, but no longer than it has worked, and at most
+    `_LONGEST_WAIT_NS`; it gives up the processor whenever another thread wants it. Without work it sleeps.
     """
 
     def __init__(self, num_threads: int) -> None:
         """Runs work on up to `num_threads` threads, including the caller."""
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._board = np.zeros((1 + _MOST_JOBS, FIELDS), np.int64)
+        self._jobs = list(range(1, len(self._board)))
+        """The rows of the board that are free. Appending and popping are atomic."""
+        self._tickets = itertools.count(1)
+        self._attend: Callable[..., object] | None = None
+        self._longest_wait = _LONGEST_WAIT_NS if len(os.sched_getaffinity(0)) > 1 else 0
+        self._calls: deque[_Call] = deque()
+        self._count_calls = threading.Lock()
+        self._sleepers: deque[threading.Lock] = deque()
+        """A lock for each helper that sleeps; releasing it wakes up the helper."""
+        self._is_closed = False
         self._helpers = [
             threading.Thread(target=self._help, name=f"gradserve-kernel-{index}", daemon=True)
             for index in range(num_threads - 1)
@@ -33,6 +57,35 @@ class ForkJoin:
     def num_threads(self) -> int:
         """The most threads that work together, including the caller."""
         return len(self._helpers) + 1
+
+    @property
+    def num_sleeping(self) -> int:
+        """The number of helpers that sleep."""
+        return len(self._sleepers)
+
+    def run_shared(
+        self, attend: Callable[..., object], kernel: Callable[..., object], arguments: tuple[Any, ...], num_parts: int
+    ) -> None:
+        """Runs a shared kernel in this thread, and at the same time in free helpers, until all its work is done.
+
+        Args:
+            attend: The compiled `sharing.attend`.
+            kernel: A compiled kernel from `sharing.shared`.
+            arguments: Its arguments. It does one part after another until none is left; a call in another thread then
+                finds nothing to do.
+            num_parts: The number of parts: no more threads than that take part.
+        """
+        num_wanted = min(len(self._helpers), num_parts - 1)
+        job = self._take_job() if num_wanted > 0 else 0
+        try:
+            if job:
+                self._attend = attend
+                self._board[job, MOST_INSIDE], self._board[job, TICKET] = num_wanted, next(self._tickets)
+                self._wake(num_wanted)
+            kernel(self._board, job, *arguments)
+        finally:
+            if job:
+                self._jobs.append(job)
 
     def run(self, work: Callable[[], object], num_parts: int) -> None:
         """Calls `work` in this thread, and at the same time in free helpers.
@@ -47,8 +100,11 @@ class ForkJoin:
                 missing, so if this can happen, `work` must tell its other calls.
         """
         call = _Call(work)
-        for _ in range(min(len(self._helpers), num_parts - 1)):
-            self._calls.put(call)
+        num_wanted = min(len(self._helpers), num_parts - 1)
+        if num_wanted > 0:
+            self._calls.extend([call] * num_wanted)
+            self._tell_spinning()
+            self._wake(num_wanted)
         try:
             work()
         finally:
@@ -69,15 +125,67 @@ class ForkJoin:
 
     def close(self) -> None:
         """Waits for running work, and ends the threads."""
-        for _ in self._helpers:
-            self._calls.put(None)
+        self._is_closed = True
+        self._tell_spinning()
+        self._wake(len(self._helpers))
         for helper in self._helpers:
             helper.join()
 
+    def _take_job(self) -> int:
+        try:
+            return self._jobs.pop()
+        except IndexError:
+            return 0  # so many callers keep all processors busy
+
+    def _tell_spinning(self) -> None:
+        with self._count_calls:
+            self._board[0, CALLS] += 1
+
+    def _wake(self, num_wanted: int) -> None:
+        """Wakes up helpers, unless enough of them watch the board."""
+        for _ in range(num_wanted - int(self._board[0, SPINNING])):
+            try:
+                self._sleepers.popleft().release()
+            except IndexError:
+                return
+
     def _help(self) -> None:
-        while (call := self._calls.get()) is not None:
-            call.help()
-            del call
+        wake = threading.Lock()
+        wake.acquire()
+        allowance = 0
+        while True:
+            num_calls = int(self._board[0, CALLS])
+            if self._calls:
+                allowance = max(self._help_a_call(), allowance)
+            elif self._is_closed:
+                return
+            else:
+                if self._attend is not None:
+                    self._attend(self._board, num_calls, allowance, self._longest_wait)
+                allowance = 0
+                self._sleep(wake, num_calls)
+
+    def _help_a_call(self) -> int:
+        """Helps a call that waits, if there is one; returns the nanoseconds to wait for the next one."""
+        try:
+            call = self._calls.popleft()
+        except IndexError:
+            return 0
+        began = time.monotonic_ns()
+        call.help()
+        return min(time.monotonic_ns() - began, self._longest_wait)
+
+    def _sleep(self, wake: threading.Lock, num_calls: int) -> None:
+        """Sleeps until somebody releases `wake`, unless there have been more calls."""
+        self._sleepers.append(wake)
+        if self._board[0, CALLS] != num_calls:
+            try:
+                self._sleepers.remove(wake)
+            except ValueError:
+                pass  # whoever has taken it releases it
+            else:
+                return
+        wake.acquire()
 
 
 class _Pieces:

@@ -111,7 +111,7 @@ class CpuBatchNorm:
             kernels.run(self._parallel, kernels.rows_forward, arguments, rows.num_chunks)
         else:
             planes = _Planes.of(geometry, x.nbytes)
-            arguments = (*inputs_and_options, *planes.arguments(), *outputs)
+            arguments = (*inputs_and_options, *planes.arguments(scale), *outputs)
             kernels.run(self._parallel, kernels.planes_forward, arguments, planes.num_chunks)
         return _forward_outputs(inputs, attributes, geometry, y, mean, variance)
 
@@ -142,7 +142,7 @@ class CpuBatchNorm:
         else:
             planes = _Planes.of(geometry, x.nbytes + dy.nbytes)
             offset = np.empty(0, scale.dtype) if relu_offset is None else aligned(relu_offset)
-            arguments = (dy, x, scale, mean, offset, *options, *planes.arguments())
+            arguments = (dy, x, scale, mean, offset, *options, *planes.arguments(scale))
             kernels.run(self._parallel, kernels.planes_gradient, arguments + outputs, planes.num_chunks)
         nothing = np.empty(0, scale.dtype)
         return GradOutputs(x_backprop, scale_backprop, offset_backprop, nothing, nothing.copy())
@@ -199,9 +199,9 @@ class _Planes:
         chunk_channels = max(_PLANES_CHUNK_BYTES * geometry.channels // num_bytes, 1)
         return cls(geometry.inner, chunk_channels, math.ceil(geometry.channels / chunk_channels))
 
-    def arguments(self) -> tuple[Any, ...]:
-        """Returns the kernels' arguments."""
-        return (self.inner, self.chunk_channels)
+    def arguments(self, scale: NDArray[Any]) -> tuple[Any, ...]:
+        """Returns the kernels' arguments, with memory for what they compute once for each channel."""
+        return (self.inner, self.chunk_channels, np.empty((4, *scale.shape), scale.dtype))
 
 
 def _forward_outputs(

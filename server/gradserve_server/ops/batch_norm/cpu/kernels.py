@@ -35,7 +35,7 @@ _FORWARD = "const {T}[], const {U}[], const {U}[], float64, bool, bool"
 _GRADIENT = "const {T}[], const {T}[], const {U}[], const {U}[]"
 _OPTIONS = "const {U}[], float64, bool"
 _ROWS = "int64, int64, int64, float64[3], {U}[]"
-_PLANES = "int64, int64"
+_PLANES = "int64, int64, {U}[2]"
 _MOMENTS = "float64[], float64[], {T}[]"
 _SUMS = "float64[], float64[], {U}[], {U}[], {T}[]"
 

@@ -37,6 +37,7 @@ def planes_forward(
     has_relu: Any,
     inner: Any,
     chunk_channels: Any,
+    factors: Any,
     mean: Any,
     variance: Any,
     y: Any,
@@ -53,12 +54,13 @@ def planes_forward(
         has_relu: Whether a relu follows.
         inner: The size of a plane.
         chunk_channels: The channels of a chunk.
+        factors: U [4, channels]: scratch memory.
         mean: float64 [channels]: a result in training, else an input.
         variance: float64 [channels]: a result in training, else an input.
         y: T, flat: the result.
         counters: int64 [2], zeros.
     """
-    channels = len(scale)
+    channels, means, multipliers = len(scale), factors[0], factors[1]
     outer = x.size // (channels * inner)
     num_chunks = -(-channels // chunk_channels)
     chunk = count_up(counters, _TAKEN)
@@ -79,13 +81,13 @@ def planes_forward(
                         variance[channel] += block_squares + weight * before * delta * delta
             for channel in range(channel_first, channel_end):
                 variance[channel] /= outer * inner
+        for channel in range(channel_first, channel_end):
+            # From the rounded variance, which the gradient gets.
+            rounded = widen(x, variance[channel])
+            means[channel], multipliers[channel] = mean[channel], forward_multiplier(rounded, scale[channel], epsilon)
         for image in range(outer - 1, -1, -1):
             for channel in range(channel_first, channel_end):
-                m = widen(x, mean[channel])
-                # From the rounded variance, which the gradient gets.
-                rounded = widen(x, variance[channel])
-                multiplier = widen(x, forward_multiplier(rounded, scale[channel], epsilon))
-                summand = offset[channel]
+                m, multiplier, summand = means[channel], multipliers[channel], offset[channel]
                 plane = (image * channels + channel) * inner
                 for index in range(plane, plane + inner):
                     value = normalized(load(x, index) - m, multiplier, summand)
@@ -105,6 +107,7 @@ def planes_gradient(
     is_training: Any,
     inner: Any,
     chunk_channels: Any,
+    factors: Any,
     totals: Any,
     dots: Any,
     dscale: Any,
@@ -125,6 +128,7 @@ def planes_gradient(
         is_training: Whether mean and variance depend on x.
         inner: The size of a plane.
         chunk_channels: The channels of a chunk.
+        factors: U [4, channels]: scratch memory.
         totals: float64 [channels].
         dots: float64 [channels].
         dscale: U [channels]: the result.
@@ -133,16 +137,19 @@ def planes_gradient(
         counters: int64 [2], zeros.
     """
     channels, has_relu = len(scale), len(offset) > 0
+    multipliers, of_dy, of_x, means_of_dy = factors[0], factors[1], factors[2], factors[3]
     outer = x.size // (channels * inner)
     num_chunks = -(-channels // chunk_channels)
     chunk = count_up(counters, _TAKEN)
     while chunk < num_chunks:
         channel_first, channel_end = chunk * chunk_channels, min((chunk + 1) * chunk_channels, channels)
         totals[channel_first:channel_end], dots[channel_first:channel_end] = 0, 0
+        for channel in range(channel_first, channel_end):
+            multipliers[channel] = forward_multiplier(variance[channel], scale[channel], epsilon)
         for image in range(outer):
             for channel in range(channel_first, channel_end):
                 plane = (image * channels + channel) * inner
-                b = widen(x, forward_multiplier(variance[channel], scale[channel], epsilon))
+                b = multipliers[channel]
                 c = offset[channel] if has_relu else widen(x, 0)
                 for first in range(0, inner, BLOCK_ELEMENTS):
                     size = min(BLOCK_ELEMENTS, inner - first)
@@ -157,14 +164,14 @@ def planes_gradient(
                 scale_gradient(dots[channel], variance[channel], epsilon),
                 totals[channel],
             )
+            of_dy[channel], of_x[channel] = gradient_factors(
+                dots[channel], variance[channel], scale[channel], epsilon, outer * inner
+            )
+            means_of_dy[channel] = totals[channel] / (outer * inner)
         for image in range(outer - 1, -1, -1):
             for channel in range(channel_first, channel_end):
-                factor, slope = gradient_factors(
-                    dots[channel], variance[channel], scale[channel], epsilon, outer * inner
-                )
-                f, s = widen(x, factor), widen(x, slope)
-                m, mean_dy = mean[channel], widen(x, totals[channel] / (outer * inner))
-                b = widen(x, forward_multiplier(variance[channel], scale[channel], epsilon))
+                f, s, m, mean_dy = of_dy[channel], of_x[channel], mean[channel], means_of_dy[channel]
+                b = multipliers[channel]
                 c = offset[channel] if has_relu else widen(x, 0)
                 plane = (image * channels + channel) * inner
                 if is_training:

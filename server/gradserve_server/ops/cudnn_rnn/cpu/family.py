@@ -12,7 +12,7 @@ from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.ops.cudnn_rnn import reserve
 from gradserve_server.ops.cudnn_rnn.cpu.kernel_cells import KernelCells
-from gradserve_server.ops.cudnn_rnn.cpu.kernels import CUDNN_RNN
+from gradserve_server.ops.cudnn_rnn.cpu.kernels import CUDNN_RNN, LSTM_SCANS
 from gradserve_server.ops.cudnn_rnn.cpu.numpy_cells import NumpyCells
 from gradserve_server.ops.cudnn_rnn.cpu.pseudo_layer import PseudoLayer, States
 from gradserve_server.ops.cudnn_rnn.cpu.saved import (
@@ -50,10 +50,12 @@ class CpuCudnnRnn:
         self._parallel = parallel
         self._new_id = new_id
         self._kernels = PreparedKernels(CUDNN_RNN)
+        self._lstm_scans = PreparedKernels(LSTM_SCANS)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
         self._kernels.prepare(stop)
+        self._lstm_scans.prepare(stop)
 
     def forward(self, inputs: ForwardInputs, problem: Problem) -> ForwardOutputs:
         """Computes CudnnRNN.
@@ -78,8 +80,11 @@ class CpuCudnnRnn:
             return self._call(problem, lengths).backprop(inputs, memory)
 
     def _call(self, problem: Problem, lengths: NDArray[np.int64]) -> "_Call":
-        kernels = self._kernels.get(problem.compute_dtype)
-        cells = NumpyCells() if kernels is None else KernelCells(kernels)
+        dtype = problem.compute_dtype
+        kernels, lstm_scans = self._kernels.get(dtype), self._lstm_scans.get(dtype)
+        cells: Cells = NumpyCells()
+        if kernels is not None and lstm_scans is not None:
+            cells = KernelCells(kernels, lstm_scans, self._parallel)
         return _Call(self._device, self._parallel, cells, problem, lengths)
 
 

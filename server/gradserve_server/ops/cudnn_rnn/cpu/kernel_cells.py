@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import numpy as np
+
 from gradserve_server.devices.host.kernel_table import Kernel
-from gradserve_server.ops.cudnn_rnn.cpu.kernels import Kernels
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.ops.cudnn_rnn.cpu.kernels import Kernels, LstmScans
 from gradserve_server.ops.cudnn_rnn.cpu.scan import BackwardScan, ForwardScan, Geometry, Step
 from gradserve_server.ops.cudnn_rnn.network import Mode
 
@@ -14,38 +17,54 @@ into a core's cache."""
 _MAX_PRODUCTS = 1 << 15
 """The most products per step for the kernels' own products, which take less time than calls for each step."""
 
+_PART_WEIGHTS = 1 << 16
+"""The weights of a part of a step that threads share: some five microseconds. For less, they would wait too often."""
+
+_PART_UNITS = 16
+"""The units of a part are a multiple of this: whole vectors, and whole cache lines for each thread."""
+
 
 class KernelCells:
     """The steps by kernels."""
 
     can_split = True
 
-    def __init__(self, kernels: Kernels) -> None:
-        """Takes the kernels for the dtype of the computation."""
+    def __init__(self, kernels: Kernels, lstm_scans: LstmScans, parallel: ForkJoin) -> None:
+        """Takes the kernels for the dtype of the computation, and threads for those that are shared."""
         self._kernels = kernels
+        self._lstm_scans = lstm_scans
+        self._parallel = parallel
 
     def forward_step(self, scan: ForwardScan, rows: slice) -> Step:
         """Returns a function that does one step forward, for these sequences."""
-        return _single_steps(self._kernels.forward(scan.geometry.mode), scan.geometry, rows, _forward_arrays(scan))
+        return _single_steps(self._kernels.forward(scan.geometry.mode), scan, rows, _forward_arrays(scan))
 
     def backward_step(self, scan: BackwardScan, rows: slice) -> Step:
         """Returns a function that does one step backward, for these sequences."""
-        return _single_steps(self._kernels.backward(scan.geometry.mode), scan.geometry, rows, _backward_arrays(scan))
+        return _single_steps(self._kernels.backward(scan.geometry.mode), scan, rows, _backward_arrays(scan))
 
     def scan_forward(self, scan: ForwardScan) -> bool:
         """Does all steps, including the products, if the batch is small; returns whether it did."""
-        if not _pays(scan):
-            return False
-        kernel = self._kernels.forward(scan.geometry.mode)
-        kernel(0, scan.geometry.steps, 0, scan.geometry.batch, True, *_sizes(scan.geometry), *_forward_arrays(scan))
-        return True
+        kernel, shared = self._kernels.forward(scan.geometry.mode), self._lstm_scans.forward
+        return self._scan(scan, kernel, shared, _forward_arrays(scan))
 
     def scan_backward(self, scan: BackwardScan) -> bool:
         """Does all steps, including the products, if the batch is small; returns whether it did."""
+        kernel, shared = self._kernels.backward(scan.geometry.mode), self._lstm_scans.backward
+        return self._scan(scan, kernel, shared, _backward_arrays(scan))
+
+    def _scan(self, scan: ForwardScan | BackwardScan, kernel: Kernel, shared: Kernel, arrays: tuple[Any, ...]) -> bool:
         if not _pays(scan):
             return False
-        kernel = self._kernels.backward(scan.geometry.mode)
-        kernel(0, scan.geometry.steps, 0, scan.geometry.batch, True, *_sizes(scan.geometry), *_backward_arrays(scan))
+        geometry, weights = scan.geometry, scan.weights.reshape(-1)
+        if geometry.mode is Mode.LSTM:
+            part_units = -(-_PART_WEIGHTS // (len(scan.weights) * _PART_UNITS)) * _PART_UNITS
+            num_parts = -(-geometry.units // part_units)
+            taken = np.zeros(geometry.steps * num_parts, np.int64)
+            arguments = (part_units, taken, *_sizes(geometry), weights, *arrays)
+            self._lstm_scans.run(self._parallel, shared, arguments, num_parts)
+        else:
+            kernel(0, geometry.steps, 0, geometry.batch, True, *_sizes(geometry), weights, *arrays)
         return True
 
 
@@ -57,8 +76,11 @@ def _pays(scan: ForwardScan | BackwardScan) -> bool:
     return (batch == 1 and weights.nbytes <= _MAX_WEIGHTS_BYTES) or batch * weights.size <= _MAX_PRODUCTS
 
 
-def _single_steps(kernel: Kernel, geometry: Geometry, rows: slice, arrays: tuple[Any, ...]) -> Step:
-    arguments = (rows.start, rows.stop, False, *_sizes(geometry), *arrays)
+def _single_steps(kernel: Kernel, scan: ForwardScan | BackwardScan, rows: slice, arrays: tuple[Any, ...]) -> Step:
+    sizes = _sizes(scan.geometry)
+    if scan.geometry.mode is not Mode.LSTM:
+        sizes = (False, *sizes, scan.weights.reshape(-1))
+    arguments = (rows.start, rows.stop, *sizes, *arrays)
     return lambda step: kernel(step, 1, *arguments)
 
 
@@ -71,7 +93,7 @@ def _forward_arrays(scan: ForwardScan) -> tuple[Any, ...]:
     stride = scan.outputs.shape[-1]
     # The kernels count from the step before the first one.
     offset = scan.output_offset + (scan.first_output - 1) * scan.geometry.batch * stride
-    arrays = (scan.weights, scan.recurrent, scan.bias, scan.gates, scan.saved.cells, scan.saved.candidates)
+    arrays = (scan.recurrent, scan.bias, scan.gates, scan.saved.cells, scan.saved.candidates)
     return (*(array.reshape(-1) for array in (*arrays, scan.outputs) if array is not None), stride, offset)
 
 
@@ -79,7 +101,6 @@ def _backward_arrays(scan: BackwardScan) -> tuple[Any, ...]:
     saved, is_lstm = scan.saved, scan.geometry.mode is Mode.LSTM
     has_gates = saved.gates is not None
     before = (
-        scan.weights,
         saved.gates,
         saved.cells,
         saved.candidates,

@@ -8,14 +8,14 @@ All kernels take, in this order:
 
 * begin, count: The steps to do, counted in the kernel's own order.
 * first_row, end_row: The sequences to do; with own_products, all of them.
-* own_products: Whether the kernel itself multiplies by the recurrent weights, which for few rows is faster than BLAS.
-  Otherwise it does one step, whose products are computed already. Not with a projection.
+* own_products: Not for lstm. Whether the kernel itself multiplies by the recurrent weights, which for few rows is
+  faster than BLAS. Otherwise it does one step, whose products are computed already. Not with a projection.
 * reverse: See above.
 * steps: T.
 * units: H.
 * is_relu: Only for a network without gates.
 * lengths: int64, [B].
-* weights: R, U, [G, H, H]. Read with own_products.
+* weights: Not for lstm. R, U, [G, H, H]. Read with own_products.
 
 The forward kernels continue with
 
@@ -40,11 +40,19 @@ and the backward kernels with
 * gru: carry: U, [B, H]: 0 at first; the part of the gradient with respect to h_(t-1) that does not pass through R.
 * d_gates: U, [T, B, G, H]: a result, the gradients with respect to the arguments of the gates' functions. For gru
   [T, B, 4, H]: n, r, z, and the gradient with respect to R_n h_(t-1) + bR_n.
+
+The scans of an lstm do all steps with their products, on several threads. Instead of the first four arguments, they
+take
+
+* part_units: The units of each part of a step.
+* taken: int64, [T, parts]: zeros, to count the threads that wanted to do each part; the first one does it.
+
+then all others from `reverse` on, weights included, and counters; see `ChunkedKernels`.
 """
 
 from dataclasses import dataclass
 
-from gradserve_server.devices.host.kernel_table import ELEMENTS, Declared, Kernel, KernelTable
+from gradserve_server.devices.host.kernel_table import ELEMENTS, ChunkedKernels, Declared, Kernel, KernelTable
 from gradserve_server.ops.cudnn_rnn.network import Mode
 from gradserve_server.ops.dtypes import FLOAT32, FLOAT64
 
@@ -69,9 +77,19 @@ class Kernels:
         return {Mode.LSTM: self.lstm_backward, Mode.GRU: self.gru_backward}.get(mode, self.vanilla_backward)
 
 
-_STEPS = "int64, int64, int64, int64, bool, bool, int64, int64"
-_GATED = f"{_STEPS}, const int64[], const {{U}}[]"
-_VANILLA = f"{_STEPS}, bool, const int64[], const {{U}}[]"
+@dataclass(frozen=True)
+class LstmScans(ChunkedKernels):
+    """The scans of an lstm for one U."""
+
+    forward: Kernel
+    backward: Kernel
+
+
+_PLACE, _SIZES = "int64, int64, int64, int64", "bool, int64, int64"
+_LSTM = f"{_PLACE}, {_SIZES}, const int64[]"
+_GATED = f"{_PLACE}, bool, {_SIZES}, const int64[], const {{U}}[]"
+_VANILLA = f"{_PLACE}, bool, {_SIZES}, bool, const int64[], const {{U}}[]"
+_SCAN = f"int64, int64[], {_SIZES}, const int64[], const {{U}}[]"
 _POSITION = "int64, int64"
 _READ, _MADE = "const {U}[]", "{U}[]"
 
@@ -81,11 +99,9 @@ CUDNN_RNN = KernelTable(
     kernels=Kernels,
     types={dtype: {"U": ELEMENTS[dtype]} for dtype in (FLOAT32, FLOAT64)},
     declared={
-        "lstm_forward": Declared(
-            "lstm.lstm_forward", ", ".join((_GATED, _MADE, _READ, _MADE, _MADE, _MADE, _POSITION))
-        ),
+        "lstm_forward": Declared("lstm.lstm_forward", ", ".join((_LSTM, _MADE, _READ, _MADE, _MADE, _MADE, _POSITION))),
         "lstm_backward": Declared(
-            "lstm.lstm_backward", ", ".join((_GATED, _READ, _READ, _READ, _POSITION, _MADE, _MADE, _MADE))
+            "lstm.lstm_backward", ", ".join((_LSTM, _READ, _READ, _READ, _POSITION, _MADE, _MADE, _MADE))
         ),
         "gru_forward": Declared("gru.gru_forward", ", ".join((_GATED, _MADE, _READ, _MADE, _MADE, _MADE, _POSITION))),
         "gru_backward": Declared(
@@ -96,6 +112,21 @@ CUDNN_RNN = KernelTable(
         ),
         "vanilla_backward": Declared(
             "vanilla.vanilla_backward", ", ".join((_VANILLA, _READ, _READ, _POSITION, _MADE, _MADE))
+        ),
+    },
+)
+
+LSTM_SCANS = KernelTable(
+    what="CudnnRNN's lstm",
+    package=__package__,
+    kernels=LstmScans,
+    types=CUDNN_RNN.types,
+    declared={
+        "forward": Declared(
+            "lstm_scan.lstm_scan_forward", ", ".join((_SCAN, _MADE, _READ, _MADE, _MADE, _MADE, _POSITION))
+        ),
+        "backward": Declared(
+            "lstm_scan.lstm_scan_backward", ", ".join((_SCAN, _READ, _READ, _READ, _POSITION, _MADE, _MADE, _MADE))
         ),
     },
 )

@@ -1,4 +1,4 @@
-"""The steps of an LSTM; see `kernels` for the arguments."""
+"""The steps of an LSTM after their products; see `kernels` for the arguments."""
 
 from typing import Any
 
@@ -6,7 +6,6 @@ from numba.extending import register_jitable
 
 from gradserve_server.devices.host.activations import hyperbolic_tangent, one_like, sigmoid
 from gradserve_server.devices.host.intrinsics import load, store_at
-from gradserve_server.ops.cudnn_rnn.cpu.products import products_with_columns, products_with_rows
 
 
 def lstm_forward(
@@ -14,12 +13,10 @@ def lstm_forward(
     count: Any,
     first_row: Any,
     end_row: Any,
-    own_products: Any,
     reverse: Any,
     steps: Any,
     units: Any,
     lengths: Any,
-    weights: Any,
     recurrent: Any,
     bias: Any,
     gates: Any,
@@ -33,13 +30,11 @@ def lstm_forward(
     for step in range(begin, begin + count):
         time = steps - 1 - step if reverse else step
         cell, cell_before = (time, time + 1) if reverse else (time + 1, time)
-        before = time + 2 if reverse else time
-        if own_products:
-            position = before * batch * stride + offset
-            products_with_rows(weights, 4, units, batch, outputs, position, stride, recurrent)
         for row in range(first_row, end_row):
             if time < lengths[row]:
-                _forward_row(
+                forward_row(
+                    0,
+                    units,
                     units,
                     recurrent,
                     row * 4 * units,
@@ -59,12 +54,10 @@ def lstm_backward(
     count: Any,
     first_row: Any,
     end_row: Any,
-    own_products: Any,
     reverse: Any,
     steps: Any,
     units: Any,
     lengths: Any,
-    weights: Any,
     gates: Any,
     cells: Any,
     d_outputs: Any,
@@ -79,17 +72,15 @@ def lstm_backward(
     for step in range(begin, begin + count):
         time = step if reverse else steps - 1 - step
         cell, cell_before = (time, time + 1) if reverse else (time + 1, time)
-        after = time - 1 if reverse else time + 1
-        if own_products and step > 0:
-            position, size = after * batch * 4 * units, 4 * units
-            products_with_columns(weights, size, units, batch, d_gates, position, size, incoming)
         for row in range(first_row, end_row):
             d_gates_row = (time * batch + row) * 4 * units
             if time >= lengths[row]:
                 d_gates[d_gates_row : d_gates_row + 4 * units] = 0
                 continue
             is_last = time == (0 if reverse else lengths[row] - 1)
-            _backward_row(
+            backward_row(
+                0,
+                units,
                 units,
                 gates,
                 d_gates,
@@ -107,7 +98,9 @@ def lstm_backward(
 
 
 @register_jitable(fastmath={"contract"})
-def _forward_row(
+def forward_row(
+    first: Any,
+    end: Any,
     units: Any,
     recurrent: Any,
     recurrent_row: Any,
@@ -120,7 +113,8 @@ def _forward_row(
     outputs: Any,
     output_row: Any,
 ) -> None:
-    for unit in range(units):
+    """Computes the units from `first` to `end` of a sequence's step."""
+    for unit in range(first, end):
         at, other = gates_row + unit, recurrent_row + unit
         i = sigmoid(load(gates, at) + load(recurrent, other) + load(bias, unit))
         at, other = at + units, other + units
@@ -139,7 +133,9 @@ def _forward_row(
 
 
 @register_jitable(fastmath={"contract"})
-def _backward_row(
+def backward_row(
+    first: Any,
+    end: Any,
     units: Any,
     gates: Any,
     d_gates: Any,
@@ -154,7 +150,8 @@ def _backward_row(
     d_cells: Any,
     d_cells_row: Any,
 ) -> None:
-    for unit in range(units):
+    """Computes the gradients of the units from `first` to `end` of a sequence's step."""
+    for unit in range(first, end):
         at = gates_row + unit
         i, f = load(gates, at), load(gates, at + units)
         n, o = load(gates, at + 2 * units), load(gates, at + 3 * units)

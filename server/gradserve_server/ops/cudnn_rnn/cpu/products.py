@@ -13,6 +13,8 @@ from gradserve_server.devices.host.intrinsics import load, store
 @register_jitable(fastmath={"contract", "reassoc"})
 def products_with_rows(
     weights: Any,
+    first: Any,
+    end: Any,
     num_gates: Any,
     units: Any,
     batch: Any,
@@ -21,10 +23,12 @@ def products_with_rows(
     stride: Any,
     y: Any,
 ) -> None:
-    """Computes y = x R^T for every unit of every gate.
+    """Computes y = x R^T for some rows of R, each a unit of a gate.
 
     Args:
         weights: R, flat [gates, units, units].
+        first: The first row of R.
+        end: The row after the last.
         num_gates: G.
         units: H.
         batch: B.
@@ -35,8 +39,8 @@ def products_with_rows(
     """
     zero = y.dtype.type(0)
     size = num_gates * units
-    unit = 0
-    while unit + 4 <= size:
+    unit = first
+    while unit + 4 <= end:
         w = unit * units
         for row in range(batch):
             start = position + row * stride
@@ -51,7 +55,7 @@ def products_with_rows(
             to = row * size + unit
             y[to], y[to + 1], y[to + 2], y[to + 3] = a, b, c, d
         unit += 4
-    while unit < size:
+    while unit < end:
         for row in range(batch):
             start = position + row * stride
             own = x[start : start + units]
@@ -64,13 +68,24 @@ def products_with_rows(
 
 @register_jitable(fastmath={"contract"})
 def products_with_columns(
-    weights: Any, rows: Any, units: Any, batch: Any, x: Any, position: Any, stride: Any, y: Any
+    weights: Any,
+    rows: Any,
+    first: Any,
+    end: Any,
+    units: Any,
+    batch: Any,
+    x: Any,
+    position: Any,
+    stride: Any,
+    y: Any,
 ) -> None:
-    """Computes y = x R.
+    """Computes y = x R for some columns of R.
 
     Args:
         weights: R, flat [rows, units].
         rows: The number of rows of R.
+        first: The first column.
+        end: The column after the last.
         units: H.
         batch: B.
         x: Flat; rows of `rows` elements, the first at `position`, and the others at distances of `stride`.
@@ -79,7 +94,7 @@ def products_with_columns(
         y: Flat [B, units].
     """
     for row in range(batch):
-        y[row * units : (row + 1) * units] = 0
+        y[row * units + first : row * units + end] = 0
     k = 0
     while k + 8 <= rows:
         w = k * units
@@ -87,9 +102,9 @@ def products_with_columns(
             at = position + row * stride + k
             a, b, c, d = x[at], x[at + 1], x[at + 2], x[at + 3]
             e, f, g, h = x[at + 4], x[at + 5], x[at + 6], x[at + 7]
-            sums = y[row * units : (row + 1) * units]
+            sums = y[row * units + first : row * units + end]
             for column in range(len(sums)):
-                at = w + column
+                at = w + first + column
                 total = sums[column] + a * load(weights, at)
                 other = b * load(weights, at + units)
                 total += c * load(weights, at + 2 * units)
@@ -103,7 +118,7 @@ def products_with_columns(
     while k < rows:
         for row in range(batch):
             a = x[position + row * stride + k]
-            sums = y[row * units : (row + 1) * units]
+            sums = y[row * units + first : row * units + end]
             for column in range(len(sums)):
-                store(sums, column, sums[column] + a * load(weights, k * units + column))
+                store(sums, column, sums[column] + a * load(weights, k * units + first + column))
         k += 1

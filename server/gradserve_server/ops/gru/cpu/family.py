@@ -27,6 +27,12 @@ from gradserve_server.ops.gru.spec import (
 _CHUNK_ELEMENTS = 1 << 14
 """The work of a chunk, about ten microseconds. For less, no thread is woken up."""
 
+_CHUNK_ROWS = 128
+"""The rows of a chunk of a vector's product with a matrix: few enough to share, and for a short sum."""
+
+_CHUNK_CELLS = 256
+"""The cells of a chunk of a vector's functions, a few microseconds."""
+
 
 class CpuGRU:
     """GRUBlockCell by NumPy's BLAS for products of matrices, and fused kernels for the rest.
@@ -58,7 +64,7 @@ class CpuGRU:
             if kernels is None:
                 return gru_block_cell(np, inputs, sizes)
             wide = CellInputs(*self._widened(inputs))
-            outputs = self._cell(kernels, wide, sizes)
+            outputs = (self._cell_of_one if sizes.batch == 1 else self._cell)(kernels, wide, sizes)
             return CellOutputs(*(self._rounded(output, dtype) for output in outputs))
 
     def gradient(self, inputs: GradInputs, attributes: GradAttributes, sizes: Sizes) -> GradOutputs:
@@ -84,6 +90,22 @@ class CpuGRU:
         self._run(kernels, kernels.gates, (ru_of_x, ru_of_h, inputs.b_ru, h_prev), dimensions, (r, u, h_prevr))
         (c_of_h,) = self._multiply((h_prevr, w_c_h))
         self._run(kernels, kernels.state, (c_of_x, c_of_h, inputs.b_c, h_prev, u), dimensions, (c, h))
+        return [r, u, c, h]
+
+    def _cell_of_one(self, kernels: Kernels, inputs: CellInputs, sizes: Sizes) -> list[NDArray[Any]]:
+        """Computes the same for a batch of one, by one kernel instead of BLAS."""
+        cells, dtype = sizes.cells, inputs.x.dtype
+        num_of_rows = -(-sizes.inputs // _CHUNK_ROWS) + -(-cells // _CHUNK_ROWS)
+        r, u, c, h = (self._empty(inputs.h_prev.shape, inputs.x) for _ in range(4))
+        given = (inputs.x, inputs.h_prev, inputs.w_ru, inputs.w_c, inputs.b_ru, inputs.b_c)
+        scratch = (
+            np.empty((num_of_rows, 2 * cells), dtype),
+            np.empty((num_of_rows, cells), dtype),
+            np.empty(cells, dtype),
+        )
+        arguments = (*(array.reshape(-1) for array in given), _CHUNK_ROWS, _CHUNK_CELLS, *scratch)
+        results = tuple(array.reshape(-1) for array in (r, u, c, h))
+        kernels.run(self._parallel, kernels.cell_of_one, (*arguments, *results), num_of_rows)
         return [r, u, c, h]
 
     def _gradient(self, kernels: Kernels, inputs: GradInputs, sizes: Sizes) -> list[NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""The kernels of GRUBlockCell on the host: their arguments; see `loops` for what they do."""
+"""The kernels of GRUBlockCell on the host: their arguments; see `loops` and `one_sequence` for what they do."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,9 @@ from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 @dataclass(frozen=True)
 class Kernels(ChunkedKernels):
-    """The kernels for float32 or float64; see `loops`."""
+    """The kernels for float32 or float64; see `loops` and `one_sequence`."""
 
+    cell_of_one: Kernel
     gates: Kernel
     state: Kernel
     gradient_of_state: Kernel
@@ -35,6 +36,9 @@ GRU_BLOCK_CELL = KernelTable(
     kernels=Kernels,
     types={dtype: {"T": ELEMENTS[dtype]} for dtype in (FLOAT32, FLOAT64)},
     declared={
+        "cell_of_one": Declared(
+            "one_sequence.cell_of_one", f"{_arguments(6, 2, 0)}, {{T}}[2], {{T}}[2], {_arguments(0, 0, 5)}"
+        ),
         "gates": Declared("loops.gates", _arguments(4, 3, 3)),
         "state": Declared("loops.state", _arguments(5, 3, 2)),
         "gradient_of_state": Declared("loops.gradient_of_state", _arguments(4, 3, 2)),
