@@ -1,5 +1,6 @@
 """A server with little patience and little room, and connections to its sockets."""
 
+import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -26,6 +27,9 @@ LIMITS = LimitsConfig(
     max_region_bytes=ByteSize(16 * MIB),
 )
 PATIENCE = RuntimeConfig(warm_up=False, stream_idle_seconds=0.5)
+
+POOLS = ("gradserve-compute", "gradserve-kernel", "ThreadPoolExecutor", "asyncio")
+"""The names of threads that begin with the first large work, and stay."""
 
 Connect: TypeAlias = Callable[..., FrameClient]
 
@@ -60,7 +64,7 @@ def use_of(local: LocalServer) -> Use:
             context.readers.count,
             len(server._sockets._connections),
             len(os.listdir("/proc/self/fd")),
-            threading.active_count(),
+            sum(not each.name.startswith(POOLS) for each in threading.enumerate()),
         )
 
     return local.inspect(look)
@@ -92,9 +96,11 @@ def raw(server: LocalServer) -> Iterator[RawCalls]:
 @pytest.fixture
 def unused(server: LocalServer, raw: RawCalls) -> Iterator[None]:
     """Checks that a test gives back all that it used."""
+    gc.collect()
     before = use_of(server)
     yield
-    eventually(lambda: use_of(server), lambda use: use.is_back_at(before))
+    gc.collect()  # errors refer to frames, which refer to maps
+    eventually(lambda: use_of(server), lambda use: use.is_back_at(before), within=10)
 
 
 def connector(local: LocalServer, way: str) -> Callable[..., FrameClient]:

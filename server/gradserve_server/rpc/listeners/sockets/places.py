@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gradserve.address import Address
@@ -62,11 +62,7 @@ def _public(address: Address, grpc_addresses: Sequence[Address]) -> Address:
 
 
 def _bind_unix(listener: SocketListener, grpc_addresses: Sequence[Address]) -> str:
-    candidates = [f"{each.path}.shm" for each in grpc_addresses if each.path]
-    folder = _runtime_folder()
-    if folder is not None:
-        candidates.append(str(folder / f"{secrets.token_hex(8)}.sock"))
-    for path in candidates:
+    for path in _candidates(grpc_addresses):
         try:
             Address.to_listen(f"unix:{path}")
             return str(listener.bind_unix(Path(path)))
@@ -75,6 +71,15 @@ def _bind_unix(listener: SocketListener, grpc_addresses: Sequence[Address]) -> s
         except OSError as error:
             _log.info("no shared memory at %s: %s", path, error)
     return ""
+
+
+def _candidates(grpc_addresses: Sequence[Address]) -> Iterator[str]:
+    for each in grpc_addresses:
+        if each.path:
+            yield f"{each.path}.shm"
+    folder = _runtime_folder()
+    if folder is not None:
+        yield str(folder / f"{secrets.token_hex(8)}.sock")
 
 
 def _runtime_folder() -> Path | None:
