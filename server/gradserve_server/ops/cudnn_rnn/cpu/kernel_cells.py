@@ -46,19 +46,22 @@ class KernelCells:
     def scan_forward(self, scan: ForwardScan) -> bool:
         """Does all steps, including the products, if the batch is small; returns whether it did."""
         kernel, shared = self._kernels.forward(scan.geometry.mode), self._lstm_scans.forward
-        return self._scan(scan, kernel, shared, _forward_arrays(scan))
+        part_units = -(-_PART_WEIGHTS // (len(scan.weights) * _PART_UNITS)) * _PART_UNITS
+        return self._scan(scan, kernel, shared, part_units, _forward_arrays(scan))
 
     def scan_backward(self, scan: BackwardScan) -> bool:
         """Does all steps, including the products, if the batch is small; returns whether it did."""
         kernel, shared = self._kernels.backward(scan.geometry.mode), self._lstm_scans.backward
-        return self._scan(scan, kernel, shared, _backward_arrays(scan))
+        # In one part: a part needs columns of R, and reading some of them takes almost as long as reading whole rows.
+        return self._scan(scan, kernel, shared, scan.geometry.units, _backward_arrays(scan))
 
-    def _scan(self, scan: ForwardScan | BackwardScan, kernel: Kernel, shared: Kernel, arrays: tuple[Any, ...]) -> bool:
+    def _scan(
+        self, scan: ForwardScan | BackwardScan, kernel: Kernel, shared: Kernel, part_units: int, arrays: tuple[Any, ...]
+    ) -> bool:
         if not _pays(scan):
             return False
         geometry, weights = scan.geometry, scan.weights.reshape(-1)
         if geometry.mode is Mode.LSTM:
-            part_units = -(-_PART_WEIGHTS // (len(scan.weights) * _PART_UNITS)) * _PART_UNITS
             num_parts = -(-geometry.units // part_units)
             taken = np.zeros(geometry.steps * num_parts, np.int64)
             arguments = (part_units, taken, *_sizes(geometry), weights, *arrays)
