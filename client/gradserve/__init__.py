@@ -79,6 +79,7 @@ from gradserve.results import (
     Tensor,
     TensorHandle,
     TensorLike,
+    TransportInfo,
 )
 
 __version__ = "0.1.0"
@@ -148,6 +149,7 @@ __all__ = [
     "Tensor",
     "TensorHandle",
     "TensorLike",
+    "TransportInfo",
     "Tree",
     "UnauthenticatedError",
     "UnavailableError",

@@ -258,6 +258,19 @@ class Device:
 
 
 @dataclass(frozen=True)
+class TransportInfo:
+    """The way that a client's calls take to the server.
+
+    Attributes:
+        way: "shared_memory" or "bulk", a socket beside gRPC, or "grpc".
+        why_not_faster: Why no faster way is in use; empty for the fastest.
+    """
+
+    way: str
+    why_not_faster: str
+
+
+@dataclass(frozen=True)
 class ServerInfo:
     """The server's version, devices, limits and load.
 
@@ -269,6 +282,8 @@ class ServerInfo:
         limits: The limits by name, as in ServerLimits in the protos; durations in seconds.
         usage: The usage by name, as in ServerUsage in the protos.
         uptime: Seconds since it started.
+        sockets: Its sockets beside gRPC: "HOST:PORT", with "*" for the host of its gRPC address, or "unix:PATH".
+        transport: The way that this client's calls take.
     """
 
     version: str
@@ -278,3 +293,5 @@ class ServerInfo:
     limits: Mapping[str, float]
     usage: Mapping[str, float]
     uptime: float
+    sockets: tuple[str, ...]
+    transport: TransportInfo

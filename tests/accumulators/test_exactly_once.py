@@ -15,9 +15,10 @@ import pytest
 import gradserve
 from gradserve.calls.retries import RetryPolicy
 from gradserve.calls.time_limits import TimeLimits
-from gradserve.transport.settings import ConnectionSettings
+from gradserve.transport.settings import ConnectionSettings, Transport
 from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
+from tests.servers.announcing import announce, bulk_address
 from tests.servers.connecting import NO_RETRIES, connect_with, without_retries
 from tests.servers.faulty_proxy import Fault, Faults, FaultyProxy
 from tests.servers.lost_replies import LostReplies
@@ -74,10 +75,20 @@ class Network:
         return connect_with(self.address, self.settings)
 
 
-@pytest.fixture(params=["cut connections", "cut connections, the client retries too", "lost replies"])
+NETWORKS = {
+    "cut connections": (Transport.GRPC, NO_RETRIES),
+    "cut connections, the client retries too": (Transport.GRPC, RetryPolicy()),
+    "cut bulk sockets": (Transport.BULK, NO_RETRIES),
+    "cut bulk sockets, the client retries too": (Transport.BULK, RetryPolicy()),
+    "lost replies": (Transport.AUTO, NO_RETRIES),
+}
+
+
+@pytest.fixture(params=NETWORKS)
 def network(request: pytest.FixtureRequest) -> Iterator[Network]:
-    is_seen = request.param != "cut connections, the client retries too"
-    settings = ConnectionSettings(TimeLimits(PATIENCE_SECONDS), NO_RETRIES if is_seen else RetryPolicy())
+    transport, retries = NETWORKS[request.param]
+    settings = ConnectionSettings(TimeLimits(PATIENCE_SECONDS), retries, transport=transport)
+    is_seen = retries is NO_RETRIES
     with ExitStack() as stack:
         if request.param == "lost replies":
             replies = LostReplies(COUNTING, probability=0.3, seed=21)
@@ -85,11 +96,15 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network]:
             yield Network(server.address, server.address, settings, lambda: len(replies.lost))
         else:
             server = stack.enter_context(LocalServer(ServerConfig(runtime=NOT_WARMED_UP)))
-            faults = Faults(mean_reads=30, seed=20)
-            proxy = stack.enter_context(FaultyProxy(server.address, faults))
-            yield Network(
-                proxy.address, server.address, settings, lambda: sum(faults.happened.values()), faults, is_seen
-            )
+            cuts_sockets = transport is Transport.BULK
+            # A call takes fewer pieces of traffic on a socket.
+            faults = Faults(mean_reads=15 if cuts_sockets else 30, seed=20)
+            target = bulk_address(server) if cuts_sockets else server.address
+            proxy = stack.enter_context(FaultyProxy(target, faults))
+            if cuts_sockets:
+                announce(server, tcp=[proxy.address])
+            address = server.address if cuts_sockets else proxy.address
+            yield Network(address, server.address, settings, lambda: sum(faults.happened.values()), faults, is_seen)
 
 
 def one_hot(position: int, size: int) -> np.ndarray:
@@ -153,7 +168,7 @@ def test_every_applied_gradient_is_taken_once(network: Network, name: str, layou
     with ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor(NUM_APPLIERS + NUM_TAKERS))
         shared = stack.enter_context(network.connect())
-        direct = stack.enter_context(gradserve.connect(network.direct, timeout=PATIENCE_SECONDS))
+        direct = stack.enter_context(gradserve.connect(network.direct, timeout=PATIENCE_SECONDS, transport="grpc"))
         takers = [threads.submit(taker, number) for number in range(NUM_TAKERS)]
         # Two threads call through one client, the others through one of their own.
         clients = [shared, shared] + [stack.enter_context(network.connect()) for _ in range(NUM_APPLIERS - 2)]
@@ -233,7 +248,7 @@ def test_the_proxy_does_every_fault(server_address: str, name: str) -> None:
     persist = Persistence()
     with (
         FaultyProxy(server_address, faults) as proxy,
-        connect_with(proxy.address, without_retries(PATIENCE_SECONDS)) as client,
+        connect_with(proxy.address, without_retries(PATIENCE_SECONDS, Transport.GRPC)) as client,
     ):
         while set(faults.happened) < set(Fault):
             persist(lambda _: client.server_info())
@@ -245,7 +260,7 @@ def test_a_repeated_apply_releases_what_it_uploaded() -> None:
     replies = LostReplies(COUNTING, probability=1, seed=21)
     with (
         LocalServer(ServerConfig(runtime=NOT_WARMED_UP), replies.parts) as server,
-        connect_with(server.address, without_retries(PATIENCE_SECONDS)) as client,
+        connect_with(server.address, without_retries(PATIENCE_SECONDS, Transport.GRPC)) as client,
     ):
         acc = client.conditional_accumulator("float64", (80_000,))
         gradient = np.ones(80_000)

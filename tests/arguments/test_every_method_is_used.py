@@ -47,7 +47,7 @@ async def test_the_client_uses_every_method() -> None:
     called = CalledMethods()
     with (
         LocalServer(parts=Parts(interceptors=(called,))) as local,
-        gradserve.connect(local.address, timeout=20) as client,
+        gradserve.connect(local.address, timeout=20, transport="grpc") as client,
     ):
         things = await make_things(client)
         for name in methods(gradserve):

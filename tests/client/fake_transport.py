@@ -4,7 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from gradserve.calls.exchange import Exchange, Operation, Together
+from gradserve.calls.exchange import NOT_CARRIED, DescribeTransport, Exchange, Operation, Reply, Together, Whole
+from gradserve.results import TransportInfo
 from gradserve.transport.carrying import carry_out
 
 T = TypeVar("T")
@@ -46,4 +47,9 @@ class FakeAsyncTransport:
 def _perform(answer: Callable[[Exchange], Any], exchange: Exchange) -> Any:
     if isinstance(exchange, Together):
         return [carry_out(each, partial(_perform, answer)) for each in exchange.operations]
+    match exchange:
+        case Whole():
+            return Reply(answer(exchange.call)) if exchange.over_grpc else NOT_CARRIED
+        case DescribeTransport():
+            return TransportInfo("grpc", "it is a test")
     return answer(exchange)

@@ -13,7 +13,7 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve.calls.time_limits import TimeLimits
-from gradserve.transport.settings import ConnectionSettings
+from gradserve.transport.settings import ConnectionSettings, Transport
 from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.client.every_call import CALLS, failure_of, failure_of_aio, make_things, make_things_aio
@@ -103,9 +103,9 @@ SHORT_TIMES = TimeLimits(0.5, reply=0.3)
 
 def test_every_call_has_a_deadline(server_address: str) -> None:
     with FaultyProxy(server_address) as proxy:
-        client = gradserve.connect(proxy.address, timeout=PATIENCE_SECONDS)
+        client = gradserve.connect(proxy.address, timeout=PATIENCE_SECONDS, transport="grpc")
         made = make_things(client)
-        silent = connect_with(proxy.address, ConnectionSettings(SHORT_TIMES))
+        silent = connect_with(proxy.address, ConnectionSettings(SHORT_TIMES, transport=Transport.GRPC))
         change_times(client, SHORT_TIMES)
         proxy.freeze()
         with ThreadPoolExecutor(len(CALLS)) as threads:
@@ -123,7 +123,7 @@ def test_every_call_has_a_deadline(server_address: str) -> None:
 
 async def test_every_call_has_a_deadline_aio(server_address: str) -> None:
     with FaultyProxy(server_address) as proxy:
-        client = gradserve.aio.connect(proxy.address, timeout=PATIENCE_SECONDS)
+        client = gradserve.aio.connect(proxy.address, timeout=PATIENCE_SECONDS, transport="grpc")
         made = await make_things_aio(client)
         change_times(client, SHORT_TIMES)
         proxy.freeze()

@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.calls.exchange import Background, Download, Exchange, Operation, Pause, Together, Unary, Upload
+from gradserve.calls.exchange import (
+    Background,
+    DescribeTransport,
+    Download,
+    Exchange,
+    Operation,
+    Pause,
+    Together,
+    Unary,
+    Upload,
+)
 from gradserve.calls.retries import RetryPolicy, Step, with_retries
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.errors import GradserveError, NotFoundError, UnavailableError
@@ -55,7 +65,7 @@ class Server:
             return stop.value
 
     def _meet(self, step: Step) -> Any:
-        assert not isinstance(step, Background | Together)
+        assert not isinstance(step, Background | Together | DescribeTransport)
         if isinstance(step, Pause):
             self.pauses.append(step.seconds)
             self._now += step.seconds

@@ -314,7 +314,7 @@ def test_a_result_that_does_not_fit_changes_nothing(name: str) -> None:
     x = np.ones((MIB, 2), np.float32)
     with (
         LocalServer(ServerConfig(limits=limits)) as server,
-        gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client,
+        gradserve.connect(server.address, timeout=PATIENCE_SECONDS, transport="grpc") as client,
     ):
         bn = client.batch_norm(updates_collections=None, decay=0.5)
         held = client.put_all([[1.0], [1.0]])

@@ -87,7 +87,7 @@ def test_forwards_count_once_whatever_the_network_does(server_address: str, name
     steps = 30
     with (
         FaultyProxy(server_address, faults) as proxy,
-        gradserve.connect(proxy.address, timeout=PATIENCE_SECONDS) as shaky,
+        gradserve.connect(proxy.address, timeout=PATIENCE_SECONDS, transport="grpc") as shaky,
         gradserve.connect(server_address, timeout=PATIENCE_SECONDS) as direct,
     ):
         observed = direct.batch_norm(scope=name, updates_collections=updates)

@@ -62,12 +62,12 @@ async def test_it_is_unavailable_after_some_attempts(cancelling: Cancelling, kin
     assert len(RetryPolicy().pauses) + 1 == 5
     said = "^the server stopped, or something on the way to it ended the call: CANCELLED$"
     with (
-        gradserve.connect(cancelling.address, timeout=PATIENCE_SECONDS) as client,
+        gradserve.connect(cancelling.address, timeout=PATIENCE_SECONDS, transport="grpc") as client,
         pytest.raises(gradserve.UnavailableError, match=said),
     ):
         await asyncio.to_thread(CALLS[kind], client)
     assert cancelling.met == attempts
-    aio_client = gradserve.aio.connect(cancelling.address, timeout=PATIENCE_SECONDS)
+    aio_client = gradserve.aio.connect(cancelling.address, timeout=PATIENCE_SECONDS, transport="grpc")
     with pytest.raises(gradserve.UnavailableError, match=said):
         await CALLS[kind](aio_client)
     assert cancelling.met == 2 * attempts
@@ -76,9 +76,9 @@ async def test_it_is_unavailable_after_some_attempts(cancelling: Cancelling, kin
 
 async def test_another_attempt_is_answered(cancelling: Cancelling) -> None:
     cancelling.left = 1
-    with gradserve.connect(cancelling.address, timeout=PATIENCE_SECONDS) as client:
+    with gradserve.connect(cancelling.address, timeout=PATIENCE_SECONDS, transport="grpc") as client:
         assert (await asyncio.to_thread(client.server_info)).version == "1.2.3"
     cancelling.left = 1
-    async with gradserve.aio.connect(cancelling.address, timeout=PATIENCE_SECONDS) as client:
+    async with gradserve.aio.connect(cancelling.address, timeout=PATIENCE_SECONDS, transport="grpc") as client:
         assert (await client.server_info()).version == "1.2.3"
     assert cancelling.met == 4

@@ -5,6 +5,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from google.protobuf.descriptor import MethodDescriptor
 import gradserve
 import gradserve.aio
 from gradserve.calls.time_limits import TimeLimits
-from gradserve.transport.settings import ConnectionSettings, Keepalive, Reconnecting
+from gradserve.transport.settings import ConnectionSettings, Keepalive, Reconnecting, Transport
 from gradserve_server.cli import cli
 from gradserve_server.config import ServerConfig
 from gradserve_server.parts import Parts
@@ -233,9 +234,10 @@ IMPATIENT = ConnectionSettings(
 """Of clients that notice soon that nothing comes from a server, also where they connect."""
 
 
-def test_a_server_that_falls_silent_ends_it(server_address: str) -> None:
+@pytest.mark.parametrize("transport", [Transport.GRPC, Transport.BULK])
+def test_a_server_that_falls_silent_ends_it(server_address: str, transport: Transport) -> None:
     with FaultyProxy(server_address) as proxy, ThreadPoolExecutor(1) as threads:
-        client = connect_with(proxy.address, IMPATIENT)
+        client = connect_with(proxy.address, replace(IMPATIENT, transport=transport))
         acc = client.conditional_accumulator("float32")
         waiting = threads.submit(acc.take_grad, 1)
         eventually(lambda: acc.info().num_waiting == 1)
@@ -245,9 +247,10 @@ def test_a_server_that_falls_silent_ends_it(server_address: str) -> None:
         client.close()
 
 
-async def test_a_server_that_falls_silent_ends_it_aio(server_address: str) -> None:
+@pytest.mark.parametrize("transport", [Transport.GRPC, Transport.BULK])
+async def test_a_server_that_falls_silent_ends_it_aio(server_address: str, transport: Transport) -> None:
     with FaultyProxy(server_address) as proxy:
-        client = connect_with_aio(proxy.address, IMPATIENT)
+        client = connect_with_aio(proxy.address, replace(IMPATIENT, transport=transport))
         acc = await client.conditional_accumulator("float32")
 
         async def num_waiting() -> int:
@@ -271,7 +274,7 @@ def test_a_client_that_falls_silent_takes_no_round() -> None:
         ThreadPoolExecutor(1) as threads,
     ):
         acc = client.conditional_accumulator("float32", shared_name="acc")
-        lost = gradserve.connect(proxy.address, timeout=math.inf)
+        lost = gradserve.connect(proxy.address, timeout=math.inf, transport="grpc")
         waiting: Future[Any] = threads.submit(lost.conditional_accumulator("float32", shared_name="acc").take_grad, 1)
         eventually(lambda: acc.info().num_waiting == 1)
         proxy.freeze()

@@ -11,21 +11,21 @@ from gradserve.calls.client import ClientCalls
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.retries import RetryPolicy
 from gradserve.calls.time_limits import TimeLimits
-from gradserve.transport.aio.transport import AsyncGrpcTransport
-from gradserve.transport.blocking.transport import GrpcTransport
-from gradserve.transport.settings import ConnectionSettings
+from gradserve.transport.aio.transport import AsyncNetworkTransport
+from gradserve.transport.blocking.transport import NetworkTransport
+from gradserve.transport.settings import ConnectionSettings, Transport
 
 NO_RETRIES = RetryPolicy(pauses=())
 """Clients do not try again by themselves: every fault reaches the code that calls."""
 
 
 def connect_with(address: str, settings: ConnectionSettings) -> gradserve.Client:
-    transport = GrpcTransport((Address.to_connect(address),), settings)
+    transport = NetworkTransport((Address.to_connect(address),), settings)
     return gradserve.Client._over(transport, address, calls_of(settings))
 
 
 def connect_with_aio(address: str, settings: ConnectionSettings) -> gradserve.aio.Client:
-    transport = AsyncGrpcTransport((Address.to_connect(address),), settings)
+    transport = AsyncNetworkTransport((Address.to_connect(address),), settings)
     return gradserve.aio.Client._over(transport, address, calls_of(settings))
 
 
@@ -33,8 +33,8 @@ def calls_of(settings: ConnectionSettings) -> ClientCalls:
     return ClientCalls(RequestIds(uuid.uuid4().hex), settings.times)
 
 
-def without_retries(timeout: float) -> ConnectionSettings:
-    return ConnectionSettings(TimeLimits(timeout), NO_RETRIES)
+def without_retries(timeout: float, transport: Transport = Transport.AUTO) -> ConnectionSettings:
+    return ConnectionSettings(TimeLimits(timeout), NO_RETRIES, transport=transport)
 
 
 def change_times(face: Any, times: TimeLimits) -> None:

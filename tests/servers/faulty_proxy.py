@@ -53,11 +53,22 @@ class FaultyProxy:
         self._stop: asyncio.Event
         self._flowing: asyncio.Event
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_cut = False
         self.address = ""
 
     def freeze(self) -> None:
         """Keeps all connections, accepts new ones, and passes nothing on any more."""
         self._loop.call_soon_threadsafe(self._flowing.clear)
+
+    def cut(self) -> None:
+        """Ends all connections, and those that come later."""
+
+        def cancel() -> None:
+            self._is_cut = True
+            for task in self._tasks:
+                task.cancel()
+
+        self._loop.call_soon_threadsafe(cancel)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -91,6 +102,8 @@ class FaultyProxy:
         # A cancelled handler would be reported by asyncio as an error.
         with contextlib.suppress(OSError, asyncio.CancelledError):
             async with _closing(writer):
+                if self._is_cut:
+                    return
                 server_reader, server_writer = await asyncio.open_connection(self._host, self._port)
                 async with _closing(server_writer):
                     await self._carry(reader, writer, server_reader, server_writer)

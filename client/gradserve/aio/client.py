@@ -1,5 +1,6 @@
 """The asyncio client."""
 
+import os
 import uuid
 from typing import Self
 
@@ -17,12 +18,14 @@ from gradserve.calls.identity import RequestIds
 from gradserve.calls.time_limits import DEFAULT_TIMEOUT_SECONDS, TimeLimits
 from gradserve.face import AsyncFace, BriefErrors, awaiting, awaiting_making
 from gradserve.public_names import shown
-from gradserve.transport.aio.transport import AsyncGrpcTransport
+from gradserve.transport.aio.transport import AsyncNetworkTransport
 from gradserve.transport.interface import AsyncTransport
-from gradserve.transport.settings import ConnectionSettings
+from gradserve.transport.settings import ConnectionSettings, Transport, TransportName
 
 
-def connect(address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> "Client":
+def connect(
+    address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS, transport: TransportName | None = None
+) -> "Client":
     """Returns a client of the server at an address. Nothing is sent before the first call.
 
     Close it when it is no longer needed, or use it in a `with` block (`async with` for the client of `gradserve.aio`).
@@ -34,23 +37,31 @@ def connect(address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> "Clien
         timeout: Seconds after which a call fails with DeadlineExceededError, and the default waiting time of calls that
             wait for other workers. math.inf: no limit. In any case, a call fails with UnavailableError when the server
             is gone, or has given no sign of life for about a minute.
+        transport: The way of calls. "shared_memory": the server's Unix socket, on the same machine. "bulk": a TCP
+            socket beside gRPC. "grpc": gRPC alone. "auto": the fastest of these that works; if it fails, gRPC takes its
+            place. None: what the environment variable GRADSERVE_TRANSPORT says, or "auto". If a way that was asked for
+            is not possible, calls fail with UnavailableError. `server_info().transport` says which way is in use.
 
     Raises:
-        InvalidArgumentError: The address or the timeout is not valid.
+        InvalidArgumentError: The address, the timeout or the transport is not valid.
     """
-    return Client(address, timeout=timeout)
+    return Client(address, timeout=timeout, transport=transport)
 
 
 class Client(AsyncFace[ClientCalls]):
     """A connection to a gradserve server. Belongs to the event loop in which it is made."""
 
-    def __init__(self, address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self, address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS, transport: TransportName | None = None
+    ) -> None:
         """See `connect`."""
         with BriefErrors():
             place = Address.to_connect(address)
-            settings = ConnectionSettings(TimeLimits(check_timeout(timeout)))
-            transport = AsyncGrpcTransport((place,), settings)
-        self._begin(transport, str(place), ClientCalls(RequestIds(uuid.uuid4().hex), settings.times))
+            settings = ConnectionSettings(
+                TimeLimits(check_timeout(timeout)), transport=Transport.wanted(transport, os.environ)
+            )
+            network = AsyncNetworkTransport((place,), settings)
+        self._begin(network, str(place), ClientCalls(RequestIds(uuid.uuid4().hex), settings.times))
 
     @classmethod
     def _over(cls, transport: AsyncTransport, address: str, calls: ClientCalls) -> Self:

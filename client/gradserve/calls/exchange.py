@@ -1,9 +1,10 @@
 """Exchanges: the requests, streams and pauses that operations yield."""
 
 import math
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final, TypeAlias, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
@@ -45,6 +46,57 @@ class Unary:
     def time_limit(self, times: TimeLimits) -> float:
         """Returns the time limit in seconds."""
         return min(times.wait(self.wait), self.at_most)
+
+
+class NotCarried(Enum):
+    """The type of NOT_CARRIED."""
+
+    NOT_CARRIED = "not carried"
+
+
+NOT_CARRIED: Final = NotCarried.NOT_CARRIED
+"""The answer to a `Whole` that only gRPC could carry, but must not."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A call whose tensors are in its request and response, answered by a `Reply` or NOT_CARRIED.
+
+    Attributes:
+        call: The call.
+        over_grpc: Whether gRPC may carry it. If not, since gRPC has a stream for it, the answer is NOT_CARRIED where
+            there is no socket.
+        num_bytes: The size of its tensors, as far as it is known.
+        repeatable: Whether it may be sent again if its answer is lost.
+    """
+
+    call: Unary
+    over_grpc: bool = True
+    num_bytes: int = 0
+    repeatable: bool = True
+
+    @property
+    def target(self) -> int:
+        """The server's index among those of the transport."""
+        return self.call.target
+
+    def time_limit(self, times: TimeLimits) -> float:
+        """Returns the time limit in seconds; a call in place of a stream has the stream's time too."""
+        limit = self.call.time_limit(times)
+        return limit if self.over_grpc else limit + times.transfer(self.num_bytes)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The response to a call with tensors.
+
+    Attributes:
+        message: The response.
+        arrays: The tensors beside it, by `payload_offset`, as new arrays.
+    """
+
+    message: Any
+    arrays: Mapping[int, Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -109,7 +161,18 @@ class Together:
     operations: "tuple[Operation[Any], ...]"
 
 
-Exchange: TypeAlias = Unary | Upload | Download | Pause | Background | Together
+@dataclass(frozen=True)
+class DescribeTransport:
+    """The question which way calls take, answered by a TransportInfo.
+
+    Attributes:
+        target: The server's index among those of the transport.
+    """
+
+    target: int = 0
+
+
+Exchange: TypeAlias = Unary | Whole | Upload | Download | Pause | Background | Together | DescribeTransport
 Operation: TypeAlias = Generator[Exchange, Any, T]
 
 

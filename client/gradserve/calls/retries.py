@@ -6,7 +6,18 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from gradserve.calls.exchange import Background, Download, Exchange, Operation, Pause, Together, Unary, Upload
+from gradserve.calls.exchange import (
+    Background,
+    DescribeTransport,
+    Download,
+    Exchange,
+    Operation,
+    Pause,
+    Together,
+    Unary,
+    Upload,
+    Whole,
+)
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.errors import GradserveError, UnavailableError
 
@@ -35,11 +46,11 @@ class RetryPolicy:
 class Attempt(NamedTuple):
     """One attempt of an exchange, which may take `timeout` seconds; None for no limit."""
 
-    exchange: Unary | Upload | Download
+    exchange: Unary | Whole | Upload | Download
     timeout: float | None
 
 
-Step: TypeAlias = Attempt | Pause | Background | Together
+Step: TypeAlias = Attempt | Pause | Background | Together | DescribeTransport
 Attempts: TypeAlias = Generator[Step, Any, T]
 
 
@@ -49,7 +60,7 @@ def with_retries(
     """Carries out an operation, and repeats exchanges that end with UnavailableError.
 
     Every exchange may be sent twice, because calls that must count once have an id and a broken upload leaves nothing.
-    Only a download is not repeated, because it may be the last use of what it reads.
+    Only what reads a tensor for the last time is not repeated: a download, a call that says so.
 
     Args:
         operation: The operation.
@@ -81,11 +92,11 @@ def with_retries(
 
 
 def _attempts(exchange: Exchange, times: TimeLimits, policy: RetryPolicy, clock: Callable[[], float]) -> Attempts[Any]:
-    if isinstance(exchange, Pause | Background | Together):
+    if isinstance(exchange, Pause | Background | Together | DescribeTransport):
         return (yield exchange)
     left = exchange.time_limit(times)
     end = clock() + left
-    pauses = iter(()) if isinstance(exchange, Download) else policy.pauses_now()
+    pauses = policy.pauses_now() if _is_repeatable(exchange) else iter(())
     failures: list[UnavailableError] = []
     while True:
         try:
@@ -104,6 +115,15 @@ def _attempts(exchange: Exchange, times: TimeLimits, policy: RetryPolicy, clock:
             break
         yield Pause(pause)
     raise _unavailable(failures) from None
+
+
+def _is_repeatable(exchange: Unary | Whole | Upload | Download) -> bool:
+    match exchange:
+        case Download():
+            return False
+        case Whole():
+            return exchange.repeatable
+    return True
 
 
 def _unavailable(failures: list[UnavailableError]) -> UnavailableError:

@@ -2,15 +2,17 @@
 
 from google.protobuf.duration_pb2 import Duration
 
-from gradserve.calls.exchange import Operation, Unary
-from gradserve.results import Device, ServerInfo
+from gradserve.calls.exchange import DescribeTransport, Operation, Unary
+from gradserve.results import Device, ServerInfo, TransportInfo
 from gradserve.v1 import server_messages_pb2 as messages_pb2
+from gradserve.v1 import socket_messages_pb2
 
 
 def server_info() -> Operation[ServerInfo]:
     """Describes the server."""
     request = messages_pb2.GetServerInfoRequest()
     reply: messages_pb2.GetServerInfoResponse = yield Unary("ServerService", "GetServerInfo", request)
+    transport: TransportInfo = yield DescribeTransport()
     return ServerInfo(
         version=reply.version,
         devices=tuple(Device(device.name, device.description, device.total_memory_bytes) for device in reply.devices),
@@ -19,7 +21,18 @@ def server_info() -> Operation[ServerInfo]:
         limits=_numbers(reply.limits),
         usage=_numbers(reply.usage),
         uptime=_seconds(reply.uptime),
+        sockets=_addresses(reply.sockets),
+        transport=transport,
     )
+
+
+def _addresses(sockets: socket_messages_pb2.SocketAddresses) -> tuple[str, ...]:
+    tcp = tuple(f"{_host(each.host)}:{each.port}" for each in sockets.tcp)
+    return (*tcp, f"unix:{sockets.unix_path}") if sockets.unix_path else tcp
+
+
+def _host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host or "*"
 
 
 def _numbers(message: messages_pb2.ServerLimits | messages_pb2.ServerUsage) -> dict[str, float]:

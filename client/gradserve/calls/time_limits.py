@@ -29,4 +29,8 @@ class TimeLimits:
 
     def stream(self, num_bytes: int) -> float:
         """Returns the limit of a stream with a payload of this size."""
-        return self.call + num_bytes / self.slowest_bytes_per_second
+        return self.call + self.transfer(num_bytes)
+
+    def transfer(self, num_bytes: int) -> float:
+        """Returns the time that a payload of this size takes on a slow network."""
+        return num_bytes / self.slowest_bytes_per_second

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from gradserve.calls.exchange import Background, Exchange, Operation, Pause, Together
+from gradserve.calls.exchange import Background, Exchange, Operation, Pause, Together, Whole
 from gradserve.errors import GradserveError
 
 T = TypeVar("T")
@@ -46,5 +46,7 @@ def _aimed(target: int, exchange: Exchange) -> Exchange:
             return Background(lambda: at_target(target, begin()))
         case Together(operations):
             return Together(tuple(at_target(target, each) for each in operations))
+        case Whole(call):
+            return replace(exchange, call=replace(call, target=target))
     aimed: Any = replace(exchange, target=target)
     return aimed  # type: ignore[no-any-return]

@@ -18,6 +18,7 @@ class Channel:
     """A gRPC channel to a server. Its functions are gRPC's, and return what the kind of channel returns.
 
     Attributes:
+        route: The route to the server.
         close: Closes it.
         put: Makes a PutTensors call.
         get: Makes a GetTensors call.
@@ -26,8 +27,8 @@ class Channel:
 
     def __init__(self, address: Address, settings: ConnectionSettings, open_channel: Callable[..., Any]) -> None:
         """Takes the server's address, and the function that opens a channel, from `grpc` or `grpc.aio`."""
-        self._route = Route.to(address)
-        channel = open_channel(address.target, options=(*channel_options(settings), *self._route.options))
+        self.route = Route.to(address)
+        channel = open_channel(address.target, options=(*channel_options(settings), *self.route.options))
         put, get = methods.PUT_TENSORS, methods.GET_TENSORS
         self.close: Callable[[], Any] = channel.close
         self.put: Any = channel.stream_unary(put.path, put.encode, put.decode)
@@ -38,7 +39,7 @@ class Channel:
         """Returns the exception for a failed call; `is_closed` says that the client closed the channel."""
         if is_closed and error.code() is grpc.StatusCode.CANCELLED:
             return closed()
-        message = explain(error.code(), error.details(), self._route)
+        message = explain(error.code(), error.details(), self.route)
         return error_from_status(error.code(), message, error.trailing_metadata())
 
 

@@ -58,7 +58,7 @@ class Route:
 
 
 def _proxy_to(address: Address, environment: Mapping[str, str]) -> Proxy | None:
-    if not address.host or _is_loopback(address.host) or _is_excepted(address.host, environment):
+    if not address.host or is_loopback(address.host) or _is_excepted(address.host, environment):
         return None
     variable = next((name for name in PROXY_VARIABLES if name in environment), None)
     if variable is None:
@@ -68,7 +68,8 @@ def _proxy_to(address: Address, environment: Mapping[str, str]) -> Proxy | None:
     return Proxy(variable, place) if url.scheme == "http" and place else None
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Returns True if a host means this machine."""
     name = host.lower().rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):
         return True

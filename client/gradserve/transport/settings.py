@@ -1,9 +1,52 @@
 """The settings of a connection."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal, Self, TypeAlias
 
 from gradserve.calls.retries import RetryPolicy
 from gradserve.calls.time_limits import TimeLimits
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.plain import as_choice
+
+TransportName: TypeAlias = Literal["auto", "shared_memory", "bulk", "grpc"]
+"""The words for transports."""
+
+TRANSPORT_VARIABLE = "GRADSERVE_TRANSPORT"
+
+
+class Way(StrEnum):
+    """A way for calls to the server."""
+
+    SHARED_MEMORY = "shared_memory"
+    BULK = "bulk"
+    GRPC = "grpc"
+
+
+class Transport(StrEnum):
+    """The transport that a user asks for: the fastest that works, or a certain way."""
+
+    AUTO = "auto"
+    SHARED_MEMORY = "shared_memory"
+    BULK = "bulk"
+    GRPC = "grpc"
+
+    @classmethod
+    def wanted(cls, transport: object, environment: Mapping[str, str]) -> Self:
+        """Returns the transport that an argument names, otherwise GRADSERVE_TRANSPORT, otherwise AUTO.
+
+        Args:
+            transport: The argument; None if it was not given.
+            environment: The environment variables.
+
+        Raises:
+            InvalidArgumentError: The argument, or the variable, is not one of these words.
+        """
+        words = tuple(each.value for each in cls)
+        if transport is not None:
+            return cls(as_choice(transport, words, Argument("transport")))
+        return cls(as_choice(environment.get(TRANSPORT_VARIABLE) or cls.AUTO, words, Argument(TRANSPORT_VARIABLE)))
 
 
 @dataclass(frozen=True)
@@ -50,6 +93,31 @@ class MessageSizes:
 
 
 @dataclass(frozen=True)
+class SocketSettings:
+    """The use of the server's sockets. Times are in seconds.
+
+    Attributes:
+        connect: The time to connect; a firewall may drop whatever is sent to a port.
+        hello: The time for the answer to a hello.
+        giving_up: How long a client that gives up a call waits until the server no longer reads its memory.
+        first_pause: The time for which calls take gRPC after a socket has failed. It doubles with each further failure.
+        longest_pause: The most of it.
+        idle: The time after which unused connections are closed.
+        max_connections: The most connections. More calls at once take gRPC, where they share a connection.
+        kept_bytes: Unused memory that is kept for the arrays of later replies.
+    """
+
+    connect: float = 2.0
+    hello: float = 5.0
+    giving_up: float = 1.0
+    first_pause: float = 30.0
+    longest_pause: float = 300.0
+    idle: float = 60.0
+    max_connections: int = 32
+    kept_bytes: int = 256 << 20
+
+
+@dataclass(frozen=True)
 class ConnectionSettings:
     """All settings of a client's connections, with defaults.
 
@@ -59,6 +127,8 @@ class ConnectionSettings:
         keepalive: The detection of dead connections.
         reconnecting: The attempts to connect again.
         sizes: The sizes of messages.
+        transport: The way of calls.
+        sockets: The use of the server's sockets.
     """
 
     times: TimeLimits = field(default_factory=TimeLimits)
@@ -66,3 +136,5 @@ class ConnectionSettings:
     keepalive: Keepalive = field(default_factory=Keepalive)
     reconnecting: Reconnecting = field(default_factory=Reconnecting)
     sizes: MessageSizes = field(default_factory=MessageSizes)
+    transport: Transport = Transport.AUTO
+    sockets: SocketSettings = field(default_factory=SocketSettings)

@@ -63,6 +63,15 @@ def error_from_status(
     for key, value in trailers or ():
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
             field = _violated_field(value)
+    return _error(code, message, field)
+
+
+def error_from_reply(code: grpc.StatusCode, status: status_pb2.Status) -> GradserveError:
+    """Returns the exception for a call that failed on a socket."""
+    return _error(code, status.message, _violated_field(status.SerializeToString()))
+
+
+def _error(code: grpc.StatusCode, message: str | None, field: str | None) -> GradserveError:
     if code is grpc.StatusCode.CANCELLED:
         message = f"the server stopped, or something on the way to it ended the call: {message or code.name}"
     return ERRORS.get(code, InternalError)(message or code.name, field=field)

@@ -5,7 +5,7 @@ serializing. Here larger contents stay outside the message. On a socket they fol
 written into the finished bytes, which the generated classes read as usual; that is the only copy.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -88,11 +88,6 @@ class WithContents:
     contents: Contents
 
 
-def is_stored(tensor: tensor_pb2.Tensor) -> bool:
-    """Returns True if a tensor is the handle of a stored tensor."""
-    return bool(tensor.handle)
-
-
 def encode_message(message: Message | WithContents) -> bytes:
     """Serializes a message for gRPC, with the contents beside it written into it."""
     if not isinstance(message, WithContents):
@@ -100,6 +95,18 @@ def encode_message(message: Message | WithContents) -> bytes:
     if not message.contents.buffers:
         return message.message.SerializeToString()
     return b"".join(_pieces(message.message, message.contents))
+
+
+def tensors_beside(message: Any) -> Iterator[tensor_pb2.Tensor]:
+    """Yields the tensors of a message whose elements are beside it."""
+    if isinstance(message, tensor_pb2.Tensor):
+        if message.WhichOneof("data") == "payload_offset":
+            yield message
+        return
+    for part, value in message.ListFields():
+        if part.message_type is not None and _has_tensors(part.message_type):
+            for each in _messages(part, value):
+                yield from tensors_beside(each)
 
 
 def _pieces(message: Any, contents: Contents) -> list[bytes | memoryview]:

@@ -9,7 +9,7 @@ import pytest
 import gradserve
 from gradserve.calls.retries import RetryPolicy
 from gradserve.transport.channel import channel_options
-from gradserve.transport.settings import ConnectionSettings, Keepalive, MessageSizes, Reconnecting
+from gradserve.transport.settings import ConnectionSettings, Keepalive, MessageSizes, Reconnecting, Transport
 from tests.servers.connecting import connect_with, connect_with_aio
 
 USUAL = {
@@ -25,7 +25,7 @@ USUAL = {
     "grpc.min_reconnect_backoff_ms": 20_000,
     "grpc.use_local_subchannel_pool": 1,
 }
-SHORT_MESSAGES = ConnectionSettings(sizes=MessageSizes(longest=10_000))
+SHORT_MESSAGES = ConnectionSettings(sizes=MessageSizes(longest=10_000), transport=Transport.GRPC)
 
 
 def test_what_is_usual() -> None:

@@ -18,8 +18,8 @@ from gradserve.calls.exchange import Operation, Pause
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.calls.together import at_target, together
-from gradserve.transport.aio.transport import AsyncGrpcTransport
-from gradserve.transport.blocking.transport import GrpcTransport
+from gradserve.transport.aio.transport import AsyncNetworkTransport
+from gradserve.transport.blocking.transport import NetworkTransport
 from gradserve.transport.settings import ConnectionSettings
 from gradserve_server.testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
@@ -34,7 +34,7 @@ class Blocking:
     """Runs operations with the blocking transport."""
 
     def __init__(self, *addresses: str) -> None:
-        self._transport = GrpcTransport([Address.to_connect(each) for each in addresses], SETTINGS)
+        self._transport = NetworkTransport([Address.to_connect(each) for each in addresses], SETTINGS)
 
     def run(self, operation: Operation[T]) -> T:
         return self._transport.run(operation)
@@ -50,8 +50,8 @@ class Asyncio:
         self._runner = asyncio.Runner()
         self._transport = self._runner.run(self._connect(addresses))
 
-    async def _connect(self, addresses: tuple[str, ...]) -> AsyncGrpcTransport:
-        return AsyncGrpcTransport([Address.to_connect(each) for each in addresses], SETTINGS)
+    async def _connect(self, addresses: tuple[str, ...]) -> AsyncNetworkTransport:
+        return AsyncNetworkTransport([Address.to_connect(each) for each in addresses], SETTINGS)
 
     def run(self, operation: Operation[T]) -> T:
         return self._runner.run(self._transport.run(operation))
@@ -257,7 +257,7 @@ def test_closing_ends_all(server_address: str, other_server: LocalServer, calls:
 async def test_closing_and_cancelling_end_all_aio(
     server_address: str, other_server: LocalServer, calls: ClientCalls, name: str
 ) -> None:
-    transport = AsyncGrpcTransport(
+    transport = AsyncNetworkTransport(
         [Address.to_connect(each) for each in (server_address, other_server.address)], SETTINGS
     )
     accumulator = await transport.run(calls.conditional_accumulator("float64", (2,), name))

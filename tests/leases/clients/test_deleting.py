@@ -9,7 +9,7 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve.calls.time_limits import TimeLimits
-from gradserve.transport.settings import ConnectionSettings
+from gradserve.transport.settings import ConnectionSettings, Transport
 from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.leases.clients.aging_server import AgingServer, num_held, num_private
@@ -73,7 +73,7 @@ def test_a_waiting_take_is_told_that_its_client_was_closed(server: AgingServer) 
 
 
 def test_closing_does_not_wait_for_a_silent_server(server: AgingServer) -> None:
-    settings = ConnectionSettings(TimeLimits(math.inf, closing=0.3))
+    settings = ConnectionSettings(TimeLimits(math.inf, closing=0.3), transport=Transport.GRPC)
     with FaultyProxy(server.address) as proxy:
         client = connect_with(proxy.address, settings)
         client.conditional_accumulator("float32")

@@ -59,7 +59,7 @@ def test_a_server_that_is_started_anew_is_held_to_its_word_too(tmp_path: Path) -
 
 def test_a_connection_that_breaks_is_held_anew(server: AgingServer) -> None:
     with FaultyProxy(server.address) as proxy:
-        client = gradserve.connect(proxy.address, timeout=0.3)
+        client = gradserve.connect(proxy.address, timeout=0.3, transport="grpc")
         client.conditional_accumulator("float32")
         eventually(lambda: num_held(server) == 1)
     eventually(lambda: num_held(server) == 0)

@@ -1,7 +1,7 @@
 """Operations on accumulators of every kind: the messages they send and receive."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +10,12 @@ from google.protobuf.message import Message
 
 from gradserve.array_like import DTypeLike
 from gradserve.calls.accumulators.components import Component, Components
-from gradserve.calls.exchange import Operation, Unary, encode_timeout
+from gradserve.calls.exchange import Operation, Reply, Unary, Whole, encode_timeout
 from gradserve.calls.fields import plain_fields
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.open_calls import AccumulatorKey
-from gradserve.calls.tensors.arguments import receive_results, send_inputs
-from gradserve.calls.tensors.operations import call_with_uploads, placement_of
+from gradserve.calls.tensors.arguments import receive_results
+from gradserve.calls.tensors.operations import call_with_arrays, placement_of
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.dtypes import as_dtype
 from gradserve.conversion.plain import UINT64, as_choice, as_integer, as_text
@@ -33,7 +33,6 @@ from gradserve.results import (
 )
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, lease_pb2, tensor_pb2
-from gradserve.wire.contents import Contents, WithContents
 from gradserve.wire.dtypes import to_data_type
 from gradserve.wire.durations import decode_duration
 from gradserve.wire.payload import Array
@@ -114,15 +113,16 @@ class AccumulatorWire:
         number = self._number(request_id)
         values = self.components.gradient(gradient)
         fields = self._gradient_fields(messages_pb2.ApplyGradientRequest, values, number, how)
-        contents = Contents()
-        tensors, parts = yield from _send(values, contents)
-        request = messages_pb2.ApplyGradientRequest(**fields, gradient=parts)
-        call = Unary(_SERVICE, "ApplyGradient", WithContents(request, contents))
+
+        def request(tensors: Sequence[tensor_pb2.Tensor]) -> Message:
+            return messages_pb2.ApplyGradientRequest(**fields, gradient=_gradient(values, tensors))
+
         with _identified(number):
-            reply: messages_pb2.ApplyGradientResponse = yield from call_with_uploads(
-                call, tensors, released=request.release_handles
+            reply = yield from call_with_arrays(
+                _SERVICE, "ApplyGradient", _arrays(values), request, released=fields["release_handles"]
             )
-        return ApplyResult(_OUTCOMES[reply.outcome], reply.duplicate, reply.global_step, reply.num_accumulated)
+        answer: messages_pb2.ApplyGradientResponse = reply.message
+        return ApplyResult(_OUTCOMES[answer.outcome], answer.duplicate, answer.global_step, answer.num_accumulated)
 
     def take(self, num_required: int, timeout: float, request_id: int | None) -> Operation[Average]:
         """Waits for enough gradients and takes their average."""
@@ -135,8 +135,8 @@ class AccumulatorWire:
             timeout=encode_timeout(timeout),
         )
         with _identified(number, waits=True), self._ids.open_calls.opened(self._key, number):
-            reply: messages_pb2.TakeGradientResponse = yield Unary(_SERVICE, "TakeGradient", request, wait=timeout)
-            return (yield from self._receive_average(reply.average))
+            reply: Reply = yield Whole(Unary(_SERVICE, "TakeGradient", request, wait=timeout))
+            return (yield from self._receive_average(reply))
 
     def push_pull(
         self,
@@ -155,28 +155,32 @@ class AccumulatorWire:
         fields |= plain_fields(
             messages_pb2.PushPullRequest, {"num_required": num_required, "one_per_worker": one_per_worker}
         )
-        contents = Contents()
+
+        def request(tensors: Sequence[tensor_pb2.Tensor]) -> Message:
+            return messages_pb2.PushPullRequest(
+                **fields,
+                gradient=_gradient(values, tensors),
+                placement=placement_of(keep=False),
+                timeout=encode_timeout(timeout),
+            )
+
         with contextlib.ExitStack() as under_way:
             if one_per_worker and how.worker_id is None and self._has_default_workers:
                 under_way.enter_context(self._ids.open_calls.alone(self._key, self._ids.worker_id()))
-            tensors, parts = yield from _send(values, contents)
-            request = messages_pb2.PushPullRequest(
-                **fields, gradient=parts, placement=placement_of(keep=False), timeout=encode_timeout(timeout)
-            )
             under_way.enter_context(_identified(number, waits=True))
             under_way.enter_context(self._ids.open_calls.opened(self._key, number))
-            call = Unary(_SERVICE, "PushPull", WithContents(request, contents), wait=timeout)
-            reply: messages_pb2.PushPullResponse = yield from call_with_uploads(
-                call, tensors, released=request.release_handles
+            reply = yield from call_with_arrays(
+                _SERVICE, "PushPull", _arrays(values), request, wait=timeout, released=fields["release_handles"]
             )
-            average = Average({}, None, reply.global_step, 0, 0.0, ())
-            if reply.HasField("average"):
-                average = yield from self._receive_average(reply.average)
+            answer: messages_pb2.PushPullResponse = reply.message
+            average = Average({}, None, answer.global_step, 0, 0.0, ())
+            if answer.HasField("average"):
+                average = yield from self._receive_average(reply)
         return PushPullResult(
             **vars(average),
-            outcome=_OUTCOMES[reply.outcome],
-            duplicate=reply.duplicate,
-            global_step=reply.global_step,
+            outcome=_OUTCOMES[answer.outcome],
+            duplicate=answer.duplicate,
+            global_step=answer.global_step,
         )
 
     def read_average(self, step: int | None, timeout: float) -> Operation[Average]:
@@ -185,8 +189,8 @@ class AccumulatorWire:
         request = messages_pb2.ReadAverageRequest(
             accumulator=self.ref, **fields, placement=placement_of(keep=False), timeout=encode_timeout(timeout)
         )
-        reply: messages_pb2.ReadAverageResponse = yield Unary(_SERVICE, "ReadAverage", request, wait=timeout)
-        return (yield from self._receive_average(reply.average))
+        reply: Reply = yield Whole(Unary(_SERVICE, "ReadAverage", request, wait=timeout))
+        return (yield from self._receive_average(reply))
 
     def num_accumulated(self) -> Operation[int]:
         """Returns the number of gradients in the round."""
@@ -221,8 +225,9 @@ class AccumulatorWire:
             return how.worker_id
         return self._ids.worker_id() if self._has_default_workers else ""
 
-    def _receive_average(self, message: accumulator_pb2.Average) -> Operation[Average]:
-        components, gradients = self.components.average((yield from _receive_values(message)))
+    def _receive_average(self, reply: Reply) -> Operation[Average]:
+        message: accumulator_pb2.Average = reply.message.average
+        components, gradients = self.components.average((yield from _receive_values(reply)))
         return Average(
             components=components,
             gradients=gradients,
@@ -249,16 +254,21 @@ class AccumulatorWire:
         }
 
 
-def _send(
-    values: Mapping[str, Value | TensorHandle], contents: Contents
-) -> Operation[tuple[list[tensor_pb2.Tensor], list[accumulator_pb2.ComponentGradient]]]:
+def _arrays(values: Mapping[str, Value | TensorHandle]) -> list[Array]:
+    """Returns the arrays of a gradient, in the order in which `_gradient` takes their messages."""
     arrays: list[Array] = []
     for value in values.values():
         if isinstance(value, IndexedSlices):
             arrays += [value.indices, value.values]
         elif not isinstance(value, TensorHandle):
             arrays.append(value)
-    tensors = yield from send_inputs(tuple(arrays), contents)
+    return arrays
+
+
+def _gradient(
+    values: Mapping[str, Value | TensorHandle], tensors: Sequence[tensor_pb2.Tensor]
+) -> list[accumulator_pb2.ComponentGradient]:
+    """Returns a gradient with the messages of its arrays."""
     supply = iter(tensors)
     parts = []
     for name, value in values.items():
@@ -272,7 +282,7 @@ def _send(
             parts.append(accumulator_pb2.ComponentGradient(name=name, dense={"handle": value.handle}))
         else:
             parts.append(accumulator_pb2.ComponentGradient(name=name, dense=next(supply)))
-    return tensors, parts
+    return parts
 
 
 def create(
@@ -343,12 +353,13 @@ def _identified(number: int, *, waits: bool = False) -> Iterator[None]:
         raise
 
 
-def _receive_values(message: accumulator_pb2.Average) -> Operation[dict[str, Value]]:
+def _receive_values(reply: Reply) -> Operation[dict[str, Value]]:
+    message: accumulator_pb2.Average = reply.message.average
     tensors: list[tensor_pb2.Tensor] = []
     for part in message.components:
         sparse = part.WhichOneof("value") == "sparse"
         tensors += [part.sparse.indices, part.sparse.values] if sparse else [part.dense]
-    arrays = iter((yield from receive_results(tensors)))
+    arrays = iter((yield from receive_results(reply, tensors)))
     components: dict[str, Value] = {}
     for part in message.components:
         if part.WhichOneof("value") == "sparse":

@@ -385,7 +385,7 @@ class BatchNormLayerCalls:
                 self._forwards.add_lost(options.forward_id)
             raise
         self._forwards.let_go(options.released)
-        self._remember(reply, options, replaceable=is_call)
+        self._remember(reply.message, options, replaceable=is_call)
         try:
             forward = yield from receive_forward(reply, keep=keep)
             self._ignored.warn(forward.warnings)

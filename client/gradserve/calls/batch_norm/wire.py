@@ -13,7 +13,7 @@ from gradserve.batch_norm_results import (
     VariableInfo,
 )
 from gradserve.calls.batch_norm.config import BatchNormArguments, read_arguments
-from gradserve.calls.exchange import Operation, Unary
+from gradserve.calls.exchange import Operation, Reply, Unary, Whole
 from gradserve.calls.tensors.arguments import encode_lease, receive_results
 from gradserve.calls.tensors.operations import call_with_inputs, placement_of, receive_outputs
 from gradserve.results import TensorHandle
@@ -83,9 +83,7 @@ class BatchNormLayerWire:
         """Deletes the layer."""
         return delete_layer(self.ref)
 
-    def forward(
-        self, inputs: Inputs, options: ForwardOptions, *, keep: bool
-    ) -> Operation[messages_pb2.BatchNormForwardResponse]:
+    def forward(self, inputs: Inputs, options: ForwardOptions, *, keep: bool) -> Operation[Reply]:
         """Computes a forward; the caller receives its tensors."""
         lease = None if options.lease is None else encode_lease(options.lease)
         fields: dict[str, Any] = {
@@ -97,17 +95,16 @@ class BatchNormLayerWire:
             "released_forward_ids": options.released,
             "placement": placement_of(keep=keep, lease=options.lease),
         }
-        reply: messages_pb2.BatchNormForwardResponse = yield from call_with_inputs(
+        return call_with_inputs(
             _SERVICE,
             "BatchNormForward",
             inputs,
             lambda tensors: messages_pb2.BatchNormForwardRequest(**tensors, **fields),
         )
-        return reply
 
     def backward(
         self, forward_id: str, dy: Array | TensorHandle, *, retain: bool, keep: bool, lease: float | None
-    ) -> Operation[messages_pb2.BatchNormBackwardResponse]:
+    ) -> Operation[Reply]:
         """Computes gradients; the caller receives them."""
         fields: dict[str, Any] = {
             "layer": self.ref,
@@ -116,13 +113,12 @@ class BatchNormLayerWire:
             "placement": placement_of(keep=keep, lease=lease),
         }
         inputs = {"outputs_gradient": dy}
-        reply: messages_pb2.BatchNormBackwardResponse = yield from call_with_inputs(
+        return call_with_inputs(
             _SERVICE,
             "BatchNormBackward",
             inputs,
             lambda tensors: messages_pb2.BatchNormBackwardRequest(**tensors, **fields),
         )
-        return reply
 
     def release(self, forward_ids: Sequence[str], *, keep_updates: bool) -> Operation[int]:
         """Releases forwards, or only what their gradients need; returns the number that existed."""
@@ -145,9 +141,10 @@ class BatchNormLayerWire:
         request = messages_pb2.GetBatchNormVariablesRequest(
             layer=self.ref, names=names, placement=placement_of(keep=False)
         )
-        reply: messages_pb2.GetBatchNormVariablesResponse = yield Unary(_SERVICE, "GetBatchNormVariables", request)
-        arrays = yield from receive_results([each.tensor for each in reply.variables])
-        return {each.name: array for each, array in zip(reply.variables, arrays, strict=True)}
+        reply: Reply = yield Whole(Unary(_SERVICE, "GetBatchNormVariables", request))
+        variables = reply.message.variables
+        arrays = yield from receive_results(reply, [each.tensor for each in variables])
+        return {each.name: array for each, array in zip(variables, arrays, strict=True)}
 
     def set_variables(self, values: Inputs) -> Operation[None]:
         """Sets variables."""
@@ -180,10 +177,9 @@ def create_layer(
     def request(tensors: dict[str, tensor_pb2.Tensor]) -> messages_pb2.CreateBatchNormLayerRequest:
         return messages_pb2.CreateBatchNormLayerRequest(layer=ref, config=arguments.message(tensors), **vars(creation))
 
-    reply: messages_pb2.CreateBatchNormLayerResponse = yield from call_with_inputs(
-        _SERVICE, "CreateBatchNormLayer", arguments.initial_tensors(), request
-    )
-    return reply.info
+    reply = yield from call_with_inputs(_SERVICE, "CreateBatchNormLayer", arguments.initial_tensors(), request)
+    info: batch_norm_pb2.BatchNormLayerInfo = reply.message.info
+    return info
 
 
 def delete_layer(ref: batch_norm_pb2.BatchNormLayerRef) -> Operation[bool]:
@@ -216,31 +212,32 @@ def run_collection_updates(container: str, collection: str) -> Operation[int]:
     return reply.num_run
 
 
-def receive_forward(reply: messages_pb2.BatchNormForwardResponse, *, keep: bool) -> Operation[BatchNormForward[Any]]:
+def receive_forward(reply: Reply, *, keep: bool) -> Operation[BatchNormForward[Any]]:
     """Receives the tensors of a forward."""
-    (outputs,) = yield from receive_outputs([reply.outputs], keep=keep)
+    message: messages_pb2.BatchNormForwardResponse = reply.message
+    (outputs,) = yield from receive_outputs(reply, [message.outputs], keep=keep)
     drawn = None
-    if reply.HasField("drawn_adjustment_scale"):
+    if message.HasField("drawn_adjustment_scale"):
         # Inline even if the outputs stay on the server.
-        scale, bias = yield from receive_results([reply.drawn_adjustment_scale, reply.drawn_adjustment_bias])
+        sent = [message.drawn_adjustment_scale, message.drawn_adjustment_bias]
+        scale, bias = yield from receive_results(reply, sent)
         drawn = (scale, bias)
     return BatchNormForward(
         outputs=outputs,
-        forward_id=reply.forward_id or None,
-        has_pending_updates=reply.has_pending_updates,
-        implementation=_IMPLEMENTATIONS[reply.implementation],
-        regularization_losses=dict(reply.regularization_losses),
+        forward_id=message.forward_id or None,
+        has_pending_updates=message.has_pending_updates,
+        implementation=_IMPLEMENTATIONS[message.implementation],
+        regularization_losses=dict(message.regularization_losses),
         drawn_adjustment=drawn,
-        warnings=ignored_arguments(reply.warnings),
+        warnings=ignored_arguments(message.warnings),
     )
 
 
-def receive_gradients(
-    reply: messages_pb2.BatchNormBackwardResponse, *, keep: bool
-) -> Operation[BatchNormGradients[Any]]:
+def receive_gradients(reply: Reply, *, keep: bool) -> Operation[BatchNormGradients[Any]]:
     """Receives the tensors of gradients."""
-    present = [part.name for part, _ in reply.ListFields()]
-    received = yield from receive_outputs([getattr(reply, name) for name in present], keep=keep)
+    message: messages_pb2.BatchNormBackwardResponse = reply.message
+    present = [part.name for part, _ in message.ListFields()]
+    received = yield from receive_outputs(reply, [getattr(message, name) for name in present], keep=keep)
     tensors = dict(zip(present, received, strict=True))
     return BatchNormGradients(
         **{ours: tensors.get(theirs) for theirs, ours in _GRADIENTS.items()},

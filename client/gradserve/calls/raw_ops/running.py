@@ -40,9 +40,9 @@ def run(op: Op, arguments: Mapping[str, Any]) -> Operation[Any]:
         reply = yield from call_with_inputs(
             "GradientOpsService", op.rpc, inputs, lambda tensors: op.request(**tensors, **fields, placement=placement)
         )
-    tensors = {part.name: list(value) if part.is_repeated else value for part, value in reply.ListFields()}
+    tensors = {part.name: list(value) if part.is_repeated else value for part, value in reply.message.ListFields()}
     received = yield from receive_outputs(
-        [each for value in tensors.values() for each in listed(value)], keep=arguments["keep"]
+        reply, [each for value in tensors.values() for each in listed(value)], keep=arguments["keep"]
     )
     supply = iter(received)
     outputs = {

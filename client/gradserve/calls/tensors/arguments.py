@@ -1,37 +1,50 @@
 """Operations on tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
-from gradserve.calls.exchange import Download, Operation, Unary, upload
+from gradserve.calls.exchange import NOT_CARRIED, Download, NotCarried, Operation, Reply, Unary, Whole, upload
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_flag, as_number
-from gradserve.errors import GradserveError, InvalidArgumentError
+from gradserve.errors import GradserveError, InternalError, InvalidArgumentError
 from gradserve.results import TensorHandle
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve.v1 import tensor_pb2
-from gradserve.wire.contents import Contents
+from gradserve.wire.contents import Contents, WithContents
 from gradserve.wire.dtypes import to_data_type, to_dtype
 from gradserve.wire.durations import encode_duration
 from gradserve.wire.payload import Array, buffer_of
 
 INLINE_LIMIT_BYTES = 3 << 20
-"""Arrays of up to this size in total travel inside the request; a stream of their own would take longer."""
+"""Over gRPC, arrays of up to this size in total travel inside the request; a stream of their own would take longer."""
 
 
 def put(arrays: Sequence[Array], lease: float | None) -> Operation[list[TensorHandle]]:
     """Stores arrays on the server."""
-    stored = yield from upload(_header(arrays, lease), tuple(arrays))
+    header = header_of(arrays, lease)
+    contents = Contents()
+    request = messages_pb2.StoreTensorsRequest(tensors=contents.tensors(arrays), lease=_lease_of(header))
+    call = Unary("TensorService", "StoreTensors", WithContents(request, contents))
+    reply: Reply | NotCarried = yield Whole(call, over_grpc=False, num_bytes=contents.num_bytes)
+    if reply is NOT_CARRIED:
+        stored = yield from upload(header, tuple(arrays))
+    else:
+        stored = list(reply.message.tensors)
     return [TensorHandle(tensor.handle, array.dtype, array.shape) for tensor, array in zip(stored, arrays, strict=True)]
 
 
 def get(handles: Sequence[TensorHandle], *, release: bool) -> Operation[list[Array]]:
     """Reads stored arrays, and then deletes them if `release`."""
     is_released = as_flag(release, Argument("release"))
-    request = messages_pb2.GetTensorsRequest(handles=[each.handle for each in handles], release=is_released)
+    names = [each.handle for each in handles]
     num_bytes = sum(int(np.prod(each.shape)) * each.dtype.itemsize for each in handles)
+    call = Unary("TensorService", "ReadTensors", messages_pb2.ReadTensorsRequest(handles=names, release=is_released))
+    reply: Reply | NotCarried = yield Whole(call, over_grpc=False, num_bytes=num_bytes, repeatable=not is_released)
+    if reply is not NOT_CARRIED:
+        return [array_of(tensor, reply.arrays) for tensor in reply.message.tensors]
+    request = messages_pb2.GetTensorsRequest(handles=names, release=is_released)
     arrays: list[Array] = yield Download(request, num_bytes)
     return arrays
 
@@ -57,21 +70,16 @@ def list_stored() -> Operation[list[TensorHandle]]:
         request = messages_pb2.ListTensorsRequest(page_token=reply.next_page_token)
 
 
-def send_inputs(arrays: tuple[Array, ...], contents: Contents) -> Operation[list[tensor_pb2.Tensor]]:
-    """Returns the messages of a request's arrays: inline if they are small, otherwise uploaded first."""
-    if sum(array.nbytes for array in arrays) <= INLINE_LIMIT_BYTES:
-        return contents.tensors(arrays)
-    return (yield from upload(_header(arrays, None), arrays))
-
-
-def receive_results(tensors: Sequence[tensor_pb2.Tensor]) -> Operation[list[Array]]:
-    """Returns the arrays of a reply as new ones; fetches those kept on the server and deletes them there."""
+def receive_results(reply: Reply, tensors: Sequence[tensor_pb2.Tensor]) -> Operation[list[Array]]:
+    """Returns tensors of a reply as new arrays; fetches those kept on the server and deletes them there."""
     kept = [tensor for tensor in tensors if tensor.WhichOneof("data") == "handle"]
     arrays: list[Array] = []
     if kept:
         arrays = yield from get([handle_of(tensor) for tensor in kept], release=True)
     fetched = iter(arrays)
-    return [next(fetched) if tensor.WhichOneof("data") == "handle" else inline_array(tensor) for tensor in tensors]
+    return [
+        next(fetched) if tensor.WhichOneof("data") == "handle" else array_of(tensor, reply.arrays) for tensor in tensors
+    ]
 
 
 def delete_quietly(handles: Sequence[str], because: GradserveError | None = None) -> Operation[None]:
@@ -108,17 +116,34 @@ def handle_of(tensor: tensor_pb2.Tensor) -> TensorHandle:
     return TensorHandle(tensor.handle, to_dtype(tensor.dtype), tuple(tensor.shape))
 
 
-def inline_array(tensor: tensor_pb2.Tensor) -> Array:
-    """Returns the array in a reply, as a new one."""
+def array_of(tensor: tensor_pb2.Tensor, beside: Mapping[int, Array]) -> Array:
+    """Returns a tensor of a reply as a new array.
+
+    Args:
+        tensor: The tensor.
+        beside: The arrays beside the message, by `payload_offset`.
+
+    Raises:
+        InternalError: The reply does not follow the protos.
+    """
+    if tensor.WhichOneof("data") == "payload_offset":
+        if tensor.payload_offset not in beside:
+            raise InternalError(f"the server sent a tensor without its elements, at {tensor.payload_offset}")
+        return beside[tensor.payload_offset]
     array = np.empty(tuple(tensor.shape), to_dtype(tensor.dtype))
     buffer_of(array)[:] = tensor.content
     return array
 
 
-def _header(arrays: Sequence[Array], lease: float | None) -> messages_pb2.PutTensorsHeader:
+def header_of(arrays: Sequence[Array], lease: float | None) -> messages_pb2.PutTensorsHeader:
+    """Returns the header of a stream of arrays, which live for `lease` seconds without use."""
     header = messages_pb2.PutTensorsHeader(
         tensors=[tensor_pb2.TensorSpec(dtype=to_data_type(array.dtype), shape=array.shape) for array in arrays]
     )
     if lease is not None:
         header.lease.CopyFrom(encode_lease(lease))
     return header
+
+
+def _lease_of(header: messages_pb2.PutTensorsHeader) -> Duration | None:
+    return header.lease if header.HasField("lease") else None

@@ -5,14 +5,21 @@ from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
 
-from gradserve.calls.exchange import Operation, Unary
-from gradserve.calls.tensors.arguments import delete_quietly, encode_lease, handle_of, receive_results, send_inputs
+from gradserve.calls.exchange import NOT_CARRIED, NotCarried, Operation, Reply, Unary, Whole, upload
+from gradserve.calls.tensors.arguments import (
+    INLINE_LIMIT_BYTES,
+    delete_quietly,
+    encode_lease,
+    handle_of,
+    header_of,
+    receive_results,
+)
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_flag
 from gradserve.errors import DeadlineExceededError, GradserveError, InternalError, UnavailableError
 from gradserve.results import TensorHandle
 from gradserve.v1 import tensor_pb2
-from gradserve.wire.contents import Contents, WithContents, is_stored
+from gradserve.wire.contents import Contents, WithContents
 from gradserve.wire.payload import Array
 
 OpInputs: TypeAlias = Array | TensorHandle | list[Array | TensorHandle]
@@ -24,66 +31,86 @@ def call_with_inputs(
     method: str,
     inputs: Mapping[str, OpInputs],
     request: Callable[[dict[str, Any]], Message],
-) -> Operation[Any]:
-    """Makes a call with tensors in its request.
-
-    Small arrays travel inside the request; larger ones are uploaded first and deleted afterwards.
+) -> Operation[Reply]:
+    """Makes a call with tensors in its request; see `call_with_arrays`.
 
     Args:
         service: The name of the service, without its package.
         method: The name of the method.
         inputs: The inputs by name, some of them lists.
         request: Returns the request for the messages of the inputs, which have the same names.
-
-    Returns:
-        The response.
     """
-    contents = Contents()
     arrays = [each for value in inputs.values() for each in listed(value) if not isinstance(each, TensorHandle)]
-    sent = yield from send_inputs(tuple(arrays), contents)
-    supply = iter(sent)
 
-    def message_of(value: Array | TensorHandle) -> tensor_pb2.Tensor:
-        return tensor_pb2.Tensor(handle=value.handle) if isinstance(value, TensorHandle) else next(supply)
+    def with_messages(sent: Sequence[tensor_pb2.Tensor]) -> Message:
+        supply = iter(sent)
 
-    tensors = {
-        name: [message_of(each) for each in value] if isinstance(value, list) else message_of(value)
-        for name, value in inputs.items()
-    }
-    call = Unary(service, method, WithContents(request(tensors), contents))
-    return (yield from call_with_uploads(call, sent))
+        def message_of(value: Array | TensorHandle) -> tensor_pb2.Tensor:
+            return tensor_pb2.Tensor(handle=value.handle) if isinstance(value, TensorHandle) else next(supply)
+
+        tensors = {
+            name: [message_of(each) for each in value] if isinstance(value, list) else message_of(value)
+            for name, value in inputs.items()
+        }
+        return request(tensors)
+
+    return call_with_arrays(service, method, arrays, with_messages)
 
 
-def call_with_uploads(call: Unary, sent: Sequence[tensor_pb2.Tensor], *, released: bool = False) -> Operation[Any]:
-    """Makes a call, and deletes the arrays that were uploaded for it.
+def call_with_arrays(
+    service: str,
+    method: str,
+    arrays: Sequence[Array],
+    request: Callable[[Sequence[tensor_pb2.Tensor]], Message],
+    *,
+    wait: float = 0.0,
+    released: bool = False,
+) -> Operation[Reply]:
+    """Makes a call with arrays in its request.
+
+    They travel with it if they are small or a socket is open. Otherwise they are uploaded first and deleted afterwards.
 
     Args:
-        call: The call.
-        sent: The arrays in its request, inline or uploaded.
-        released: Whether the server deletes them itself if the call succeeds.
-
-    Returns:
-        The response.
+        service: The name of the service, without its package.
+        method: The name of the method.
+        arrays: The arrays.
+        request: Returns the request for the messages of the arrays.
+        wait: How long the server may wait; see `Unary`.
+        released: Whether the server deletes what was uploaded if the call succeeds.
     """
-    uploaded = [tensor.handle for tensor in sent if is_stored(tensor)]
+    contents = Contents()
+    whole = WithContents(request(contents.tensors(arrays)), contents)
+    num_bytes = sum(array.nbytes for array in arrays)
+    reply: Reply | NotCarried = yield Whole(
+        Unary(service, method, whole, wait), over_grpc=num_bytes <= INLINE_LIMIT_BYTES, num_bytes=num_bytes
+    )
+    if reply is not NOT_CARRIED:
+        return reply
+    uploaded = yield from upload(header_of(arrays, None), tuple(arrays))
+    call = Unary(service, method, request(uploaded), wait)
+    return (yield from _call_with_uploads(call, uploaded, released=released))
+
+
+def _call_with_uploads(call: Unary, uploaded: Sequence[tensor_pb2.Tensor], *, released: bool) -> Operation[Reply]:
+    handles = [tensor.handle for tensor in uploaded]
     try:
-        reply = yield call
+        reply: Reply = yield Whole(call)
     except (UnavailableError, DeadlineExceededError, InternalError):
         # The outcome is unknown: uploads end with their lease.
         raise
     except GradserveError as error:
-        yield from delete_quietly(uploaded, error)
+        yield from delete_quietly(handles, error)
         raise
     if not released:
-        yield from delete_quietly(uploaded)
+        yield from delete_quietly(handles)
     return reply
 
 
-def receive_outputs(tensors: Sequence[tensor_pb2.Tensor], *, keep: bool) -> Operation[list[Any]]:
-    """Returns the tensors of a reply: as handles if they stay on the server, otherwise as new arrays."""
+def receive_outputs(reply: Reply, tensors: Sequence[tensor_pb2.Tensor], *, keep: bool) -> Operation[list[Any]]:
+    """Returns tensors of a reply: as handles if they stay on the server, otherwise as new arrays."""
     if keep:
         return [handle_of(tensor) for tensor in tensors]
-    return (yield from receive_results(tensors))
+    return (yield from receive_results(reply, tensors))
 
 
 def placement_of(*, keep: bool, lease: float | None = None) -> tensor_pb2.Placement:

@@ -3,13 +3,15 @@
 import heapq
 import itertools
 import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
-from gradserve.calls.exchange import Background, Download, Operation, Pause
+from gradserve.calls.exchange import Background, DescribeTransport, Operation, Pause
 from gradserve.calls.retries import Attempt, Attempts
+from gradserve.transport.blocking.sockets import Watch
+from gradserve.transport.blocking.threaded_call import ThreadedCall
 from gradserve.transport.schedule import Member, Schedule
 
 Outcome = Callable[[], Any]
@@ -17,18 +19,14 @@ Outcome = Callable[[], Any]
 
 
 class Calls(Protocol):
-    """Makes calls that the thread does not wait for."""
+    """Makes calls."""
 
-    def start(self, attempt: Attempt, /) -> Any:
-        """Starts a call; returns gRPC's object for it, which is a future for a unary call or an upload."""
+    def carry(self, attempt: Attempt, watch: Watch | None, /) -> Any:
+        """Makes a call in this thread; `watch` is told what interrupts it from another thread."""
         ...
 
-    def read(self, call: Any, /) -> Any:
-        """Returns the arrays of a download."""
-        ...
-
-    def answer(self, attempt: Attempt, outcome: Outcome, /) -> Any:
-        """Returns the answer to an attempt; raises gRPC's errors as gradserve's."""
+    def describe(self, target: int, /) -> Any:
+        """Returns the way that calls to a server take."""
         ...
 
     def begin(self, operation: Operation[None], /) -> None:
@@ -37,9 +35,9 @@ class Calls(Protocol):
 
 
 class ConcurrentSteps:
-    """Carries out steps of several operations at the same time; the operations run in the caller's thread only.
+    """Carries out steps of several operations at the same time, each call in a thread.
 
-    So their default worker id is the caller's.
+    The operations themselves run in the caller's thread only. So their default worker id is the caller's.
     """
 
     def __init__(self, calls: Calls, attempts: Callable[[Operation[Any]], Attempts[Any]]) -> None:
@@ -49,7 +47,7 @@ class ConcurrentSteps:
         self._under_way: dict[Member, Any] = {}
         self._pauses: list[tuple[float, int, Member]] = []
         self._numbers = itertools.count()
-        self._threads: list[threading.Thread] = []
+        self._calls_made: list[ThreadedCall] = []
 
     def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
         """Returns the results of operations, or raises the first error when all have ended."""
@@ -67,11 +65,11 @@ class ConcurrentSteps:
                     schedule.answer(member, answer)
         finally:
             schedule.close()
-            for each in self._threads:
+            for each in self._calls_made:
                 each.join()
         return schedule.results()
 
-    def begin(self, member: Member, step: Attempt | Pause | Background, /) -> None:
+    def begin(self, member: Member, step: Attempt | Pause | Background | DescribeTransport, /) -> None:
         """Begins a step."""
         self._under_way[member] = step
         match step:
@@ -79,38 +77,19 @@ class ConcurrentSteps:
                 heapq.heappush(self._pauses, (time.monotonic() + seconds, next(self._numbers), member))
             case Background(begin):
                 self._ended.put((member, lambda: self._calls.begin(begin())))
+            case DescribeTransport(target):
+                self._ended.put((member, lambda: self._calls.describe(target)))
             case Attempt():
-                self._start(member, step)
+                call = ThreadedCall(partial(self._calls.carry, step))
+                self._under_way[member] = call
+                self._calls_made.append(call)
+                call.start(lambda: self._ended.put((member, call.result)))
 
     def cancel(self, member: Member, /) -> None:
         """Cancels a step."""
         call = self._under_way.pop(member)
-        if not isinstance(call, Pause | Background | Attempt):
+        if isinstance(call, ThreadedCall):
             call.cancel()
-
-    def _start(self, member: Member, attempt: Attempt) -> None:
-        try:
-            call = self._calls.start(attempt)
-        except Exception as error:
-            self._report(member, attempt, _raising(error))
-            return
-        self._under_way[member] = call
-        if isinstance(attempt.exchange, Download):
-            self._threads.append(threading.Thread(target=self._download, args=(member, attempt, call)))
-            self._threads[-1].start()
-        else:
-            call.add_done_callback(lambda ended: self._report(member, attempt, ended.result))
-
-    def _download(self, member: Member, attempt: Attempt, call: Any) -> None:
-        try:
-            arrays = self._calls.read(call)
-        except Exception as error:
-            self._report(member, attempt, _raising(error))
-        else:
-            self._report(member, attempt, lambda: arrays)
-
-    def _report(self, member: Member, attempt: Attempt, outcome: Outcome) -> None:
-        self._ended.put((member, lambda: self._calls.answer(attempt, outcome)))
 
     def _next(self) -> tuple[Member, Outcome]:
         """Waits until a call or a pause has ended."""
@@ -127,10 +106,3 @@ class ConcurrentSteps:
 
 def _nothing() -> None:
     """Answers a pause."""
-
-
-def _raising(error: Exception) -> Outcome:
-    def outcome() -> Any:
-        raise error
-
-    return outcome

@@ -1,39 +1,34 @@
-"""Carries operations out over gRPC channels, blocking."""
+"""Carries operations out over gRPC channels and sockets, in the calling thread."""
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import grpc
-
 from gradserve.address import Address
-from gradserve.calls.exchange import Background, Download, Operation, Pause, Together, Unary, Upload
+from gradserve.calls.exchange import Background, DescribeTransport, Operation, Pause, Together, Unary
 from gradserve.calls.retries import Attempt, Attempts, Step
 from gradserve.transport.blocking.background import BackgroundThread
+from gradserve.transport.blocking.server import BlockingServer
+from gradserve.transport.blocking.sockets import Watch
 from gradserve.transport.blocking.together import ConcurrentSteps
 from gradserve.transport.carrying import attempts, carry_out
-from gradserve.transport.channel import Channel, closed
 from gradserve.transport.process import OwnProcess
 from gradserve.transport.settings import ConnectionSettings
-from gradserve.transport.streams import DownloadParts, upload_parts
-from gradserve.wire.payload import Array
 
 T = TypeVar("T")
 
 
-class GrpcTransport:
+class NetworkTransport:
     """Runs operations in the calling thread. Safe to use from several threads."""
 
     def __init__(self, addresses: Sequence[Address], settings: ConnectionSettings) -> None:
         """Takes the servers' addresses, in the order of exchanges' targets, and the settings."""
         self._settings = settings
         self._process = OwnProcess()
-        self._closed = False
-        self._channels = tuple(Channel(address, settings, grpc.insecure_channel) for address in addresses)
+        self._servers = tuple(BlockingServer(address, target, settings) for target, address in enumerate(addresses))
         self._background: list[BackgroundThread] = []
-        weakref.finalize(self, _stop, self._background).atexit = False
+        weakref.finalize(self, _abandon, self._background, self._servers).atexit = False
 
     def run(self, operation: Operation[T], /) -> T:
         """Returns the result of an operation, or raises its error."""
@@ -41,58 +36,31 @@ class GrpcTransport:
         return carry_out(self._attempts(operation), self._perform)
 
     def close(self) -> None:
-        """Closes the channels; calls under way in other threads end with CallCancelledError."""
+        """Disconnects; calls under way in other threads end with CallCancelledError."""
         self._process.check()
-        self._closed = True
         _stop(self._background)
         for each in self._background:
             each.join()
-        for channel in self._channels:
-            channel.close()
+        for server in self._servers:
+            server.close()
 
-    def start(self, attempt: Attempt, /) -> Any:
-        """Starts a call; returns gRPC's object for it, which is a future for a unary call or an upload."""
-        channel = self._channels[attempt.exchange.target]
-        match attempt:
-            case Attempt(Unary(service, method, request), timeout):
-                return channel.unary(service, method).future(request, timeout=timeout)
-            case Attempt(Upload() as upload, timeout):
-                return channel.put.future(upload_parts(upload), timeout=timeout)
-            case Attempt(Download(request), timeout):
-                return channel.get(request, timeout=timeout)
-
-    def read(self, call: Any, /) -> list[Array]:
-        """Returns the arrays of a download."""
-        parts = DownloadParts()
-        try:
-            for part in call:
-                parts.add(part)
-        finally:
-            call.cancel()
-        return parts.finish()
-
-    def answer(self, attempt: Attempt, outcome: Callable[[], Any], /) -> Any:
-        """Returns the answer to an attempt; raises gRPC's errors as gradserve's."""
-        try:
-            return outcome()
-        except grpc.RpcError as error:
-            raise self._channels[attempt.exchange.target].failure(error, is_closed=self._closed) from None
-        except ValueError:
-            # gRPC raises this for a call on a closed channel, in words that depend on the kind of call.
-            if self._closed:
-                raise closed() from None
-            raise
+    def carry(self, attempt: Attempt, watch: Watch | None, /) -> Any:
+        """Makes a call in this thread; `watch` is told what interrupts it from another thread."""
+        return self._servers[attempt.exchange.target].carry(attempt, watch)
 
     def begin(self, operation: Operation[None], /) -> None:
         """Runs an operation in the background."""
-        channels = self._channels
+        servers = self._servers
 
         def start_call(exchange: Unary, timeout: float | None) -> Any:
-            unary = channels[exchange.target].unary(exchange.service, exchange.method)
-            return unary.future(exchange.request, timeout=timeout)
+            return servers[exchange.target].start_over_grpc(exchange, timeout)
 
         self._background[:] = [each for each in self._background if not each.is_done]
         self._background.append(BackgroundThread(operation, self._settings, start_call))
+
+    def describe(self, target: int, /) -> Any:
+        """Returns the way that calls to a server take."""
+        return self._servers[target].info
 
     def _attempts(self, operation: Operation[T]) -> Attempts[T]:
         return attempts(operation, self._settings)
@@ -100,23 +68,21 @@ class GrpcTransport:
     def _perform(self, step: Step) -> Any:
         match step:
             case Attempt():
-                return self.answer(step, partial(self._call, step))
+                return self.carry(step, None)
             case Pause(seconds):
                 return time.sleep(seconds)
             case Background(begin):
                 return self.begin(begin())
+            case DescribeTransport(target):
+                return self.describe(target)
             case Together(operations):
                 return ConcurrentSteps(self, self._attempts).run(operations)
 
-    def _call(self, attempt: Attempt) -> Any:
-        """Makes a call and waits for it in this thread, which is faster than waiting for a future."""
-        channel = self._channels[attempt.exchange.target]
-        match attempt:
-            case Attempt(Unary(service, method, request), timeout):
-                return channel.unary(service, method)(request, timeout=timeout)
-            case Attempt(Upload() as upload, timeout):
-                return channel.put(upload_parts(upload), timeout=timeout)
-        return self.read(self.start(attempt))
+
+def _abandon(background: Sequence[BackgroundThread], servers: Sequence[BlockingServer]) -> None:
+    _stop(background)
+    for each in servers:
+        each.abandon()
 
 
 def _stop(background: Sequence[BackgroundThread]) -> None:

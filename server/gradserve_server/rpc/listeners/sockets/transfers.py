@@ -102,7 +102,8 @@ class Sending:
     def step(self) -> int:
         """Writes what there is room for."""
         batch = [self._pieces[index] for index in range(min(len(self._pieces), _IOV_MAX))]
-        batch[0] = batch[0][:_STEP_BYTES]
+        if len(batch[0]) > _STEP_BYTES:
+            batch = [batch[0][:_STEP_BYTES]]  # no other piece may follow a part of one
         count = left = self.sock.sendmsg(batch)
         while left:
             piece = self._pieces[0]

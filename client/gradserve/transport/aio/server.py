@@ -1,0 +1,97 @@
+"""One server, as the asyncio transport reaches it."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import grpc
+
+from gradserve.address import Address
+from gradserve.calls.exchange import NOT_CARRIED, Download, Reply, Unary, Upload, Whole
+from gradserve.calls.retries import Attempt
+from gradserve.results import TransportInfo
+from gradserve.transport.aio.sockets import AsyncSockets
+from gradserve.transport.channel import Channel, closed
+from gradserve.transport.settings import ConnectionSettings
+from gradserve.transport.sockets.time_limit import TimeLimit
+from gradserve.transport.streams import DownloadParts, upload_parts
+from gradserve.wire.payload import Array
+
+
+class AsyncServer:
+    """A gRPC channel to a server, and the sockets beside it."""
+
+    def __init__(self, address: Address, target: int, settings: ConnectionSettings) -> None:
+        """Takes the server's address, its index among those of the transport, and the settings."""
+        self._settings = settings
+        self._closed = False
+        self._channel = Channel(address, settings, grpc.aio.insecure_channel)
+        self._sockets = AsyncSockets(self._channel.route, target, settings, self._ask)
+
+    @property
+    def info(self) -> TransportInfo:
+        """The way that calls take."""
+        return self._sockets.info
+
+    async def carry(self, attempt: Attempt) -> Any:
+        """Makes a call; returns its answer."""
+        match attempt:
+            case Attempt(Upload() as upload, timeout):
+                return await self._answer(self._channel.put(upload_parts(upload), timeout=timeout))
+            case Attempt(Download(request), timeout):
+                return await self._answer(_read(self._channel.get(request, timeout=timeout)))
+            case Attempt(Whole(call, over_grpc), timeout):
+                reply = await self._call(call, timeout, over_grpc=over_grpc)
+                return NOT_CARRIED if reply is None else reply
+            case Attempt(Unary() as call, timeout):
+                reply = await self._call(call, timeout, over_grpc=True)
+                return None if reply is None else reply.message
+
+    async def call_over_grpc(self, unary: Unary, timeout: float | None) -> Any:
+        """Makes a unary call over gRPC, and raises gRPC's errors."""
+        return await self._channel.unary(unary.service, unary.method)(unary.request, timeout=timeout)
+
+    async def close(self) -> None:
+        """Ends calls under way with CallCancelledError, and disconnects."""
+        self._closed = True
+        self._sockets.close()
+        await self._channel.close()
+
+    def abandon(self) -> None:
+        """Closes the sockets of a forgotten client, which has no calls; gRPC's channel closes itself."""
+        self._sockets.close()
+
+    async def _call(self, call: Unary, timeout: float | None, *, over_grpc: bool) -> Reply | None:
+        limit = TimeLimit(timeout, self._settings)
+        reply = await self._sockets.call(call, limit)
+        if reply is None and over_grpc:
+            return Reply(await self._answer(self.call_over_grpc(call, limit.timeout())))
+        return reply
+
+    async def _ask(self, unary: Unary, timeout: float | None) -> Any:
+        return await self._answer(self.call_over_grpc(unary, timeout))
+
+    async def _answer(self, outcome: Awaitable[Any]) -> Any:
+        """Returns the outcome of a call over gRPC; raises gRPC's errors as gradserve's."""
+        try:
+            return await outcome
+        except grpc.RpcError as error:
+            raise self._channel.failure(error, is_closed=self._closed) from None
+        except grpc.aio.UsageError:
+            raise closed() from None
+        except asyncio.CancelledError:
+            # Closing the channel cancels its calls; the task that made this one must go on.
+            task = asyncio.current_task()
+            if self._closed and (task is None or not task.cancelling()):
+                raise closed() from None
+            raise
+
+
+async def _read(call: Any) -> list[Array]:
+    parts = DownloadParts()
+    try:
+        async for part in call:
+            parts.add(part)
+    finally:
+        call.cancel()
+    return parts.finish()

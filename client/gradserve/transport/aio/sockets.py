@@ -1,0 +1,68 @@
+"""The sockets of one server, for the asyncio transport."""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from gradserve.calls.exchange import Reply, Unary
+from gradserve.errors import DeadlineExceededError, UnavailableError
+from gradserve.results import TransportInfo
+from gradserve.transport.carrying import carry_out_async
+from gradserve.transport.route import Route
+from gradserve.transport.settings import ConnectionSettings
+from gradserve.transport.sockets.aio import AsyncConnection
+from gradserve.transport.sockets.carrier import AskForTicket, Carrier, CarrierStep, Connect, Converse
+from gradserve.transport.sockets.connection import silent
+from gradserve.transport.sockets.time_limit import TimeLimit
+from gradserve.v1 import server_messages_pb2
+
+
+class AsyncSockets:
+    """Calls over sockets, in the awaiting task."""
+
+    def __init__(
+        self,
+        route: Route,
+        target: int,
+        settings: ConnectionSettings,
+        over_grpc: Callable[[Unary, float | None], Awaitable[Any]],
+    ) -> None:
+        """Takes the route to the server, its index, the settings, and the function that makes a call over gRPC.
+
+        `over_grpc` takes a call and its time limit, None for none; it returns the response or raises a GradserveError.
+        """
+        self._carrier: Carrier[AsyncConnection] = Carrier(route, target, settings)
+        self._target = target
+        self._settings = settings
+        self._over_grpc = over_grpc
+
+    @property
+    def info(self) -> TransportInfo:
+        """The way in use."""
+        return self._carrier.info
+
+    async def call(self, unary: Unary, limit: TimeLimit) -> Reply | None:
+        """Makes a call; returns None if gRPC has to carry it."""
+        return await carry_out_async(self._carrier.call(unary, limit), self._perform)
+
+    def close(self) -> None:
+        """Closes the connections; calls under way end with CallCancelledError."""
+        self._carrier.connections.close()
+
+    async def _perform(self, step: CarrierStep[AsyncConnection]) -> Any:
+        match step:
+            case AskForTicket(call, limit):
+                return await self._over_grpc(call, limit.timeout())
+            case Connect():
+                return await AsyncConnection.open(step, self._settings)
+            case Converse(connection, conversation, limit):
+                return await connection.converse(conversation, limit, partial(self._probe, connection))
+
+    async def _probe(self, connection: AsyncConnection) -> None:
+        question = Unary(
+            "ServerService", "GetServerInfo", server_messages_pb2.GetServerInfoRequest(), target=self._target
+        )
+        try:
+            await self._over_grpc(question, self._settings.keepalive.timeout)
+        except (DeadlineExceededError, UnavailableError) as error:
+            raise silent(connection.place, error) from None

@@ -1,0 +1,114 @@
+"""One server, as the blocking transport reaches it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from gradserve.address import Address
+from gradserve.calls.exchange import NOT_CARRIED, Download, Reply, Unary, Upload, Whole
+from gradserve.calls.retries import Attempt
+from gradserve.results import TransportInfo
+from gradserve.transport.blocking.sockets import BlockingSockets, Watch
+from gradserve.transport.channel import Channel, closed
+from gradserve.transport.settings import ConnectionSettings
+from gradserve.transport.sockets.time_limit import TimeLimit
+from gradserve.transport.streams import DownloadParts, upload_parts
+from gradserve.wire.payload import Array
+
+
+class BlockingServer:
+    """A gRPC channel to a server, and the sockets beside it. Safe to use from several threads."""
+
+    def __init__(self, address: Address, target: int, settings: ConnectionSettings) -> None:
+        """Takes the server's address, its index among those of the transport, and the settings."""
+        self._settings = settings
+        self._closed = False
+        self._channel = Channel(address, settings, grpc.insecure_channel)
+        self._sockets = BlockingSockets(self._channel.route, target, settings, self._ask)
+
+    @property
+    def info(self) -> TransportInfo:
+        """The way that calls take."""
+        return self._sockets.info
+
+    def carry(self, attempt: Attempt, watch: Watch | None) -> Any:
+        """Makes a call and waits for it in this thread; returns its answer.
+
+        Args:
+            attempt: The call.
+            watch: Told what interrupts the call, from another thread. None: nothing does but closing.
+        """
+        exchange = attempt.exchange
+        if not isinstance(exchange, Unary | Whole):
+            return self._answer(lambda: self._stream(exchange, attempt.timeout, watch))
+        call = exchange.call if isinstance(exchange, Whole) else exchange
+        limit = TimeLimit(attempt.timeout, self._settings)
+        reply = self._sockets.call(call, limit, watch)
+        if reply is None and isinstance(exchange, Whole) and not exchange.over_grpc:
+            return NOT_CARRIED
+        if reply is None:
+            reply = Reply(self._answer(lambda: self._unary(call, limit.timeout(), watch)))
+        return reply if isinstance(exchange, Whole) else reply.message
+
+    def start_over_grpc(self, unary: Unary, timeout: float | None) -> Any:
+        """Starts a unary call over gRPC; returns gRPC's future for it."""
+        return self._channel.unary(unary.service, unary.method).future(unary.request, timeout=timeout)
+
+    def close(self) -> None:
+        """Ends calls under way in other threads with CallCancelledError, and disconnects."""
+        self._closed = True
+        self._sockets.close()
+        self._channel.close()
+
+    def abandon(self) -> None:
+        """Closes the sockets of a forgotten client, which has no calls; gRPC's channel closes itself."""
+        self._sockets.close()
+
+    def _ask(self, unary: Unary, timeout: float | None) -> Any:
+        return self._answer(lambda: self._unary(unary, timeout, None))
+
+    def _unary(self, unary: Unary, timeout: float | None, watch: Watch | None) -> Any:
+        if watch is None:
+            # Waiting in this thread is faster than waiting for a future.
+            return self._channel.unary(unary.service, unary.method)(unary.request, timeout=timeout)
+        return _result(self.start_over_grpc(unary, timeout), watch)
+
+    def _stream(self, exchange: Upload | Download, timeout: float | None, watch: Watch | None) -> Any:
+        match exchange:
+            case Upload():
+                if watch is None:
+                    return self._channel.put(upload_parts(exchange), timeout=timeout)
+                return _result(self._channel.put.future(upload_parts(exchange), timeout=timeout), watch)
+            case Download(request):
+                call = self._channel.get(request, timeout=timeout)
+                if watch is not None:
+                    watch(call.cancel)
+                return _read(call)
+
+    def _answer(self, outcome: Callable[[], Any]) -> Any:
+        """Returns the outcome of a call over gRPC; raises gRPC's errors as gradserve's."""
+        try:
+            return outcome()
+        except grpc.RpcError as error:
+            raise self._channel.failure(error, is_closed=self._closed) from None
+        except ValueError:
+            # gRPC raises this for a call on a closed channel, in words that depend on the kind of call.
+            if self._closed:
+                raise closed() from None
+            raise
+
+
+def _result(future: Any, watch: Watch) -> Any:
+    watch(future.cancel)
+    return future.result()
+
+
+def _read(call: Any) -> list[Array]:
+    parts = DownloadParts()
+    try:
+        for part in call:
+            parts.add(part)
+    finally:
+        call.cancel()
+    return parts.finish()

@@ -1,0 +1,69 @@
+"""The sockets of one server, for the blocking transport."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from gradserve.calls.exchange import Reply, Unary
+from gradserve.errors import DeadlineExceededError, UnavailableError
+from gradserve.results import TransportInfo
+from gradserve.transport.carrying import carry_out
+from gradserve.transport.route import Route
+from gradserve.transport.settings import ConnectionSettings
+from gradserve.transport.sockets.blocking import BlockingConnection
+from gradserve.transport.sockets.carrier import AskForTicket, Carrier, CarrierStep, Connect, Converse
+from gradserve.transport.sockets.connection import silent
+from gradserve.transport.sockets.time_limit import TimeLimit
+from gradserve.v1 import server_messages_pb2
+
+Watch = Callable[[Callable[[], object]], object]
+"""A function that is told what interrupts the call that begins now."""
+
+
+class BlockingSockets:
+    """Calls over sockets, in the calling thread."""
+
+    def __init__(
+        self, route: Route, target: int, settings: ConnectionSettings, over_grpc: Callable[[Unary, float | None], Any]
+    ) -> None:
+        """Takes the route to the server, its index, the settings, and the function that makes a call over gRPC.
+
+        `over_grpc` takes a call and its time limit, None for none; it returns the response or raises a GradserveError.
+        """
+        self._carrier: Carrier[BlockingConnection] = Carrier(route, target, settings)
+        self._target = target
+        self._settings = settings
+        self._over_grpc = over_grpc
+
+    @property
+    def info(self) -> TransportInfo:
+        """The way in use."""
+        return self._carrier.info
+
+    def call(self, unary: Unary, limit: TimeLimit, watch: Watch | None) -> Reply | None:
+        """Makes a call; returns None if gRPC has to carry it."""
+        return carry_out(self._carrier.call(unary, limit), partial(self._perform, watch))
+
+    def close(self) -> None:
+        """Closes the connections; calls under way in other threads end with CallCancelledError."""
+        self._carrier.connections.close()
+
+    def _perform(self, watch: Watch | None, step: CarrierStep[BlockingConnection]) -> Any:
+        match step:
+            case AskForTicket(call, limit):
+                return self._over_grpc(call, limit.timeout())
+            case Connect():
+                return BlockingConnection.open(step, self._settings)
+            case Converse(connection, conversation, limit):
+                if watch is not None:
+                    watch(connection.interrupt)
+                return connection.converse(conversation, limit, partial(self._probe, connection))
+
+    def _probe(self, connection: BlockingConnection) -> None:
+        question = Unary(
+            "ServerService", "GetServerInfo", server_messages_pb2.GetServerInfoRequest(), target=self._target
+        )
+        try:
+            self._over_grpc(question, self._settings.keepalive.timeout)
+        except (DeadlineExceededError, UnavailableError) as error:
+            raise silent(connection.place, error) from None

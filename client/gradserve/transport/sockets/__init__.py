@@ -1,0 +1,1 @@
+"""Carries calls over a server's sockets; docs/sockets.md specifies them."""

@@ -1,0 +1,196 @@
+"""Conversations on a socket that a task waits for. Each turn of the event loop moves a bounded number of bytes."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Self, TypeVar
+
+from gradserve.errors import UnavailableError
+from gradserve.transport.settings import ConnectionSettings
+from gradserve.transport.sockets.buffers import Buffers
+from gradserve.transport.sockets.carrier import Connect
+from gradserve.transport.sockets.connection import Connection
+from gradserve.transport.sockets.conversation import Conversation, Receive, Send, hello
+from gradserve.transport.sockets.opening import NO_SIGNAL, not_connected, prepare
+from gradserve.transport.sockets.time_limit import TimeLimit
+
+T = TypeVar("T")
+
+_TURN_BYTES = 1 << 20
+
+
+class AsyncConnection(Connection):
+    """A connection that a task waits for."""
+
+    @classmethod
+    async def open(cls, step: Connect, settings: ConnectionSettings) -> Self:
+        """Connects to a socket, and says hello.
+
+        Raises:
+            GradserveError: Nobody is there, or the server refuses.
+        """
+        place = step.place
+        try:
+            async with asyncio.timeout(settings.sockets.connect):
+                connected = await (_connect_unix(place.path) if place.path else _connect_tcp(place.host, place.port))
+        except OSError as error:
+            raise not_connected(place, error, settings) from None
+        prepare(connected, settings.keepalive)
+        connection = cls(connected, place, step.payloads, settings)
+        try:
+            limit = TimeLimit(settings.sockets.hello, settings)
+            refused = await connection.converse(hello(step.ticket, step.client_id, step.payloads), limit, _no_probe)
+        except BaseException:
+            connection.close()
+            raise
+        if refused is not None:
+            connection.close()
+            raise refused
+        return connection
+
+    async def converse(
+        self, conversation: Conversation[T], limit: TimeLimit, probe: Callable[[], Awaitable[None]]
+    ) -> T:
+        """Carries out a conversation; gives it up in case of an error, or if the task is cancelled.
+
+        Args:
+            conversation: The conversation.
+            limit: Its time limit.
+            probe: Raises UnavailableError if the server gives no sign of life.
+
+        Raises:
+            UnavailableError: The connection broke.
+            DeadlineExceededError: The time is over.
+        """
+        unsent: UnavailableError | None = None
+        try:
+            while True:
+                match next(conversation):
+                    case Send(buffers):
+                        self.is_sending = True
+                        try:
+                            await self._move(Buffers(buffers), self._send, limit, probe, sends=True)
+                        except UnavailableError as error:
+                            unsent = error  # the server may have said why it closed the connection
+                        self.is_sending = False
+                    case Receive() as step:
+                        limit.extend_for(step.num_bytes_expected)
+                        receive = partial(self._receive, step.descriptors)
+                        ask = probe if step.may_take_long else self._stalled
+                        await self._move(Buffers(step.buffers), receive, limit, ask, sends=False)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        except UnavailableError as error:
+            raise unsent or error from None
+        except BaseException:
+            await self._give_up()
+            raise
+        finally:
+            conversation.close()
+
+    async def _move(
+        self,
+        buffers: Buffers,
+        move: Callable[[Buffers], int | None],
+        limit: TimeLimit,
+        probe: Callable[[], Awaitable[None]],
+        *,
+        sends: bool,
+    ) -> None:
+        """Sends or fills buffers; `move` returns how many bytes it moved, 0 at the end, or None if it has to wait."""
+        in_turn = 0
+        while buffers:
+            try:
+                num_bytes = move(buffers)
+            except OSError as error:
+                raise self.lost(error) from None
+            if num_bytes is None:
+                in_turn = 0
+                if not await self._ready(limit.patience(), sends=sends):
+                    limit.left()
+                    await probe()
+                continue
+            if not num_bytes:
+                raise self.lost(None)
+            buffers.advance(num_bytes)
+            in_turn += num_bytes
+            if in_turn >= _TURN_BYTES and buffers:
+                in_turn = 0
+                await asyncio.sleep(0)
+
+    def _send(self, buffers: Buffers) -> int | None:
+        try:
+            return self._socket.sendmsg(buffers.next(_TURN_BYTES), (), NO_SIGNAL)
+        except BlockingIOError:
+            return None
+
+    def _receive(self, descriptors: list[int] | None, buffers: Buffers) -> int | None:
+        try:
+            return self._fill(buffers.next(_TURN_BYTES), descriptors)
+        except BlockingIOError:
+            return None
+
+    async def _ready(self, seconds: float, *, sends: bool) -> bool:
+        """Waits until the socket can send or receive; returns False if it cannot for so long."""
+        loop = asyncio.get_running_loop()
+        add, remove = (loop.add_writer, loop.remove_writer) if sends else (loop.add_reader, loop.remove_reader)
+        ready = loop.create_future()
+        add(self._socket, _settle, ready, True)
+        timer = loop.call_later(seconds, _settle, ready, False)
+        try:
+            is_ready: bool = await ready
+        finally:
+            timer.cancel()
+            remove(self._socket)
+        return is_ready
+
+    async def _stalled(self) -> None:
+        raise self.stalled()
+
+    async def _give_up(self) -> None:
+        """Tells the server that nobody awaits the reply; waits until it does not read this client's memory."""
+        with contextlib.suppress(OSError):  # the connection is no more, or the server is silent
+            self._socket.shutdown(socket.SHUT_WR)
+            async with asyncio.timeout(self._settings.sockets.giving_up):
+                while self.payloads.lends_memory:
+                    await self._ready(self._settings.sockets.giving_up, sends=False)
+                    if not self._socket.recv(1 << 16):
+                        return
+
+
+def _settle(ready: asyncio.Future[bool], value: bool) -> None:
+    if not ready.done():
+        ready.set_result(value)
+
+
+async def _connect_unix(path: str) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    return await _connected(made, path)
+
+
+async def _connect_tcp(host: str, port: int) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    failure: OSError | None = None
+    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            return await _connected(socket.socket(family, kind, protocol), address)
+        except OSError as error:
+            failure = error
+    raise failure or OSError(f"the name {host} has no address")
+
+
+async def _connected(made: socket.socket, address: Any) -> socket.socket:
+    try:
+        made.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(made, address)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+async def _no_probe() -> None:
+    """A server that does not answer a hello is given up when the time is over."""

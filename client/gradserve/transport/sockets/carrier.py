@@ -1,0 +1,176 @@
+"""Carries calls to one server over its sockets: without I/O, for both transports."""
+
+import uuid
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias
+
+from gradserve.calls.exchange import Reply, Unary
+from gradserve.errors import (
+    CallCancelledError,
+    DeadlineExceededError,
+    GradserveError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from gradserve.memory.pool import BufferPool
+from gradserve.results import TransportInfo
+from gradserve.transport.channel import closed
+from gradserve.transport.route import Route
+from gradserve.transport.settings import ConnectionSettings, Way
+from gradserve.transport.sockets.choice import Choice
+from gradserve.transport.sockets.conversation import Conversation, call
+from gradserve.transport.sockets.payloads import FollowingPayloads, Payloads
+from gradserve.transport.sockets.places import Place, find_places
+from gradserve.transport.sockets.pool import ConnectionPool, ConnectionT
+from gradserve.transport.sockets.region_payloads import RegionPayloads
+from gradserve.transport.sockets.time_limit import TimeLimit
+from gradserve.v1 import socket_messages_pb2 as messages_pb2
+
+
+@dataclass(frozen=True)
+class AskForTicket:
+    """A step: asks for a ticket over gRPC, answered by the IssueTicketResponse."""
+
+    call: Unary
+    limit: TimeLimit
+
+
+@dataclass(frozen=True)
+class Connect:
+    """A step: connects and says hello, answered by the connection.
+
+    Attributes:
+        place: The socket.
+        ticket: The ticket.
+        client_id: The client's id.
+        payloads: The payloads of the connection.
+    """
+
+    place: Place
+    ticket: bytes
+    client_id: str
+    payloads: Payloads
+
+
+@dataclass(frozen=True)
+class Converse(Generic[ConnectionT]):
+    """A step: makes a call on a connection, answered by the result of the conversation."""
+
+    connection: ConnectionT
+    conversation: Conversation[Reply | GradserveError]
+    limit: TimeLimit
+
+
+CarrierStep: TypeAlias = AskForTicket | Connect | Converse[ConnectionT]
+
+
+class Carrier(Generic[ConnectionT]):
+    """The sockets of one server. Safe to use from several threads."""
+
+    def __init__(self, route: Route, target: int, settings: ConnectionSettings) -> None:
+        """Takes the route to the server, its index among those of the transport, and the connection's settings."""
+        self._route = route
+        self._target = target
+        self._client_id = uuid.uuid4().hex
+        self._choice = Choice(settings, str(route.address))
+        self._memory = BufferPool(settings.sockets.kept_bytes)
+        self.connections: ConnectionPool[ConnectionT] = ConnectionPool(settings.sockets)
+
+    @property
+    def info(self) -> TransportInfo:
+        """The way in use."""
+        return self._choice.info
+
+    def call(self, unary: Unary, limit: TimeLimit) -> Generator[CarrierStep[ConnectionT], Any, Reply | None]:
+        """Makes a call over a socket; returns None if gRPC has to carry it.
+
+        Raises:
+            GradserveError: The server's error, or UnavailableError if the connection broke or the wanted way is not
+                possible.
+        """
+        if not self._choice.ways:
+            return None
+        connection = self.connections.take()
+        if connection is None:
+            connection = yield from self._connect(limit)
+        if connection is None:
+            return None
+        try:
+            conversation = call(unary, limit.left(), connection.payloads)
+            outcome = yield Converse(connection, conversation, limit)
+        except UnavailableError as error:
+            self.connections.drop(connection)
+            if self.connections.is_closed:
+                raise closed() from None
+            self.connections.drop_idle()
+            self._choice.broke(str(error))
+            raise
+        except DeadlineExceededError:
+            self.connections.drop(connection)
+            if connection.is_sending:
+                self._choice.broke(f"the connection to {connection.place} stalled in the middle of a request")
+            raise
+        except BaseException:
+            self.connections.drop(connection)
+            raise
+        self._choice.worked()
+        if isinstance(outcome, UnavailableError):
+            # The server is stopping; another one may have its place soon.
+            self.connections.drop(connection)
+        else:
+            self.connections.give_back(connection)
+        if isinstance(outcome, GradserveError):
+            raise outcome
+        reply: Reply = outcome
+        return reply
+
+    def _connect(self, limit: TimeLimit) -> Generator[CarrierStep[ConnectionT], Any, ConnectionT | None]:
+        """Opens a connection, over the fastest way that is possible; returns None if none is."""
+        if not self._choice.may_open() or not self.connections.reserve():
+            return None
+        has_connection = False
+        try:
+            connection: ConnectionT | None = yield from self._try_places(limit)
+            has_connection = connection is not None
+        finally:
+            if not has_connection:
+                self.connections.cancel()
+        if connection is not None:
+            self.connections.add(connection)
+        return connection
+
+    def _try_places(self, limit: TimeLimit) -> Generator[CarrierStep[ConnectionT], Any, ConnectionT | None]:
+        # Of any size: how large the replies will be is not known.
+        request = messages_pb2.IssueTicketRequest(
+            client_id=self._client_id, direction=messages_pb2.IssueTicketRequest.DIRECTION_BOTH
+        )
+        ask = AskForTicket(Unary("SocketService", "IssueTicket", request, target=self._target), limit)
+        try:
+            issued: messages_pb2.IssueTicketResponse = yield ask
+            found = find_places(issued.addresses, self._route, self._choice.ways)
+            reasons = list(found.reasons)
+            for index, place in enumerate(found.places):
+                if index:
+                    issued = yield ask  # the server may have seen the one before
+                try:
+                    connection: ConnectionT = yield Connect(
+                        place, issued.ticket, self._client_id, self._payloads_at(place)
+                    )
+                except GradserveError as error:
+                    reasons.append(f"{place.way}: {error}")
+                else:
+                    self._choice.opened(place.way, reasons)
+                    return connection
+        except (CallCancelledError, DeadlineExceededError, UnavailableError):
+            # They say nothing about sockets.
+            raise
+        except GradserveError as error:
+            if isinstance(error, ResourceExhaustedError) and len(self.connections):
+                return None  # there are enough to go on with
+            reasons = [f"the server issues no tickets: {error}"]
+        self._choice.failed("; ".join(reasons))
+        return None
+
+    def _payloads_at(self, place: Place) -> Payloads:
+        return RegionPayloads(self._memory) if place.way is Way.SHARED_MEMORY else FollowingPayloads(self._memory)

@@ -1,0 +1,84 @@
+"""A connection to one of a server's sockets."""
+
+import array
+import contextlib
+import os
+import socket
+import sys
+
+from gradserve.errors import GradserveError, UnavailableError
+from gradserve.transport.settings import ConnectionSettings
+from gradserve.transport.sockets.payloads import Payloads
+from gradserve.transport.sockets.places import Place
+
+_DESCRIPTOR_SPACE = 256 if sys.platform == "win32" else socket.CMSG_SPACE(32)
+_CLOSE_ON_EXEC: int = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+
+class Connection:
+    """A connected socket. Carries one call at a time.
+
+    Attributes:
+        place: The socket's address.
+        payloads: The payloads of its frames.
+        last_used: When it became idle, by a monotonic clock.
+        is_sending: Whether a request is on its way.
+    """
+
+    def __init__(
+        self, connected: socket.socket, place: Place, payloads: Payloads, settings: ConnectionSettings
+    ) -> None:
+        self.place = place
+        self.payloads = payloads
+        self.last_used = 0.0
+        self.is_sending = False
+        self._socket = connected
+        self._settings = settings
+        self._pid = os.getpid()
+
+    def is_usable(self) -> bool:
+        """Returns True if an idle connection can carry a call: the server has neither closed it nor sent anything."""
+        try:
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def interrupt(self) -> None:
+        """Ends the call that another thread or task makes on it."""
+        with contextlib.suppress(OSError):  # it is not connected any more
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Closes it. The server notices at once, even if forks of this process have it open, too."""
+        if os.getpid() == self._pid:
+            self.interrupt()
+        self._socket.close()
+
+    def _fill(self, buffers: list[memoryview], descriptors: list[int] | None, flags: int = 0) -> int:
+        """Receives into buffers; returns how many bytes came, 0 at the end."""
+        if descriptors is None:
+            return self._socket.recvmsg_into(buffers, 0, flags)[0]
+        num_bytes, ancillary, _, _ = self._socket.recvmsg_into(buffers, _DESCRIPTOR_SPACE, flags | _CLOSE_ON_EXEC)
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                received = array.array("i")
+                received.frombytes(data[: len(data) - len(data) % received.itemsize])
+                descriptors += received
+        return num_bytes
+
+    def stalled(self) -> UnavailableError:
+        """Returns the error of a reply of which nothing more comes."""
+        return UnavailableError(f"the connection to {self.place} was given up: it stalled in the middle of a reply")
+
+    def lost(self, error: OSError | None) -> UnavailableError:
+        """Returns the error of a call whose connection broke; None: the server closed it."""
+        reason = "the server closed it" if error is None else error.strerror or str(error)
+        return UnavailableError(f"the connection to {self.place} was lost: {reason}")
+
+
+def silent(place: Place, error: GradserveError) -> UnavailableError:
+    """Returns the error of a call whose server gives no sign of life."""
+    return UnavailableError(f"the connection to {place} was given up: the server gives no sign of life ({error})")

@@ -1,0 +1,172 @@
+"""Payloads of frames: where the elements of tensors are, in what is sent and in what is received."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gradserve.memory.pool import BufferPool
+from gradserve.v1 import tensor_pb2
+from gradserve.wire.contents import ALIGNMENT, Contents
+from gradserve.wire.dtypes import to_dtype
+from gradserve.wire.frames import FrameError, FrameHeader, Segment
+from gradserve.wire.payload import Array, buffer_of
+
+_MAX_GAP_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """The tensors of a reply.
+
+    Attributes:
+        by_offset: Their arrays, by `payload_offset`.
+        buffers: What to receive the bytes after the message into: the memory of arrays, and of gaps between them.
+    """
+
+    by_offset: Mapping[int, Array]
+    buffers: Sequence[memoryview]
+
+
+class Payloads(Protocol):
+    """Puts tensors into the frames of one connection, and takes them out.
+
+    Attributes:
+        lends_memory: Whether the server reads the tensors of a call from memory of the client's during the call.
+        has_regions: Whether frames of the server may bring descriptors.
+    """
+
+    lends_memory: bool
+    has_regions: bool
+
+    def outgoing(self, contents: Contents, /) -> tuple[Sequence[Segment], Sequence[bytes | memoryview]]:
+        """Returns the segments of a call's payload, and the bytes that follow the message."""
+        ...
+
+    def incoming(
+        self, tensors: Sequence[tensor_pb2.Tensor], segments: Sequence[Segment], num_following: int, /
+    ) -> Incoming:
+        """Returns the arrays of a reply.
+
+        Args:
+            tensors: The tensors that are beside the message.
+            segments: The segments of the payload.
+            num_following: How many bytes follow the message.
+
+        Raises:
+            FrameError: The tensors and the segments are not what the specification allows.
+        """
+        ...
+
+    def notice(self, header: FrameHeader, descriptors: Sequence[int], /) -> None:
+        """Takes a frame that came instead of a reply, with its descriptors, which it closes.
+
+        Raises:
+            FrameError: It is not allowed.
+        """
+        ...
+
+    def farewells(self) -> Sequence[bytes]:
+        """Returns the frames to send after a reply."""
+        ...
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A tensor of a reply, and the place of its elements.
+
+    Attributes:
+        tensor: The tensor.
+        region: The server's region that they are in; 0 for those that follow the message.
+        place: Where they begin in the region, or among the bytes that follow the message.
+    """
+
+    tensor: tensor_pb2.Tensor
+    region: int
+    place: int
+
+
+class FollowingPayloads:
+    """Payloads that follow the message, in both directions. Received arrays come from a pool."""
+
+    lends_memory = False
+    has_regions = False
+
+    def __init__(self, pool: BufferPool) -> None:
+        self._pool = pool
+
+    def outgoing(self, contents: Contents, /) -> tuple[Sequence[Segment], Sequence[bytes | memoryview]]:
+        """See `Payloads`."""
+        return (), contents.pieces()
+
+    def incoming(
+        self, tensors: Sequence[tensor_pb2.Tensor], segments: Sequence[Segment], num_following: int, /
+    ) -> Incoming:
+        """See `Payloads`."""
+        by_offset: dict[int, Array] = {}
+        buffers: list[memoryview] = []
+        gap = memoryview(bytearray(_MAX_GAP_BYTES if num_following else 0))
+        end = 0
+        for placed in sorted(_placed(tensors, segments), key=lambda each: each.place):
+            tensor = placed.tensor
+            if placed.region:
+                by_offset[tensor.payload_offset] = self._in_region(placed)
+                continue
+            array = self._pool.empty(tuple(tensor.shape), to_dtype(tensor.dtype))
+            buffers += _gap(gap, placed.place - end)
+            buffers.append(buffer_of(array))
+            by_offset[tensor.payload_offset] = array
+            end = placed.place + array.nbytes
+        buffers += _gap(gap, num_following - end)
+        return Incoming(by_offset, buffers)
+
+    def notice(self, header: FrameHeader, descriptors: Sequence[int], /) -> None:
+        """See `Payloads`."""
+        raise FrameError(f"expected a REPLY, got {header}")
+
+    def farewells(self) -> Sequence[bytes]:
+        """See `Payloads`."""
+        return ()
+
+    def _in_region(self, placed: Placed) -> Array:
+        """Returns a tensor whose elements are in a region of the server."""
+        raise FrameError(f"expected the payload after the message, got {placed}")
+
+
+def _placed(tensors: Sequence[tensor_pb2.Tensor], segments: Sequence[Segment]) -> list[Placed]:
+    """Returns the places of tensors."""
+    remaining = iter(segments)
+    segment = Segment(0, 0, 0, 0)
+    places = []
+    end = 0
+    for tensor in sorted(tensors, key=lambda each: each.payload_offset):
+        start, num_bytes = tensor.payload_offset, _num_bytes(tensor)
+        while segment.start + segment.num_bytes < start + num_bytes:
+            following = next(remaining, None)
+            if following is None:
+                raise FrameError(f"expected the bytes {start} to {start + num_bytes} of the payload within a segment")
+            segment = following
+        if start < segment.start:
+            raise FrameError(f"expected the bytes {start} to {start + num_bytes} within a segment, got {segment}")
+        if start % ALIGNMENT or start < end:
+            raise FrameError(f"expected a multiple of {ALIGNMENT}, not before {end}, as an offset, got {start}")
+        end = start + num_bytes
+        places.append(Placed(tensor, segment.region, segment.offset + start - segment.start))
+    return places
+
+
+def _num_bytes(tensor: tensor_pb2.Tensor) -> int:
+    if min(tensor.shape, default=0) < 0:
+        raise FrameError(f"expected sizes of at least 0, got {list(tensor.shape)}")
+    try:
+        return math.prod(tensor.shape) * to_dtype(tensor.dtype).itemsize
+    except ValueError as error:
+        raise FrameError(str(error)) from None
+
+
+def _gap(memory: memoryview, num_bytes: int) -> list[memoryview]:
+    if not num_bytes:
+        return []
+    if not 0 < num_bytes <= len(memory):
+        raise FrameError(f"expected tensors without overlaps and gaps of at most {len(memory)} bytes, got {num_bytes}")
+    return [memory[:num_bytes]]

@@ -1,0 +1,121 @@
+"""The connections to one server that carry no call, to be used again."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from gradserve.transport.channel import closed
+from gradserve.transport.settings import SocketSettings
+from gradserve.transport.sockets.connection import Connection
+
+ConnectionT = TypeVar("ConnectionT", bound=Connection)
+
+
+class ConnectionPool(Generic[ConnectionT]):
+    """The connections to one server. The one used last is used first; idle ones are closed after a while.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, settings: SocketSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._clock = clock
+        self._idle: list[ConnectionT] = []
+        self._busy: set[ConnectionT] = set()
+        self._num_opening = 0
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._idle) + len(self._busy)
+
+    @property
+    def is_closed(self) -> bool:
+        """True if the client closed it."""
+        return self._is_closed
+
+    def take(self) -> ConnectionT | None:
+        """Returns an idle connection for a call, or None.
+
+        Raises:
+            CallCancelledError: The pool is closed.
+        """
+        with self._lock:
+            self._check_open()
+            self._close_unused()
+            while self._idle:
+                connection = self._idle.pop()
+                if connection.is_usable():
+                    self._busy.add(connection)
+                    return connection
+                connection.close()
+        return None
+
+    def reserve(self) -> bool:
+        """Returns True if there may be another connection, which `add` or `cancel` must follow."""
+        with self._lock:
+            self._check_open()
+            if len(self) + self._num_opening >= self._settings.max_connections:
+                return False
+            self._num_opening += 1
+            return True
+
+    def cancel(self) -> None:
+        """Takes back a reservation."""
+        with self._lock:
+            self._num_opening -= 1
+
+    def add(self, connection: ConnectionT) -> None:
+        """Adds the reserved connection, which carries a call.
+
+        Raises:
+            CallCancelledError: The pool is closed, and so is the connection now.
+        """
+        with self._lock:
+            self._num_opening -= 1
+            if self._is_closed:
+                connection.close()
+            self._check_open()
+            self._busy.add(connection)
+
+    def give_back(self, connection: ConnectionT) -> None:
+        """Makes a connection idle, whose call has ended."""
+        with self._lock:
+            self._busy.discard(connection)
+            if self._is_closed:
+                connection.close()
+                return
+            connection.last_used = self._clock()
+            self._idle.append(connection)
+            self._close_unused()
+
+    def drop(self, connection: ConnectionT) -> None:
+        """Closes a connection that cannot be used any more."""
+        with self._lock:
+            self._busy.discard(connection)
+            connection.close()
+
+    def drop_idle(self) -> None:
+        """Closes all idle connections."""
+        with self._lock:
+            for each in self._idle:
+                each.close()
+            self._idle.clear()
+
+    def close(self) -> None:
+        """Closes idle connections, and interrupts calls on the others."""
+        with self._lock:
+            self._is_closed = True
+            for each in self._busy:
+                each.interrupt()
+        self.drop_idle()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise closed()
+
+    def _close_unused(self) -> None:
+        latest = self._clock() - self._settings.idle
+        while self._idle and self._idle[0].last_used < latest:
+            self._idle.pop(0).close()

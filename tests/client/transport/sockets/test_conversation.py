@@ -1,0 +1,175 @@
+"""Frames as clients write and read them: whole ones, cut ones, and those that lie."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gradserve
+from gradserve.calls.exchange import Reply, Unary
+from gradserve.memory.pool import BufferPool
+from gradserve.transport.sockets.conversation import call, hello
+from gradserve.transport.sockets.payloads import FollowingPayloads
+from gradserve.v1 import socket_messages_pb2, tensor_messages_pb2, tensor_pb2
+from gradserve.wire.contents import Contents, WithContents
+from gradserve.wire.frames import HEADER_BYTES, PROTOCOL, FrameHeader, FrameKind, Segment, pack_segments
+from tests.client.transport.sockets.scripted import EndOfBytesError, carry_out
+
+PAYLOADS = FollowingPayloads(BufferPool(0))
+ARRAYS: list[np.ndarray[Any, Any]] = [
+    np.arange(5000, dtype=np.float32),
+    np.arange(4099, dtype=np.uint8),
+    np.ones((0, 3)),
+]
+REQUEST = tensor_messages_pb2.ReadTensorsRequest(handles=["a", "b", "c"])
+READ = Unary("TensorService", "ReadTensors", REQUEST)
+
+
+def reply_of(contents: Contents, response: Any, **fields: Any) -> bytes:
+    message: bytes = response.SerializeToString()
+    payload = b"".join(contents.pieces())
+    header = FrameHeader(FrameKind.REPLY, message_bytes=len(message), payload_bytes=len(payload))
+    for name, value in fields.items():
+        object.__setattr__(header, name, value)
+    return header.pack() + message + payload
+
+
+def good_reply(**fields: Any) -> bytes:
+    contents = Contents()
+    return reply_of(contents, tensor_messages_pb2.ReadTensorsResponse(tensors=contents.tensors(ARRAYS)), **fields)
+
+
+def read(replies: bytes) -> Any:
+    return carry_out(call(READ, math.inf, PAYLOADS), replies)
+
+
+def test_a_call_with_arrays() -> None:
+    contents = Contents()
+    request = tensor_messages_pb2.StoreTensorsRequest(tensors=contents.tensors(ARRAYS))
+    store = Unary("TensorService", "StoreTensors", WithContents(request, contents))
+    answer = reply_of(Contents(), tensor_messages_pb2.StoreTensorsResponse(tensors=[{"handle": "h"}]))
+    reply, sent, taken = carry_out(call(store, 1.5, PAYLOADS), answer)
+    assert isinstance(reply, Reply)
+    assert reply.message.tensors[0].handle == "h"
+    assert taken == len(answer)
+    header = FrameHeader.unpack(sent[:HEADER_BYTES])
+    name, message = b"gradserve.v1.TensorService.StoreTensors", request.SerializeToString()
+    payload = b"".join(contents.pieces())
+    assert header == FrameHeader(FrameKind.CALL, 0, len(name), len(message), len(payload), 1_500_000, 0)
+    assert sent[HEADER_BYTES:] == name + message + payload
+
+
+def test_arrays_of_a_reply() -> None:
+    replies = good_reply()
+    reply, sent, taken = read(replies)
+    assert FrameHeader.unpack(sent[:HEADER_BYTES]).number == 0
+    assert taken == len(replies)
+    first, second, empty = reply.message.tensors
+    np.testing.assert_array_equal(reply.arrays[first.payload_offset], ARRAYS[0])
+    np.testing.assert_array_equal(reply.arrays[second.payload_offset], ARRAYS[1])
+    assert not empty.content
+    assert all(each.flags.writeable for each in reply.arrays.values())
+
+
+def test_segments_of_what_follows_the_message() -> None:
+    """With gaps between them, which mean nothing."""
+    contents = Contents()
+    response = tensor_messages_pb2.ReadTensorsResponse(tensors=contents.tensors(ARRAYS))
+    (first, one), (second, other) = contents.buffers.items()
+    place = 64 + len(one) + -len(one) % 64 + 64
+    segments = [Segment(first, len(one), 0, 64), Segment(second, len(other), 0, place)]
+    message = response.SerializeToString()
+    following = (b"?" * 64 + bytes(one)).ljust(place, b"?") + bytes(other) + b"?" * 7
+    header = FrameHeader(FrameKind.REPLY, message_bytes=len(message), payload_bytes=len(following), size=2)
+    reply, _, _ = read(header.pack() + pack_segments(segments) + message + following)
+    np.testing.assert_array_equal(reply.arrays[first], ARRAYS[0])
+    np.testing.assert_array_equal(reply.arrays[second], ARRAYS[1])
+
+
+@given(st.integers(0, len(good_reply()) - 1))
+def test_a_reply_cut_anywhere_is_not_complete(end: int) -> None:
+    with pytest.raises(EndOfBytesError):
+        read(good_reply()[:end])
+
+
+@given(st.binary(min_size=HEADER_BYTES, max_size=200))
+def test_any_bytes_are_an_error_or_wait_for_more(replies: bytes) -> None:
+    with pytest.raises((EndOfBytesError, gradserve.InternalError)):
+        read(b"\0" + replies)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": FrameKind.CALL},
+        {"kind": FrameKind.REGION},
+        {"name_bytes": 5},
+        {"message_bytes": 1 << 31},
+        {"payload_bytes": 10},
+        {"payload_bytes": 0},
+        {"payload_bytes": 1 << 60},
+        {"code": 5},
+        {"message_bytes": 3},
+    ],
+    ids=str,
+)
+def test_headers_that_lie(fields: dict[str, Any]) -> None:
+    with pytest.raises((gradserve.InternalError, EndOfBytesError)) as error:
+        read(good_reply(**fields) + bytes(100))
+    if isinstance(error.value, gradserve.InternalError):
+        assert "malformed reply" in str(error.value)
+
+
+def tensor(offset: int, shape: tuple[int, ...], dtype: int = tensor_pb2.DATA_TYPE_UINT8) -> tensor_pb2.Tensor:
+    return tensor_pb2.Tensor(dtype=dtype, shape=shape, payload_offset=offset)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        [tensor(0, (300,))],
+        [tensor(64, (200,))],
+        [tensor(32, (10,))],
+        [tensor(0, (100,)), tensor(64, (10,))],
+        [tensor(0, (-1,))],
+        [tensor(0, (1,), dtype=99)],
+        [tensor(0, (1 << 40, 1 << 40))],
+    ],
+    ids=["beyond the end", "beyond it from within", "misaligned", "overlap", "negative", "unknown dtype", "overflow"],
+)
+def test_tensors_that_lie(tensors: list[tensor_pb2.Tensor]) -> None:
+    message = tensor_messages_pb2.ReadTensorsResponse(tensors=tensors).SerializeToString()
+    header = FrameHeader(FrameKind.REPLY, message_bytes=len(message), payload_bytes=256)
+    with pytest.raises(gradserve.InternalError, match="malformed reply"):
+        read(header.pack() + message + bytes(256))
+
+
+def test_an_error() -> None:
+    status = status_pb2.Status(code=3, message="no such thing")
+    violation = error_details_pb2.BadRequest.FieldViolation(field="handles[1]")
+    status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    message = status.SerializeToString()
+    header = FrameHeader(FrameKind.REPLY, code=3, message_bytes=len(message))
+    error, _, taken = read(header.pack() + message)
+    assert isinstance(error, gradserve.InvalidArgumentError)
+    assert (error.message, error.field) == ("no such thing", "handles[1]")
+    assert taken == HEADER_BYTES + len(message)
+
+
+def test_a_hello() -> None:
+    refused, sent, _ = carry_out(hello(b"t" * 16, "me", PAYLOADS), FrameHeader(FrameKind.REPLY).pack())
+    assert refused is None
+    header = FrameHeader.unpack(sent[:HEADER_BYTES])
+    assert (header.kind, header.number) == (FrameKind.HELLO, PROTOCOL)
+    assert socket_messages_pb2.Hello.FromString(sent[HEADER_BYTES:]) == socket_messages_pb2.Hello(
+        ticket=b"t" * 16, client_id="me"
+    )
+
+
+def test_something_else_answers_a_hello() -> None:
+    with pytest.raises(gradserve.InternalError, match="malformed reply"):
+        carry_out(hello(b"t" * 16, "me", PAYLOADS), b"HTTP/1.1 400 Bad Request\r\nServer: another\r\n\r\n")

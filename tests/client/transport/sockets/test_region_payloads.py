@@ -1,0 +1,94 @@
+"""Replies whose tensors are in regions of the server."""
+
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradserve
+from gradserve.memory.pool import BufferPool
+from gradserve.memory.sealed import make_region
+from gradserve.transport.sockets.conversation import Receive, Send, call
+from gradserve.transport.sockets.region_payloads import RegionPayloads
+from gradserve.v1 import tensor_messages_pb2, tensor_pb2
+from gradserve.wire.frames import FrameHeader, FrameKind, Segment, pack_segments
+from tests.client.transport.sockets.test_conversation import READ
+
+NUM_BYTES = 1 << 16
+
+
+@pytest.fixture
+def region() -> Iterator[int]:
+    descriptor, memory = make_region(NUM_BYTES, read_only_for_others=True)
+    np.frombuffer(memory, np.uint8)[:] = np.arange(NUM_BYTES, dtype=np.uint8)
+    yield descriptor
+    os.close(descriptor)
+
+
+def reply(offset: int, num_bytes: int, number: int = 7) -> bytes:
+    tensor = tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_UINT8, shape=[num_bytes], payload_offset=0)
+    message = tensor_messages_pb2.ReadTensorsResponse(tensors=[tensor]).SerializeToString()
+    segments = pack_segments([Segment(0, num_bytes, number, offset)])
+    header = FrameHeader(FrameKind.REPLY, message_bytes=len(message), size=1)
+    return header.pack() + segments + message
+
+
+def carry_out(payloads: RegionPayloads, frames: list[tuple[bytes, list[int]]]) -> tuple[Any, bytes]:
+    """Returns the reply and what the client sent; each frame of the server may bring descriptors."""
+    conversation = call(READ, math.inf, payloads)
+    sent, unread = b"", b""
+    try:
+        while True:
+            match next(conversation):
+                case Send(buffers):
+                    sent += b"".join(buffers)
+                case Receive([buffer], _, descriptors):
+                    if not unread:
+                        unread, brought = frames.pop(0)
+                        assert descriptors is not None
+                        descriptors += map(os.dup, brought)
+                    buffer[:], unread = unread[: len(buffer)], unread[len(buffer) :]
+    except StopIteration as stop:
+        return stop.value, sent
+
+
+def test_a_region_is_read_and_released(region: int) -> None:
+    payloads = RegionPayloads(BufferPool(0))
+    handed_over = FrameHeader(FrameKind.REGION, number=7, size=NUM_BYTES).pack()
+    received, sent = carry_out(payloads, [(handed_over, [region]), (reply(64, 1000), [])])
+    np.testing.assert_array_equal(received.arrays[0], np.arange(64, 1064, dtype=np.int64).astype(np.uint8))
+    assert sent.endswith(FrameHeader(FrameKind.RELEASE, number=7, size=1).pack())
+    again, sent = carry_out(payloads, [(reply(0, 10), [])])
+    assert again.arrays[0].tolist() == list(range(10))
+    assert sent.endswith(FrameHeader(FrameKind.RELEASE, number=7, size=1).pack())
+    dropped = FrameHeader(FrameKind.DROP, number=7).pack()
+    with pytest.raises(gradserve.InternalError, match="malformed reply"):
+        carry_out(payloads, [(dropped, []), (reply(0, 10), [])])
+
+
+@pytest.mark.parametrize(
+    ("offset", "num_bytes", "number"),
+    [(NUM_BYTES - 64, 65, 7), (1 << 60, 1, 7), (0, 1, 8)],
+    ids=["beyond its end", "far beyond", "unknown region"],
+)
+def test_places_that_are_not_in_it(region: int, offset: int, num_bytes: int, number: int) -> None:
+    handed_over = FrameHeader(FrameKind.REGION, number=7, size=NUM_BYTES).pack()
+    with pytest.raises(gradserve.InternalError, match="malformed reply"):
+        carry_out(RegionPayloads(BufferPool(0)), [(handed_over, [region]), (reply(offset, num_bytes, number), [])])
+
+
+def test_what_is_no_region() -> None:
+    read, write = os.pipe()
+    try:
+        handed_over = FrameHeader(FrameKind.REGION, number=7, size=10).pack()
+        for descriptors in ([read], [], [read, write]):
+            before = os.listdir("/proc/self/fd")
+            with pytest.raises(gradserve.InternalError, match="malformed reply"):
+                carry_out(RegionPayloads(BufferPool(0)), [(handed_over, descriptors)])
+            assert os.listdir("/proc/self/fd") == before
+    finally:
+        os.close(read)
+        os.close(write)
