@@ -112,6 +112,26 @@ class TestWaiting:
         average, _ = await task
         assert value_of(average) == [5]
 
+    async def test_a_take_that_comes_while_the_sum_is_finished(self, bench: Bench) -> None:
+        acc = bench.accumulator()
+        finish, begun, go_on = acc._sum.finish, asyncio.Event(), asyncio.Event()
+
+        async def held() -> None:
+            begun.set()
+            await go_on.wait()
+            await finish()
+
+        acc._sum.finish = held  # type: ignore[method-assign]
+        applying = asyncio.create_task(apply(acc, 5))
+        await begun.wait()
+        taking = asyncio.create_task(take(acc, 1))
+        await turns()
+        assert not taking.done()
+        go_on.set()
+        average, _ = await taking
+        assert value_of(average) == [5]
+        await applying
+
     async def test_delete_ends_waits(self, bench: Bench) -> None:
         acc = bench.accumulator()
         tasks = [

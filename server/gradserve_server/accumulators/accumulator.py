@@ -272,15 +272,18 @@ class Accumulator:
     @asynccontextmanager
     async def _exclusive(self) -> AsyncIterator[None]:
         """Holds the lock; serves waiting takes and finishes the sum before releasing it."""
-        async with self._lock:
-            self._check_open()
-            try:
-                yield
-            finally:
+        try:
+            async with self._lock:
+                self._check_open()
                 try:
-                    await self._serve_takers()
+                    yield
                 finally:
-                    await self._sum.finish()
+                    try:
+                        await self._serve_takers()
+                    finally:
+                        await self._sum.finish()
+        finally:
+            self._wake()  # for a take that came while the sum was finished
 
     async def _serve_takers(self) -> None:
         while self._closed is None:
