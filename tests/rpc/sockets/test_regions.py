@@ -333,6 +333,7 @@ def test_indices_that_change_during_a_call(connect_unix: Connect, raw: RawCalls,
         memory = with_region(client, num_bytes)
         indices = np.frombuffer(memory, np.int64, 64)
         np.frombuffer(memory, np.float32, 64 * 64, PAGE)[:] = 1
+        indices[:] = 3
         with Rewriter(indices, [3, 1 << 40, -5]):
             for _ in range(CALLS):
                 call_with(client, "AccumulatorService.ApplyGradient", request, num_bytes)
@@ -354,6 +355,7 @@ def test_values_that_change_while_they_are_checked(connect_unix: Connect, raw: R
     codes = []
     with connect_unix() as client:
         memory = np.frombuffer(with_region(client), np.float32)
+        memory[:] = 1
         with Rewriter(memory, [1, np.nan]):
             for _ in range(CALLS):
                 call_with(client, "AccumulatorService.ApplyGradient", request, PAGE)

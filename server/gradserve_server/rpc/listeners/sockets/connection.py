@@ -294,6 +294,8 @@ class Connection:
         except TimeoutError:
             return await self._reply_error(DeadlineExceededError("the call's time limit has passed"))
         except ServiceError as error:
+            # Its frames refer to the client's memory, which would stay mapped until the next garbage collection.
+            error.__traceback__ = error.__context__ = None
             return await self._reply_error(error)
         finally:
             self._stream.unwatch()

@@ -107,10 +107,12 @@ class SocketListener:
         self._sockets.append(sock)
 
     async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             try:
-                sock, _ = await loop.sock_accept(listening)
+                sock, _ = listening.accept()  # not by the loop, which loses a connection when this is cancelled
+            except BlockingIOError:
+                await _readable(listening)
+                continue
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     _log.debug("a connection broke before it was accepted: %s", error)
@@ -119,7 +121,7 @@ class SocketListener:
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
             self._begin(sock)
-            await asyncio.sleep(0)  # accepting waits only while nobody connects, and others want their turn
+            await asyncio.sleep(0)  # others want their turn while many connect
 
     def _begin(self, sock: socket.socket) -> None:
         assert self._transfers is not None
@@ -143,6 +145,16 @@ class SocketListener:
         unknown = [task for task, connection in self._connections.items() if not connection.is_open]
         for task in unknown[: max(len(unknown) - _MAX_UNKNOWN, 0)]:
             task.cancel()
+
+
+async def _readable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    event = asyncio.Event()
+    loop.add_reader(sock, event.set)
+    try:
+        await event.wait()
+    finally:
+        loop.remove_reader(sock)
 
 
 def _bound(host: str, port: int) -> list[socket.socket]:
