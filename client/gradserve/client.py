@@ -112,6 +112,7 @@ class Client(BlockingFace[ClientCalls]):
     list_batch_norm_layers = blocking(ClientCalls.list_batch_norm_layers)
     delete_batch_norm_layer = blocking(ClientCalls.delete_batch_norm_layer)
     run_updates = blocking(ClientCalls.run_updates)
+    empty = blocking(ClientCalls.empty)
     put = blocking(ClientCalls.put)
     put_all = blocking(ClientCalls.put_all)
     get = blocking(ClientCalls.get)

@@ -4,7 +4,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from gradserve.calls.exchange import NOT_CARRIED, DescribeTransport, Exchange, Operation, Reply, Together, Whole
+import numpy as np
+
+from gradserve.calls.exchange import (
+    NOT_CARRIED,
+    Allocate,
+    DescribeTransport,
+    Exchange,
+    Operation,
+    Reply,
+    Together,
+    Whole,
+)
 from gradserve.results import TransportInfo
 from gradserve.transport.carrying import carry_out
 
@@ -50,6 +61,8 @@ def _perform(answer: Callable[[Exchange], Any], exchange: Exchange) -> Any:
     match exchange:
         case Whole():
             return Reply(answer(exchange.call)) if exchange.over_grpc else NOT_CARRIED
+        case Allocate(shape, dtype):
+            return np.empty(shape, dtype)
         case DescribeTransport():
             return TransportInfo("grpc", "it is a test")
     return answer(exchange)

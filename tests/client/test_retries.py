@@ -9,6 +9,7 @@ import pytest
 
 import gradserve
 from gradserve.calls.exchange import (
+    Allocate,
     Background,
     DescribeTransport,
     Download,
@@ -65,7 +66,7 @@ class Server:
             return stop.value
 
     def _meet(self, step: Step) -> Any:
-        assert not isinstance(step, Background | Together | DescribeTransport)
+        assert not isinstance(step, Background | Together | DescribeTransport | Allocate)
         if isinstance(step, Pause):
             self.pauses.append(step.seconds)
             self._now += step.seconds

@@ -112,6 +112,7 @@ class Client(AsyncFace[ClientCalls]):
     list_batch_norm_layers = awaiting(ClientCalls.list_batch_norm_layers)
     delete_batch_norm_layer = awaiting(ClientCalls.delete_batch_norm_layer)
     run_updates = awaiting(ClientCalls.run_updates)
+    empty = awaiting(ClientCalls.empty)
     put = awaiting(ClientCalls.put)
     put_all = awaiting(ClientCalls.put_all)
     get = awaiting(ClientCalls.get)

@@ -15,6 +15,7 @@ from gradserve.conversion.plain import as_number
 from gradserve.errors import InvalidArgumentError
 from gradserve.v1 import tensor_messages_pb2, tensor_pb2
 from gradserve.wire.contents import WithContents
+from gradserve.wire.dtypes import DType
 from gradserve.wire.durations import encode_duration
 from gradserve.wire.payload import Array
 
@@ -34,6 +35,7 @@ class Unary:
         wait: Seconds that the server may wait on purpose; math.inf for ever. 0: the client's timeout applies.
         at_most: An upper limit in seconds, whatever the client's timeout.
         target: The server's index among those of the transport.
+        in_place: Whether arrays of the reply may be read-only memory that the server shares with other readers.
     """
 
     service: str
@@ -42,6 +44,7 @@ class Unary:
     wait: float = 0.0
     at_most: float = math.inf
     target: int = 0
+    in_place: bool = False
 
     def time_limit(self, times: TimeLimits) -> float:
         """Returns the time limit in seconds."""
@@ -172,7 +175,23 @@ class DescribeTransport:
     target: int = 0
 
 
-Exchange: TypeAlias = Unary | Whole | Upload | Download | Pause | Background | Together | DescribeTransport
+@dataclass(frozen=True)
+class Allocate:
+    """The wish for an array from which a server on this machine reads without copying, answered by an array.
+
+    Attributes:
+        shape: The shape of the array.
+        dtype: Its dtype.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+
+
+Local: TypeAlias = DescribeTransport | Allocate
+"""What a transport answers at once, by itself."""
+
+Exchange: TypeAlias = Unary | Whole | Upload | Download | Pause | Background | Together | Local
 Operation: TypeAlias = Generator[Exchange, Any, T]
 
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from gradserve.calls.exchange import (
     Background,
-    DescribeTransport,
     Download,
     Exchange,
+    Local,
     Operation,
     Pause,
     Together,
@@ -50,7 +50,7 @@ class Attempt(NamedTuple):
     timeout: float | None
 
 
-Step: TypeAlias = Attempt | Pause | Background | Together | DescribeTransport
+Step: TypeAlias = Attempt | Pause | Background | Together | Local
 Attempts: TypeAlias = Generator[Step, Any, T]
 
 
@@ -92,7 +92,7 @@ def with_retries(
 
 
 def _attempts(exchange: Exchange, times: TimeLimits, policy: RetryPolicy, clock: Callable[[], float]) -> Attempts[Any]:
-    if isinstance(exchange, Pause | Background | Together | DescribeTransport):
+    if isinstance(exchange, Pause | Background | Together | Local):
         return (yield exchange)
     left = exchange.time_limit(times)
     end = clock() + left

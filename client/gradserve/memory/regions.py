@@ -65,6 +65,7 @@ class RegionPool:
         self._idle_bytes = 0
         self._starts: list[int] = []
         self._by_start: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()
+        self._retired: set[int] = set()
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -91,6 +92,12 @@ class RegionPool:
             return None
         return RegionPart(region, start - region.address)
 
+    def retire(self, array: NDArray[Any]) -> None:
+        """Keeps the region of an array from being used again: somebody may still be reading it."""
+        part = self.find(array.data)
+        if part is not None:
+            self._retired.add(part.region.number)
+
     def _make(self, num_bytes: int) -> Region:
         descriptor, memory = make_region(num_bytes, read_only_for_others=False)
         address = np.frombuffer(memory, np.uint8).ctypes.data
@@ -114,7 +121,9 @@ class RegionPool:
     def _recycle(self, region: Region) -> None:
         # Runs in whatever thread dropped the last view, and so takes no lock: deques are atomic, and the count may be
         # off by a region for a moment.
-        if self._idle_bytes + region.num_bytes <= self._max_idle_bytes:
+        if region.number in self._retired:
+            self._retired.discard(region.number)
+        elif self._idle_bytes + region.num_bytes <= self._max_idle_bytes:
             self._idle.setdefault(region.num_bytes, deque()).append(region)
             self._idle_bytes += region.num_bytes
 

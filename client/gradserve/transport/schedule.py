@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from gradserve.calls.exchange import Background, DescribeTransport, Operation, Pause, Together
+from gradserve.calls.exchange import Background, Local, Operation, Pause, Together
 from gradserve.calls.retries import Attempt, Attempts
 from gradserve.errors import CallCancelledError, GradserveError
 
@@ -57,7 +57,7 @@ class Group:
 class Steps(Protocol):
     """Carries out steps, and reports later how each has ended: by `Schedule.answer` or `Schedule.fail`."""
 
-    def begin(self, member: Member, step: Attempt | Pause | Background | DescribeTransport, /) -> None:
+    def begin(self, member: Member, step: Attempt | Pause | Background | Local, /) -> None:
         """Begins a step."""
         ...
 
@@ -133,7 +133,7 @@ class Schedule:
         else:
             self._begin(member, step)
 
-    def _begin(self, member: Member, step: Attempt | Pause | Background | DescribeTransport | Together) -> None:
+    def _begin(self, member: Member, step: Attempt | Pause | Background | Local | Together) -> None:
         if member.group.is_over:
             self.fail(member, _given_up())
         elif not isinstance(step, Together):

@@ -138,3 +138,8 @@ class ConnectionSettings:
     sizes: MessageSizes = field(default_factory=MessageSizes)
     transport: Transport = Transport.AUTO
     sockets: SocketSettings = field(default_factory=SocketSettings)
+
+    @property
+    def shares_memory(self) -> bool:
+        """True if calls may go by way of shared memory."""
+        return self.transport in (Transport.AUTO, Transport.SHARED_MEMORY)

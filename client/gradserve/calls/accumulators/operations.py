@@ -142,7 +142,12 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
         return self._wire.apply({self._component: grad}, how, request_id)
 
     def take_grad(
-        self, num_required: int, timeout: float | None = None, *, request_id: int | None = None
+        self,
+        num_required: int,
+        timeout: float | None = None,
+        *,
+        request_id: int | None = None,
+        copy: bool = True,
     ) -> Operation[NDArray[Any]]:
         """Waits for `num_required` gradients, ends the round and returns the average of all gradients in it.
 
@@ -154,6 +159,8 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
             timeout: Seconds to wait. None: the client's timeout. math.inf: no limit.
             request_id: The `request_id` of a failed attempt's error, to get the average of that attempt, or to wait on
                 for it. None: a new take.
+            copy: Whether the arrays returned are new. False: they are read-only, and may be memory that a server on the
+                same machine shares with all who read the average, which saves copying it.
 
         Returns:
             The average, of the accumulator's dtype.
@@ -166,11 +173,13 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
             NotFoundError: The accumulator was deleted before the call.
             UnavailableError: The server cannot be reached: try again with `request_id`.
         """
-        average = yield from self._wire.take(num_required, self._wait(timeout), request_id)
+        average = yield from self._wire.take(num_required, self._wait(timeout), request_id, copy=copy)
         taken: NDArray[Any] = _only(average)
         return taken
 
-    def read_average(self, step: int | None = None, timeout: float | None = None) -> Operation[NDArray[Any]]:
+    def read_average(
+        self, step: int | None = None, timeout: float | None = None, *, copy: bool = True
+    ) -> Operation[NDArray[Any]]:
         """Returns the average of a past round, or waits for a future one. Changes nothing.
 
         Any number of clients can read an average while the accumulator keeps it (`keep_averages`).
@@ -178,6 +187,8 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
         Args:
             step: The step that the round led to. None: the newest round that has ended.
             timeout: Seconds to wait for a future step. None: the client's timeout. math.inf: no limit.
+            copy: Whether the arrays returned are new. False: they are read-only, and may be memory that a server on the
+                same machine shares with all who read the average, which saves copying it.
 
         Returns:
             The average, of the accumulator's dtype.
@@ -188,7 +199,7 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
             AbortedError: The accumulator was deleted while the call waited.
             NotFoundError: The accumulator was deleted before the call.
         """
-        average = yield from self._wire.read_average(step, self._wait(timeout))
+        average = yield from self._wire.read_average(step, self._wait(timeout), copy=copy)
         read: NDArray[Any] = _only(average)
         return read
 
@@ -349,7 +360,12 @@ class GradientAccumulatorCalls(AccumulatorCalls):
         return self._wire.apply(grads, Contribution(local_step, weight, worker_id), request_id)
 
     def take_grad(
-        self, num_required: int, timeout: float | None = None, *, request_id: int | None = None
+        self,
+        num_required: int,
+        timeout: float | None = None,
+        *,
+        request_id: int | None = None,
+        copy: bool = True,
     ) -> Operation[Average]:
         """Waits for `num_required` gradients, ends the round and returns the average of all gradients in it.
 
@@ -361,6 +377,8 @@ class GradientAccumulatorCalls(AccumulatorCalls):
             timeout: Seconds to wait. None: the client's timeout. math.inf: no limit.
             request_id: The `request_id` of a failed attempt's error, to get the average of that attempt, or to wait on
                 for it. None: a new take.
+            copy: Whether the arrays returned are new. False: they are read-only, and may be memory that a server on the
+                same machine shares with all who read the average, which saves copying it.
 
         Returns:
             The average by component and as a tree (`gradients`), with its step and its workers.
@@ -368,14 +386,18 @@ class GradientAccumulatorCalls(AccumulatorCalls):
         Raises:
             GradserveError: See `ConditionalAccumulator.take_grad`.
         """
-        return self._wire.take(num_required, self._wait(timeout), request_id)
+        return self._wire.take(num_required, self._wait(timeout), request_id, copy=copy)
 
-    def read_average(self, step: int | None = None, timeout: float | None = None) -> Operation[Average]:
+    def read_average(
+        self, step: int | None = None, timeout: float | None = None, *, copy: bool = True
+    ) -> Operation[Average]:
         """Returns the average of a past round, or waits for a future one. Changes nothing.
 
         Args:
             step: The step that the round led to. None: the newest round that has ended.
             timeout: Seconds to wait for a future step. None: the client's timeout. math.inf: no limit.
+            copy: Whether the arrays returned are new. False: they are read-only, and may be memory that a server on the
+                same machine shares with all who read the average, which saves copying it.
 
         Returns:
             The average by component and as a tree (`gradients`), with its step and its workers.
@@ -383,7 +405,7 @@ class GradientAccumulatorCalls(AccumulatorCalls):
         Raises:
             GradserveError: See `ConditionalAccumulator.read_average`.
         """
-        return self._wire.read_average(step, self._wait(timeout))
+        return self._wire.read_average(step, self._wait(timeout), copy=copy)
 
     def push_pull(
         self,
@@ -397,6 +419,7 @@ class GradientAccumulatorCalls(AccumulatorCalls):
         on_stale: Literal["raise", "return"] = "raise",
         timeout: float | None = None,
         request_id: int | None = None,
+        copy: bool = True,
     ) -> Operation[PushPullResult]:
         """Adds a gradient to the round, waits for `num_required` gradients and returns their average: an all-reduce.
 
@@ -420,6 +443,8 @@ class GradientAccumulatorCalls(AccumulatorCalls):
             timeout: Seconds to wait. None: the client's timeout. math.inf: no limit.
             request_id: The `request_id` of a failed attempt's error, to wait on for the average of that attempt's
                 round. None: a new gradient.
+            copy: Whether the arrays returned are new. False: they are read-only, and may be memory that a server on the
+                same machine shares with all who read the average, which saves copying it.
 
         Returns:
             The average of the gradient's round, by component and as a tree (`gradients`).
@@ -437,7 +462,7 @@ class GradientAccumulatorCalls(AccumulatorCalls):
         stale = as_choice(on_stale, ("raise", "return"), Argument("on_stale"))
         how = Contribution(local_step, weight, worker_id)
         result = yield from self._wire.push_pull(
-            grads, num_required, how, self._wait(timeout), request_id, one_per_worker=one_per_worker
+            grads, num_required, how, self._wait(timeout), request_id, one_per_worker=one_per_worker, copy=copy
         )
         if result.outcome is Outcome.STALE and stale == "raise":
             raise StaleGradientError(

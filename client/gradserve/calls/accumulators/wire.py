@@ -18,7 +18,7 @@ from gradserve.calls.tensors.arguments import receive_results
 from gradserve.calls.tensors.operations import call_with_arrays, placement_of
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.dtypes import as_dtype
-from gradserve.conversion.plain import UINT64, as_choice, as_integer, as_text
+from gradserve.conversion.plain import UINT64, as_choice, as_flag, as_integer, as_text
 from gradserve.conversion.trees import Tree
 from gradserve.errors import DeadlineExceededError, GradserveError, InvalidArgumentError
 from gradserve.results import (
@@ -124,8 +124,11 @@ class AccumulatorWire:
         answer: messages_pb2.ApplyGradientResponse = reply.message
         return ApplyResult(_OUTCOMES[answer.outcome], answer.duplicate, answer.global_step, answer.num_accumulated)
 
-    def take(self, num_required: int, timeout: float, request_id: int | None) -> Operation[Average]:
+    def take(
+        self, num_required: int, timeout: float, request_id: int | None, *, copy: bool = True
+    ) -> Operation[Average]:
         """Waits for enough gradients and takes their average."""
+        in_place = _in_place(copy)
         number = self._number(request_id)
         request = messages_pb2.TakeGradientRequest(
             accumulator=self.ref,
@@ -135,8 +138,8 @@ class AccumulatorWire:
             timeout=encode_timeout(timeout),
         )
         with _identified(number, waits=True), self._ids.open_calls.opened(self._key, number):
-            reply: Reply = yield Whole(Unary(_SERVICE, "TakeGradient", request, wait=timeout))
-            return (yield from self._receive_average(reply))
+            reply: Reply = yield Whole(Unary(_SERVICE, "TakeGradient", request, wait=timeout, in_place=in_place))
+            return (yield from self._receive_average(reply, in_place=in_place))
 
     def push_pull(
         self,
@@ -147,8 +150,10 @@ class AccumulatorWire:
         request_id: int | None,
         *,
         one_per_worker: bool,
+        copy: bool = True,
     ) -> Operation[PushPullResult]:
         """Applies a gradient and waits for the average of its round."""
+        in_place = _in_place(copy)
         number = self._number(request_id)
         values = self.components.gradient(gradient)
         fields = self._gradient_fields(messages_pb2.PushPullRequest, values, number, how)
@@ -170,12 +175,18 @@ class AccumulatorWire:
             under_way.enter_context(_identified(number, waits=True))
             under_way.enter_context(self._ids.open_calls.opened(self._key, number))
             reply = yield from call_with_arrays(
-                _SERVICE, "PushPull", _arrays(values), request, wait=timeout, released=fields["release_handles"]
+                _SERVICE,
+                "PushPull",
+                _arrays(values),
+                request,
+                wait=timeout,
+                released=fields["release_handles"],
+                in_place=in_place,
             )
             answer: messages_pb2.PushPullResponse = reply.message
             average = Average({}, None, answer.global_step, 0, 0.0, ())
             if answer.HasField("average"):
-                average = yield from self._receive_average(reply)
+                average = yield from self._receive_average(reply, in_place=in_place)
         return PushPullResult(
             **vars(average),
             outcome=_OUTCOMES[answer.outcome],
@@ -183,14 +194,15 @@ class AccumulatorWire:
             global_step=answer.global_step,
         )
 
-    def read_average(self, step: int | None, timeout: float) -> Operation[Average]:
+    def read_average(self, step: int | None, timeout: float, *, copy: bool = True) -> Operation[Average]:
         """Waits for the average of a step."""
+        in_place = _in_place(copy)
         fields = {} if step is None else plain_fields(messages_pb2.ReadAverageRequest, {"step": step})
         request = messages_pb2.ReadAverageRequest(
             accumulator=self.ref, **fields, placement=placement_of(keep=False), timeout=encode_timeout(timeout)
         )
-        reply: Reply = yield Whole(Unary(_SERVICE, "ReadAverage", request, wait=timeout))
-        return (yield from self._receive_average(reply))
+        reply: Reply = yield Whole(Unary(_SERVICE, "ReadAverage", request, wait=timeout, in_place=in_place))
+        return (yield from self._receive_average(reply, in_place=in_place))
 
     def num_accumulated(self) -> Operation[int]:
         """Returns the number of gradients in the round."""
@@ -225,9 +237,9 @@ class AccumulatorWire:
             return how.worker_id
         return self._ids.worker_id() if self._has_default_workers else ""
 
-    def _receive_average(self, reply: Reply) -> Operation[Average]:
+    def _receive_average(self, reply: Reply, *, in_place: bool) -> Operation[Average]:
         message: accumulator_pb2.Average = reply.message.average
-        components, gradients = self.components.average((yield from _receive_values(reply)))
+        components, gradients = self.components.average((yield from _receive_values(reply, in_place=in_place)))
         return Average(
             components=components,
             gradients=gradients,
@@ -353,13 +365,22 @@ def _identified(number: int, *, waits: bool = False) -> Iterator[None]:
         raise
 
 
-def _receive_values(reply: Reply) -> Operation[dict[str, Value]]:
+def _in_place(copy: bool) -> bool:
+    return not as_flag(copy, Argument("copy"))
+
+
+def _receive_values(reply: Reply, *, in_place: bool) -> Operation[dict[str, Value]]:
     message: accumulator_pb2.Average = reply.message.average
     tensors: list[tensor_pb2.Tensor] = []
     for part in message.components:
         sparse = part.WhichOneof("value") == "sparse"
         tensors += [part.sparse.indices, part.sparse.values] if sparse else [part.dense]
-    arrays = iter((yield from receive_results(reply, tensors)))
+    received = yield from receive_results(reply, tensors)
+    if in_place:
+        # Whichever way they came, so that programs do not depend on it.
+        for array in received:
+            array.flags.writeable = False
+    arrays = iter(received)
     components: dict[str, Value] = {}
     for part in message.components:
         if part.WhichOneof("value") == "sparse":

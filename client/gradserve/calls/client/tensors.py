@@ -7,19 +7,39 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gradserve.array_like import ArrayLike
+from gradserve.array_like import ArrayLike, DTypeLike
 from gradserve.calls.client.state import ClientState
-from gradserve.calls.exchange import Operation
+from gradserve.calls.exchange import Allocate, Operation
 from gradserve.calls.tensors import arguments as tensors
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array
+from gradserve.conversion.dtypes import as_dtype
 from gradserve.conversion.handles import as_handle, as_handles
-from gradserve.conversion.plain import as_list
+from gradserve.conversion.plain import as_list, as_shape
 from gradserve.results import TensorHandle
 
 
 class TensorsOfClient(ClientState):
     """Stores, reads, lists and deletes tensors."""
+
+    def empty(self, shape: int | Sequence[int], dtype: DTypeLike) -> Operation[NDArray[Any]]:
+        """Returns an array, whose values are arbitrary, for gradients that a server on this machine reads in place.
+
+        Sends nothing. The array, and any view of it, is used like any other; only gradients computed straight into it
+        need no copy on their way to the server. Where no memory is shared, it is an ordinary array.
+
+        Args:
+            shape: The shape of the array.
+            dtype: Its dtype, one that tensors can have.
+
+        Raises:
+            InvalidArgumentError: The shape or the dtype is not possible.
+            MemoryError: There is not enough memory.
+        """
+        given = (shape,) if isinstance(shape, int) else shape
+        sizes = as_shape(given, Argument("shape"))
+        array: NDArray[Any] = yield Allocate(sizes, as_dtype(dtype, Argument("dtype")))
+        return array
 
     def put(self, value: ArrayLike, *, lease: float | None = None) -> Operation[TensorHandle]:
         """Stores an array on the server. Any client that has the handle can use it.

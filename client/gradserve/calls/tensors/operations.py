@@ -65,6 +65,7 @@ def call_with_arrays(
     *,
     wait: float = 0.0,
     released: bool = False,
+    in_place: bool = False,
 ) -> Operation[Reply]:
     """Makes a call with arrays in its request.
 
@@ -77,17 +78,20 @@ def call_with_arrays(
         request: Returns the request for the messages of the arrays.
         wait: How long the server may wait; see `Unary`.
         released: Whether the server deletes what was uploaded if the call succeeds.
+        in_place: Whether arrays of the reply may be read-only memory of the server.
     """
     contents = Contents()
     whole = WithContents(request(contents.tensors(arrays)), contents)
     num_bytes = sum(array.nbytes for array in arrays)
     reply: Reply | NotCarried = yield Whole(
-        Unary(service, method, whole, wait), over_grpc=num_bytes <= INLINE_LIMIT_BYTES, num_bytes=num_bytes
+        Unary(service, method, whole, wait, in_place=in_place),
+        over_grpc=num_bytes <= INLINE_LIMIT_BYTES,
+        num_bytes=num_bytes,
     )
     if reply is not NOT_CARRIED:
         return reply
     uploaded = yield from upload(header_of(arrays, None), tuple(arrays))
-    call = Unary(service, method, request(uploaded), wait)
+    call = Unary(service, method, request(uploaded), wait, in_place=in_place)
     return (yield from _call_with_uploads(call, uploaded, released=released))
 
 

@@ -9,6 +9,7 @@ import grpc
 from gradserve.address import Address
 from gradserve.calls.exchange import NOT_CARRIED, Download, Reply, Unary, Upload, Whole
 from gradserve.calls.retries import Attempt
+from gradserve.memory.client_memory import ClientMemory
 from gradserve.results import TransportInfo
 from gradserve.transport.aio.sockets import AsyncSockets
 from gradserve.transport.channel import Channel, closed
@@ -21,12 +22,12 @@ from gradserve.wire.payload import Array
 class AsyncServer:
     """A gRPC channel to a server, and the sockets beside it."""
 
-    def __init__(self, address: Address, target: int, settings: ConnectionSettings) -> None:
-        """Takes the server's address, its index among those of the transport, and the settings."""
+    def __init__(self, address: Address, target: int, settings: ConnectionSettings, memory: ClientMemory) -> None:
+        """Takes the server's address, its index among those of the transport, and the client's settings and memory."""
         self._settings = settings
         self._closed = False
         self._channel = Channel(address, settings, grpc.aio.insecure_channel)
-        self._sockets = AsyncSockets(self._channel.route, target, settings, self._ask)
+        self._sockets = AsyncSockets(self._channel.route, target, settings, memory, self._ask)
 
     @property
     def info(self) -> TransportInfo:

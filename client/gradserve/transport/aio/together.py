@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from gradserve.calls.exchange import Background, DescribeTransport, Operation, Pause
+from gradserve.calls.exchange import Background, Local, Operation, Pause
 from gradserve.calls.retries import Attempt, Attempts
 from gradserve.transport.schedule import Member, Schedule
 
@@ -14,7 +14,7 @@ class ConcurrentSteps:
 
     def __init__(
         self,
-        perform: Callable[[Attempt | Pause | Background | DescribeTransport], Awaitable[Any]],
+        perform: Callable[[Attempt | Pause | Background | Local], Awaitable[Any]],
         attempts: Callable[[Operation[Any]], Attempts[Any]],
     ) -> None:
         """Takes the function that carries out a step, and the one that adds retries to an operation."""
@@ -38,7 +38,7 @@ class ConcurrentSteps:
             await asyncio.gather(*self._cancelled, return_exceptions=True)
         return schedule.results()
 
-    def begin(self, member: Member, step: Attempt | Pause | Background | DescribeTransport, /) -> None:
+    def begin(self, member: Member, step: Attempt | Pause | Background | Local, /) -> None:
         """Begins a step."""
         self._under_way[member] = asyncio.ensure_future(self._perform(step))
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from gradserve.address import Address
-from gradserve.calls.exchange import Background, DescribeTransport, Operation, Pause, Together, Unary
+from gradserve.calls.exchange import Allocate, Background, DescribeTransport, Operation, Pause, Together, Unary
 from gradserve.calls.retries import Attempt, Attempts, Step
+from gradserve.memory.client_memory import ClientMemory
 from gradserve.transport.aio.background import BackgroundTask
 from gradserve.transport.aio.server import AsyncServer
 from gradserve.transport.aio.together import ConcurrentSteps
@@ -25,7 +26,10 @@ class AsyncNetworkTransport:
         """Takes the servers' addresses, in the order of exchanges' targets, and the settings."""
         self._settings = settings
         self._process = OwnProcess()
-        self._servers = tuple(AsyncServer(address, target, settings) for target, address in enumerate(addresses))
+        self._memory = ClientMemory(shares=settings.shares_memory)
+        self._servers = tuple(
+            AsyncServer(address, target, settings, self._memory) for target, address in enumerate(addresses)
+        )
         self._background: list[BackgroundTask] = []
         weakref.finalize(self, _abandon, self._background, self._servers).atexit = False
 
@@ -56,6 +60,8 @@ class AsyncNetworkTransport:
                 return self._begin(begin())
             case DescribeTransport(target):
                 return self._servers[target].info
+            case Allocate(shape, dtype):
+                return self._memory.empty(shape, dtype)
             case Together(operations):
                 return await ConcurrentSteps(self._perform, self._attempts).run(operations)
 

@@ -8,6 +8,7 @@ import grpc
 from gradserve.address import Address
 from gradserve.calls.exchange import NOT_CARRIED, Download, Reply, Unary, Upload, Whole
 from gradserve.calls.retries import Attempt
+from gradserve.memory.client_memory import ClientMemory
 from gradserve.results import TransportInfo
 from gradserve.transport.blocking.sockets import BlockingSockets, Watch
 from gradserve.transport.channel import Channel, closed
@@ -20,12 +21,12 @@ from gradserve.wire.payload import Array
 class BlockingServer:
     """A gRPC channel to a server, and the sockets beside it. Safe to use from several threads."""
 
-    def __init__(self, address: Address, target: int, settings: ConnectionSettings) -> None:
-        """Takes the server's address, its index among those of the transport, and the settings."""
+    def __init__(self, address: Address, target: int, settings: ConnectionSettings, memory: ClientMemory) -> None:
+        """Takes the server's address, its index among those of the transport, and the client's settings and memory."""
         self._settings = settings
         self._closed = False
         self._channel = Channel(address, settings, grpc.insecure_channel)
-        self._sockets = BlockingSockets(self._channel.route, target, settings, self._ask)
+        self._sockets = BlockingSockets(self._channel.route, target, settings, memory, self._ask)
 
     @property
     def info(self) -> TransportInfo:

@@ -6,6 +6,7 @@ from typing import Any
 
 from gradserve.calls.exchange import Reply, Unary
 from gradserve.errors import DeadlineExceededError, UnavailableError
+from gradserve.memory.client_memory import ClientMemory
 from gradserve.results import TransportInfo
 from gradserve.transport.carrying import carry_out
 from gradserve.transport.route import Route
@@ -24,13 +25,18 @@ class BlockingSockets:
     """Calls over sockets, in the calling thread."""
 
     def __init__(
-        self, route: Route, target: int, settings: ConnectionSettings, over_grpc: Callable[[Unary, float | None], Any]
+        self,
+        route: Route,
+        target: int,
+        settings: ConnectionSettings,
+        memory: ClientMemory,
+        over_grpc: Callable[[Unary, float | None], Any],
     ) -> None:
-        """Takes the route to the server, its index, the settings, and the function that makes a call over gRPC.
+        """Takes the route to the server, its index, settings and memory, and the function that makes a call over gRPC.
 
         `over_grpc` takes a call and its time limit, None for none; it returns the response or raises a GradserveError.
         """
-        self._carrier: Carrier[BlockingConnection] = Carrier(route, target, settings)
+        self._carrier: Carrier[BlockingConnection] = Carrier(route, target, settings, memory)
         self._target = target
         self._settings = settings
         self._over_grpc = over_grpc

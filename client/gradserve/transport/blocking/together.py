@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from gradserve.calls.exchange import Background, DescribeTransport, Operation, Pause
+from gradserve.calls.exchange import Allocate, Background, DescribeTransport, Local, Operation, Pause
 from gradserve.calls.retries import Attempt, Attempts
 from gradserve.transport.blocking.sockets import Watch
 from gradserve.transport.blocking.threaded_call import ThreadedCall
@@ -25,8 +25,8 @@ class Calls(Protocol):
         """Makes a call in this thread; `watch` is told what interrupts it from another thread."""
         ...
 
-    def describe(self, target: int, /) -> Any:
-        """Returns the way that calls to a server take."""
+    def answer(self, step: Local, /) -> Any:
+        """Answers what needs no server."""
         ...
 
     def begin(self, operation: Operation[None], /) -> None:
@@ -69,7 +69,7 @@ class ConcurrentSteps:
                 each.join()
         return schedule.results()
 
-    def begin(self, member: Member, step: Attempt | Pause | Background | DescribeTransport, /) -> None:
+    def begin(self, member: Member, step: Attempt | Pause | Background | Local, /) -> None:
         """Begins a step."""
         self._under_way[member] = step
         match step:
@@ -77,8 +77,8 @@ class ConcurrentSteps:
                 heapq.heappush(self._pauses, (time.monotonic() + seconds, next(self._numbers), member))
             case Background(begin):
                 self._ended.put((member, lambda: self._calls.begin(begin())))
-            case DescribeTransport(target):
-                self._ended.put((member, lambda: self._calls.describe(target)))
+            case DescribeTransport() | Allocate():
+                self._ended.put((member, lambda: self._calls.answer(step)))
             case Attempt():
                 call = ThreadedCall(partial(self._calls.carry, step))
                 self._under_way[member] = call

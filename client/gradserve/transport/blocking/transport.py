@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from gradserve.address import Address
-from gradserve.calls.exchange import Background, DescribeTransport, Operation, Pause, Together, Unary
+from gradserve.calls.exchange import Allocate, Background, DescribeTransport, Local, Operation, Pause, Together, Unary
 from gradserve.calls.retries import Attempt, Attempts, Step
+from gradserve.memory.client_memory import ClientMemory
 from gradserve.transport.blocking.background import BackgroundThread
 from gradserve.transport.blocking.server import BlockingServer
 from gradserve.transport.blocking.sockets import Watch
@@ -26,7 +27,10 @@ class NetworkTransport:
         """Takes the servers' addresses, in the order of exchanges' targets, and the settings."""
         self._settings = settings
         self._process = OwnProcess()
-        self._servers = tuple(BlockingServer(address, target, settings) for target, address in enumerate(addresses))
+        self._memory = ClientMemory(shares=settings.shares_memory)
+        self._servers = tuple(
+            BlockingServer(address, target, settings, self._memory) for target, address in enumerate(addresses)
+        )
         self._background: list[BackgroundThread] = []
         weakref.finalize(self, _abandon, self._background, self._servers).atexit = False
 
@@ -58,9 +62,13 @@ class NetworkTransport:
         self._background[:] = [each for each in self._background if not each.is_done]
         self._background.append(BackgroundThread(operation, self._settings, start_call))
 
-    def describe(self, target: int, /) -> Any:
-        """Returns the way that calls to a server take."""
-        return self._servers[target].info
+    def answer(self, step: Local, /) -> Any:
+        """Answers what needs no server."""
+        match step:
+            case DescribeTransport(target):
+                return self._servers[target].info
+            case Allocate(shape, dtype):
+                return self._memory.empty(shape, dtype)
 
     def _attempts(self, operation: Operation[T]) -> Attempts[T]:
         return attempts(operation, self._settings)
@@ -73,8 +81,8 @@ class NetworkTransport:
                 return time.sleep(seconds)
             case Background(begin):
                 return self.begin(begin())
-            case DescribeTransport(target):
-                return self.describe(target)
+            case DescribeTransport() | Allocate():
+                return self.answer(step)
             case Together(operations):
                 return ConcurrentSteps(self, self._attempts).run(operations)
 

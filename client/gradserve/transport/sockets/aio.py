@@ -68,10 +68,10 @@ class AsyncConnection(Connection):
         try:
             while True:
                 match next(conversation):
-                    case Send(buffers):
+                    case Send(buffers, descriptor):
                         self.is_sending = True
                         try:
-                            await self._move(Buffers(buffers), self._send, limit, probe, sends=True)
+                            await self._move(Buffers(buffers, descriptor), self._send, limit, probe, sends=True)
                         except UnavailableError as error:
                             unsent = error  # the server may have said why it closed the connection
                         self.is_sending = False
@@ -123,7 +123,7 @@ class AsyncConnection(Connection):
 
     def _send(self, buffers: Buffers) -> int | None:
         try:
-            return self._socket.sendmsg(buffers.next(_TURN_BYTES), (), NO_SIGNAL)
+            return self._socket.sendmsg(buffers.next(_TURN_BYTES), buffers.ancillary, NO_SIGNAL)
         except BlockingIOError:
             return None
 

@@ -79,10 +79,10 @@ class BlockingConnection(Connection):
         try:
             while True:
                 match next(conversation):
-                    case Send(buffers):
+                    case Send(buffers, descriptor):
                         self.is_sending = True
                         try:
-                            self._send(Buffers(buffers), limit, probe)
+                            self._send(Buffers(buffers, descriptor), limit, probe)
                         except UnavailableError as error:
                             unsent = error  # the server may have said why it closed the connection
                         self.is_sending = False
@@ -104,7 +104,7 @@ class BlockingConnection(Connection):
         while buffers:
             self._set_timeout(socket.SO_SNDTIMEO, limit.patience())
             try:
-                buffers.advance(self._socket.sendmsg(buffers.next(), (), NO_SIGNAL))
+                buffers.advance(self._socket.sendmsg(buffers.next(), buffers.ancillary, NO_SIGNAL))
             except BlockingIOError:
                 self._ask(limit, probe)
             except OSError as error:

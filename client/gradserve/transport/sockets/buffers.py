@@ -1,6 +1,8 @@
 """Buffers that are sent or filled one after the other, in as few system calls as possible."""
 
-from collections.abc import Iterable
+import socket
+from array import array
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 _MAX_BUFFERS = 1024
@@ -8,10 +10,17 @@ _MAX_BUFFERS = 1024
 
 
 class Buffers:
-    """The part of several buffers that has not been sent or filled."""
+    """The part of several buffers that has not been sent or filled.
 
-    def __init__(self, buffers: Iterable[bytes | memoryview]) -> None:
-        """Takes buffers of bytes; empty ones are allowed."""
+    Attributes:
+        ancillary: What to send along with the first bytes.
+    """
+
+    def __init__(self, buffers: Iterable[bytes | memoryview], descriptor: int | None = None) -> None:
+        """Takes buffers of bytes, of which some may be empty, and a descriptor to send along."""
+        self.ancillary: Sequence[tuple[int, int, array[int]]] = ()
+        if descriptor is not None:
+            self.ancillary = ((socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor])),)
         self._rest = [memoryview(each) for each in buffers if len(each)]
         self._first = 0
 
@@ -33,6 +42,7 @@ class Buffers:
 
     def advance(self, num_bytes: int) -> None:
         """Takes away the next bytes, which were sent or filled."""
+        self.ancillary = ()
         while num_bytes:
             current = self._rest[self._first]
             if num_bytes < len(current):

@@ -13,7 +13,7 @@ from gradserve.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from gradserve.memory.pool import BufferPool
+from gradserve.memory.client_memory import ClientMemory
 from gradserve.results import TransportInfo
 from gradserve.transport.channel import closed
 from gradserve.transport.route import Route
@@ -68,13 +68,13 @@ CarrierStep: TypeAlias = AskForTicket | Connect | Converse[ConnectionT]
 class Carrier(Generic[ConnectionT]):
     """The sockets of one server. Safe to use from several threads."""
 
-    def __init__(self, route: Route, target: int, settings: ConnectionSettings) -> None:
-        """Takes the route to the server, its index among those of the transport, and the connection's settings."""
+    def __init__(self, route: Route, target: int, settings: ConnectionSettings, memory: ClientMemory) -> None:
+        """Takes the route to the server, its index among those of the transport, and what its connections share."""
         self._route = route
         self._target = target
         self._client_id = uuid.uuid4().hex
         self._choice = Choice(settings, str(route.address))
-        self._memory = BufferPool(settings.sockets.kept_bytes)
+        self._memory = memory
         self.connections: ConnectionPool[ConnectionT] = ConnectionPool(settings.sockets)
 
     @property
@@ -173,4 +173,6 @@ class Carrier(Generic[ConnectionT]):
         return None
 
     def _payloads_at(self, place: Place) -> Payloads:
-        return RegionPayloads(self._memory) if place.way is Way.SHARED_MEMORY else FollowingPayloads(self._memory)
+        if place.way is Way.SHARED_MEMORY and self._memory.regions is not None:
+            return RegionPayloads(self._memory.received, self._memory.regions)
+        return FollowingPayloads(self._memory.received)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
 import grpc
@@ -11,8 +11,9 @@ from google.rpc import status_pb2
 
 from gradserve.calls.exchange import Reply, Unary
 from gradserve.errors import GradserveError, InternalError
+from gradserve.memory.regions import Region
 from gradserve.transport import methods
-from gradserve.transport.sockets.payloads import Payloads
+from gradserve.transport.sockets.payloads import Outgoing, Payloads
 from gradserve.transport.status import error_from_reply
 from gradserve.v1 import socket_messages_pb2
 from gradserve.wire.contents import Contents, WithContents, tensors_beside
@@ -36,9 +37,15 @@ _STATUSES = {code.value[0]: code for code in grpc.StatusCode}
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A step: sends buffers, one after the other."""
+    """A step: sends buffers, one after the other.
+
+    Attributes:
+        buffers: The buffers.
+        descriptor: A descriptor to send with the first byte.
+    """
 
     buffers: Sequence[bytes | memoryview]
+    descriptor: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +95,33 @@ def call(unary: Unary, seconds: float, payloads: Payloads) -> Conversation[Reply
     Raises:
         InternalError: The server's reply is malformed; the connection cannot be used any more.
     """
-    found = methods.unary(unary.service, unary.method)
     message, contents = _parted(unary.request)
-    segments, following = payloads.outgoing(contents)
+    outgoing = payloads.outgoing(contents)
+    while outgoing.new_regions:
+        for region in outgoing.new_regions:
+            accepted = yield from _hand_over(region, payloads)
+            payloads.handed_over(region, accepted=accepted)
+        again = payloads.outgoing(contents)
+        outgoing = replace(again, prefix=outgoing.prefix + again.prefix)
+    try:
+        return (yield from _call(unary, seconds, payloads, message, outgoing))
+    except BaseException:
+        payloads.abandon(outgoing)
+        raise
+
+
+def _hand_over(region: Region, payloads: Payloads) -> Conversation[bool]:
+    header = FrameHeader(FrameKind.REGION, number=region.number, size=region.num_bytes)
+    yield Send([header.pack()], region.descriptor)
+    answer, _ = yield from _receive_reply(payloads)
+    return not answer.code
+
+
+def _call(
+    unary: Unary, seconds: float, payloads: Payloads, message: Message, outgoing: Outgoing
+) -> Conversation[Reply | GradserveError]:
+    found = methods.unary(unary.service, unary.method)
+    segments, following = outgoing.segments, outgoing.following
     name, table, data = found.path[1:].replace("/", ".").encode(), pack_segments(segments), message.SerializeToString()
     header = FrameHeader(
         FrameKind.CALL,
@@ -100,7 +131,7 @@ def call(unary: Unary, seconds: float, payloads: Payloads) -> Conversation[Reply
         number=0 if seconds == math.inf else max(round(seconds * 1e6), 1),
         size=len(segments),
     )
-    yield Send([b"".join((header.pack(), name, table, data)), *following])
+    yield Send([b"".join((outgoing.prefix, header.pack(), name, table, data)), *following])
     try:
         answer, body = yield from _receive_reply(payloads)
         if answer.code:
@@ -108,7 +139,10 @@ def call(unary: Unary, seconds: float, payloads: Payloads) -> Conversation[Reply
         table_bytes = answer.num_segments * SEGMENT_BYTES
         response = found.decode(bytes(body[table_bytes:]))
         arrays = payloads.incoming(
-            list(tensors_beside(response)), unpack_segments(body[:table_bytes], answer), answer.payload_bytes
+            list(tensors_beside(response)),
+            unpack_segments(body[:table_bytes], answer),
+            answer.payload_bytes,
+            in_place=unary.in_place,
         )
     except (DecodeError, FrameError) as error:
         raise _malformed(error) from None

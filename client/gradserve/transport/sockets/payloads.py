@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gradserve.memory.pool import BufferPool
+from gradserve.memory.regions import Region
 from gradserve.v1 import tensor_pb2
 from gradserve.wire.contents import ALIGNMENT, Contents
 from gradserve.wire.dtypes import to_dtype
@@ -28,6 +29,25 @@ class Incoming:
     buffers: Sequence[memoryview]
 
 
+@dataclass(frozen=True)
+class Outgoing:
+    """The payload of a call as it is sent.
+
+    Attributes:
+        prefix: Frames to send before the call.
+        segments: Its segments; none if all of it follows the message.
+        following: What follows the message.
+        new_regions: Regions to hand over before the call.
+        scratch: Memory that the server reads during the call, and that is used again afterwards.
+    """
+
+    prefix: bytes = b""
+    segments: Sequence[Segment] = ()
+    following: Sequence[bytes | memoryview] = ()
+    new_regions: Sequence[Region] = ()
+    scratch: Array | None = None
+
+
 class Payloads(Protocol):
     """Puts tensors into the frames of one connection, and takes them out.
 
@@ -39,12 +59,26 @@ class Payloads(Protocol):
     lends_memory: bool
     has_regions: bool
 
-    def outgoing(self, contents: Contents, /) -> tuple[Sequence[Segment], Sequence[bytes | memoryview]]:
-        """Returns the segments of a call's payload, and the bytes that follow the message."""
+    def outgoing(self, contents: Contents, /) -> Outgoing:
+        """Returns what to send for the payload of a call."""
+        ...
+
+    def handed_over(self, region: Region, /, *, accepted: bool) -> None:
+        """Notes the server's answer to a region that was handed over."""
+        ...
+
+    def abandon(self, outgoing: Outgoing, /) -> None:
+        """Notes that a call failed: the server may go on reading its memory for a moment."""
         ...
 
     def incoming(
-        self, tensors: Sequence[tensor_pb2.Tensor], segments: Sequence[Segment], num_following: int, /
+        self,
+        tensors: Sequence[tensor_pb2.Tensor],
+        segments: Sequence[Segment],
+        num_following: int,
+        /,
+        *,
+        in_place: bool,
     ) -> Incoming:
         """Returns the arrays of a reply.
 
@@ -52,6 +86,7 @@ class Payloads(Protocol):
             tensors: The tensors that are beside the message.
             segments: The segments of the payload.
             num_following: How many bytes follow the message.
+            in_place: Whether arrays may be memory of the server.
 
         Raises:
             FrameError: The tensors and the segments are not what the specification allows.
@@ -95,12 +130,24 @@ class FollowingPayloads:
     def __init__(self, pool: BufferPool) -> None:
         self._pool = pool
 
-    def outgoing(self, contents: Contents, /) -> tuple[Sequence[Segment], Sequence[bytes | memoryview]]:
+    def outgoing(self, contents: Contents, /) -> Outgoing:
         """See `Payloads`."""
-        return (), contents.pieces()
+        return Outgoing(following=contents.pieces())
+
+    def handed_over(self, region: Region, /, *, accepted: bool) -> None:
+        """See `Payloads`."""
+
+    def abandon(self, outgoing: Outgoing, /) -> None:
+        """See `Payloads`."""
 
     def incoming(
-        self, tensors: Sequence[tensor_pb2.Tensor], segments: Sequence[Segment], num_following: int, /
+        self,
+        tensors: Sequence[tensor_pb2.Tensor],
+        segments: Sequence[Segment],
+        num_following: int,
+        /,
+        *,
+        in_place: bool,
     ) -> Incoming:
         """See `Payloads`."""
         by_offset: dict[int, Array] = {}

@@ -1,39 +1,103 @@
-"""Payloads on Unix sockets, where tensors of replies may lie in regions of the server's memory."""
+"""Payloads on Unix sockets, where tensors lie in memory that client and server share."""
 
 import os
-from collections import Counter
+import weakref
+from collections import Counter, deque
 from collections.abc import Sequence
 from mmap import mmap
+from typing import Any
 
 import numpy as np
 
 from gradserve.memory.pool import BufferPool
+from gradserve.memory.regions import MIN_BYTES, Region, RegionPool
 from gradserve.memory.sealed import RegionError, map_region
-from gradserve.transport.sockets.payloads import FollowingPayloads, Incoming, Placed
+from gradserve.transport.sockets.payloads import FollowingPayloads, Incoming, Outgoing, Placed
 from gradserve.v1 import tensor_pb2
+from gradserve.wire.contents import ALIGNMENT, Contents
 from gradserve.wire.dtypes import to_dtype
 from gradserve.wire.frames import FrameError, FrameHeader, FrameKind, Segment
 from gradserve.wire.payload import Array
 
 
-class RegionPayloads(FollowingPayloads):
-    """Payloads of a connection to a Unix socket. What lies in the server's regions is copied to new arrays."""
+class _Read(np.ndarray[Any, np.dtype[np.uint8]]):
+    """The array at the root of all arrays of one read of a region. When it is garbage-collected, the read has ended."""
 
+
+class RegionPayloads(FollowingPayloads):
+    """Payloads of a connection to a Unix socket.
+
+    Arrays of `client.empty` are read by the server where they are. Others are first copied to a region, which is still
+    faster than sending them. What lies in the server's regions is read in place if the call allows it, or copied.
+    """
+
+    lends_memory = True
     has_regions = True
 
-    def __init__(self, pool: BufferPool) -> None:
+    def __init__(self, pool: BufferPool, regions: RegionPool) -> None:
         super().__init__(pool)
-        self._regions: dict[int, mmap] = {}
-        self._read: Counter[int] = Counter()
+        self._regions = regions
+        self._handed_over: dict[int, weakref.ref[Region]] = {}
+        self._refused: set[int] = set()
+        self._mapped: dict[int, mmap] = {}
+        self._reads: dict[int, _Read] = {}
+        """The reads that the current reply has begun, by region."""
+        self._copies = True
+        self._ended: deque[int] = deque()
+        """The regions of reads that have ended since the last call. Filled by finalizers, in any thread."""
+
+    def outgoing(self, contents: Contents, /) -> Outgoing:
+        """See `Payloads`."""
+        prefix = b"".join(self._farewells_to_mine() + self._releases())
+        if contents.num_bytes < MIN_BYTES:
+            return Outgoing(prefix=prefix, following=contents.pieces())
+        segments, regions, others = [], {}, {}
+        for start, buffer in contents.buffers.items():
+            part = self._regions.find(buffer)
+            if part is None or part.offset % ALIGNMENT or part.region.number in self._refused:
+                others[start] = buffer
+            else:
+                regions[part.region.number] = part.region
+                segments.append(Segment(start, len(buffer), part.region.number, part.offset))
+        scratch, following = None, list[bytes | memoryview]()
+        if others and (scratch := self._copied(others)) is not None:
+            found = self._regions.find(scratch.data)
+            assert found is not None, "the copies are in a region"
+            regions[found.region.number] = found.region
+            offset = 0
+            for start, buffer in others.items():
+                segments.append(Segment(start, len(buffer), found.region.number, offset))
+                offset += _aligned(len(buffer))
+        else:
+            offset = 0
+            for start, buffer in others.items():
+                segments.append(Segment(start, len(buffer), 0, offset))
+                following.append(buffer)
+                offset += len(buffer)
+        segments.sort(key=lambda each: each.start)
+        new = [region for number, region in regions.items() if number not in self._handed_over]
+        return Outgoing(prefix, tuple(segments), following, new, scratch)
+
+    def handed_over(self, region: Region, /, *, accepted: bool) -> None:
+        """See `Payloads`."""
+        if accepted:
+            self._handed_over[region.number] = weakref.ref(region)
+        else:
+            self._refused.add(region.number)
+
+    def abandon(self, outgoing: Outgoing, /) -> None:
+        """See `Payloads`."""
+        if outgoing.scratch is not None:
+            self._regions.retire(outgoing.scratch)
 
     def notice(self, header: FrameHeader, descriptors: Sequence[int], /) -> None:
         """See `Payloads`."""
         try:
             match header.kind, descriptors:
                 case FrameKind.REGION, [descriptor]:
-                    self._regions[header.number] = map_region(descriptor, header.size)
+                    self._mapped[header.number] = map_region(descriptor, header.size)
                 case FrameKind.DROP, []:
-                    self._regions.pop(header.number, None)
+                    self._mapped.pop(header.number, None)
                 case _:
                     raise FrameError(f"expected a REPLY, or a region, got {header} with {len(descriptors)} descriptors")
         except RegionError as error:
@@ -43,24 +107,76 @@ class RegionPayloads(FollowingPayloads):
                 os.close(each)
 
     def incoming(
-        self, tensors: Sequence[tensor_pb2.Tensor], segments: Sequence[Segment], num_following: int, /
+        self,
+        tensors: Sequence[tensor_pb2.Tensor],
+        segments: Sequence[Segment],
+        num_following: int,
+        /,
+        *,
+        in_place: bool,
     ) -> Incoming:
         """See `Payloads`."""
-        self._read.update({each.region for each in segments if each.region})
-        return super().incoming(tensors, segments, num_following)
+        self._reads.clear()
+        for number in {each.region for each in segments if each.region}:
+            memory = self._mapped.get(number)
+            if memory is None:
+                raise FrameError(f"expected a region that the server has handed over, got {number}")
+            read = _Read((len(memory),), np.uint8, memory)
+            read.flags.writeable = False
+            weakref.finalize(read, self._ended.append, number).atexit = False
+            self._reads[number] = read
+        self._copies = not in_place
+        try:
+            return super().incoming(tensors, segments, num_following, in_place=in_place)
+        finally:
+            self._reads.clear()
 
     def farewells(self) -> Sequence[bytes]:
         """See `Payloads`."""
-        frames = [
-            FrameHeader(FrameKind.RELEASE, number=number, size=times).pack() for number, times in self._read.items()
-        ]
-        self._read.clear()
-        return frames
+        return self._releases()
 
     def _in_region(self, placed: Placed) -> Array:
-        memory = self._regions.get(placed.region, b"")
-        array = self._pool.empty(tuple(placed.tensor.shape), to_dtype(placed.tensor.dtype))
-        if placed.place + array.nbytes > len(memory):
+        read = self._reads[placed.region]
+        shape, dtype = tuple(placed.tensor.shape), to_dtype(placed.tensor.dtype)
+        num_bytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
+        if placed.place + num_bytes > read.size:
             raise FrameError(f"expected a place in a region, got {placed}")
-        np.copyto(array.reshape(-1).view(np.uint8), np.frombuffer(memory, np.uint8, array.nbytes, placed.place))
+        shared: Array = read[placed.place : placed.place + num_bytes].view(np.ndarray).view(dtype).reshape(shape)
+        if not self._copies:
+            return shared
+        array = self._pool.empty(shape, dtype)
+        np.copyto(array, shared)
         return array
+
+    def _copied(self, buffers: dict[int, memoryview]) -> Array | None:
+        """Returns copies of buffers in a region, one after the other; None if there is no memory for them."""
+        try:
+            num_bytes = max(sum(_aligned(len(each)) for each in buffers.values()), MIN_BYTES)
+            scratch = self._regions.empty((num_bytes,), np.dtype(np.uint8))
+        except MemoryError:
+            return None
+        found = self._regions.find(scratch.data)
+        if found is None or found.region.number in self._refused:
+            return None
+        offset = 0
+        for buffer in buffers.values():
+            np.copyto(scratch[offset : offset + len(buffer)], np.frombuffer(buffer, np.uint8))
+            offset += _aligned(len(buffer))
+        return scratch
+
+    def _releases(self) -> list[bytes]:
+        counts = Counter[int]()
+        while self._ended:
+            counts[self._ended.popleft()] += 1
+        return [FrameHeader(FrameKind.RELEASE, number=number, size=count).pack() for number, count in counts.items()]
+
+    def _farewells_to_mine(self) -> list[bytes]:
+        """Returns DROP frames for regions that are gone."""
+        gone = [number for number, region in self._handed_over.items() if region() is None]
+        for number in gone:
+            del self._handed_over[number]
+        return [FrameHeader(FrameKind.DROP, number=number).pack() for number in gone]
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,35 @@
+"""The memory of a client's arrays."""
+
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve.memory.pool import BufferPool
+from gradserve.memory.regions import RegionPool
+
+_MAX_IDLE_BYTES = 256 << 20
+"""Unused memory that is kept for later arrays, of each kind."""
+
+
+class ClientMemory:
+    """The memory that a client receives into, and that it shares with servers. Safe to use from several threads.
+
+    Attributes:
+        received: The memory of arrays in replies.
+        regions: The memory that is shared; None if the client shares none, or the system cannot.
+    """
+
+    def __init__(self, *, shares: bool) -> None:
+        """Takes whether the client may share memory with servers on this machine."""
+        self.received = BufferPool(_MAX_IDLE_BYTES)
+        self.regions = RegionPool(_MAX_IDLE_BYTES) if shares and hasattr(os, "memfd_create") else None
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Returns an uninitialised array that a server on this machine reads in place; otherwise an ordinary one.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        return np.empty(shape, dtype) if self.regions is None else self.regions.empty(shape, dtype)
