@@ -1,0 +1,108 @@
+"""Arrays in memory that a server can read in place."""
+
+import gc
+import os
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gradserve.memory.client_memory import ClientMemory
+from gradserve.memory.regions import MIN_BYTES, RegionPool
+
+F32 = np.dtype(np.float32)
+N = MIN_BYTES // 4
+
+
+@pytest.fixture
+def pool() -> RegionPool:
+    return RegionPool(1 << 24)
+
+
+def test_an_array_is_found_by_any_view_of_it(pool: RegionPool) -> None:
+    array = pool.empty((4, N), F32)
+    found = pool.find(array.data.cast("B"))
+    assert found is not None
+    assert found.offset == 0
+    row = pool.find(array[2].data.cast("B"))
+    assert row is not None
+    assert (row.region, row.offset) == (found.region, 2 * N * 4)
+    elsewhere = np.frombuffer(array.data.cast("B"), np.uint8)[64:128]
+    other = pool.find(elsewhere.data)
+    assert other is not None
+    assert other.offset == 64
+
+
+def test_others_are_in_no_region(pool: RegionPool) -> None:
+    kept = pool.empty((N,), F32)
+    assert pool.find(np.ones(N, F32).data.cast("B")) is None
+    assert pool.find(pool.empty((3,), F32).data.cast("B")) is None
+    assert kept.size == N
+
+
+def test_what_lies_outside_one_region_is_in_none(pool: RegionPool) -> None:
+    array = pool.empty((N,), F32)
+    found = pool.find(array.data.cast("B"))
+    assert found is not None
+    whole = np.frombuffer(found.region.memory, np.uint8)
+    assert pool.find(whole.data) is not None
+    beyond = np.lib.stride_tricks.as_strided(whole, (whole.size + 1,), (1,))
+    assert pool.find(beyond.data) is None
+
+
+def test_memory_is_used_again_when_the_last_view_is_gone(pool: RegionPool) -> None:
+    array = pool.empty((N,), F32)
+    array[:] = 7
+    view, first = array[3:], pool.find(array.data.cast("B"))
+    assert first is not None
+    del array
+    other = pool.empty((N,), F32)
+    assert view[0] == 7
+    second = pool.find(other.data.cast("B"))
+    assert second is not None
+    assert second.region is not first.region
+    del view
+    gc.collect()
+    third = pool.find(pool.empty((N,), F32).data.cast("B"))
+    assert third is not None
+    assert third.region is first.region
+
+
+def test_retired_memory_is_not_used_again(pool: RegionPool) -> None:
+    array = pool.empty((N,), F32)
+    found = pool.find(array.data.cast("B"))
+    assert found is not None
+    number = found.region.number
+    pool.retire(array)
+    del array, found
+    gc.collect()
+    other = pool.find(pool.empty((N,), F32).data.cast("B"))
+    assert other is not None
+    assert other.region.number != number
+
+
+def test_more_than_may_be_idle_is_returned_to_the_system() -> None:
+    pool = RegionPool(0)
+    array = pool.empty((N,), F32)
+    found = pool.find(array.data.cast("B"))
+    assert found is not None
+    region, descriptor = weakref.ref(found.region), found.region.descriptor
+    del array, found
+    gc.collect()
+    assert region() is None
+    assert not Path(f"/proc/self/fd/{descriptor}").exists() or "gradserve" not in os.readlink(
+        f"/proc/self/fd/{descriptor}"
+    )
+
+
+def test_many_regions_of_many_sizes_are_told_apart(pool: RegionPool) -> None:
+    arrays = [pool.empty((N + 1000 * index,), F32) for index in range(20)]
+    found = [pool.find(array.data.cast("B")) for array in arrays]
+    assert len({each.region.number for each in found if each is not None}) == len(arrays)
+
+
+def test_memory_that_is_not_shared_is_ordinary() -> None:
+    memory = ClientMemory(shares=False)
+    assert memory.regions is None
+    assert memory.empty((2, 3), F32).shape == (2, 3)
