@@ -72,8 +72,8 @@ class RegionPayloads(FollowingPayloads):
             offset = 0
             for start, buffer in others.items():
                 segments.append(Segment(start, len(buffer), 0, offset))
-                following.append(buffer)
-                offset += len(buffer)
+                following += [buffer, bytes(_aligned(len(buffer)) - len(buffer))]
+                offset += _aligned(len(buffer))
         segments.sort(key=lambda each: each.start)
         new = [region for number, region in regions.items() if number not in self._handed_over]
         return Outgoing(prefix, tuple(segments), following, new, scratch)
