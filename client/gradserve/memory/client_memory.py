@@ -9,9 +9,6 @@ from numpy.typing import NDArray
 from gradserve.memory.pool import BufferPool
 from gradserve.memory.regions import RegionPool
 
-_MAX_IDLE_BYTES = 256 << 20
-"""Unused memory that is kept for later arrays, of each kind."""
-
 
 class ClientMemory:
     """The memory that a client receives into, and that it shares with servers. Safe to use from several threads.
@@ -21,10 +18,10 @@ class ClientMemory:
         regions: The memory that is shared; None if the client shares none, or the system cannot.
     """
 
-    def __init__(self, *, shares: bool) -> None:
-        """Takes whether the client may share memory with servers on this machine."""
-        self.received = BufferPool(_MAX_IDLE_BYTES)
-        self.regions = RegionPool(_MAX_IDLE_BYTES) if shares and hasattr(os, "memfd_create") else None
+    def __init__(self, *, shares: bool, kept_bytes: int) -> None:
+        """Takes whether to share memory with servers, and how much unused memory of each kind to keep."""
+        self.received = BufferPool(kept_bytes)
+        self.regions = RegionPool(kept_bytes) if shares and hasattr(os, "memfd_create") else None
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Returns an uninitialised array that a server on this machine reads in place; otherwise an ordinary one.

@@ -103,6 +103,6 @@ def test_many_regions_of_many_sizes_are_told_apart(pool: RegionPool) -> None:
 
 
 def test_memory_that_is_not_shared_is_ordinary() -> None:
-    memory = ClientMemory(shares=False)
+    memory = ClientMemory(shares=False, kept_bytes=0)
     assert memory.regions is None
     assert memory.empty((2, 3), F32).shape == (2, 3)

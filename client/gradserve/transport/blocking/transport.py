@@ -27,7 +27,7 @@ class NetworkTransport:
         """Takes the servers' addresses, in the order of exchanges' targets, and the settings."""
         self._settings = settings
         self._process = OwnProcess()
-        self._memory = ClientMemory(shares=settings.shares_memory)
+        self._memory = ClientMemory(shares=settings.shares_memory, kept_bytes=settings.sockets.kept_bytes)
         self._servers = tuple(
             BlockingServer(address, target, settings, self._memory) for target, address in enumerate(addresses)
         )

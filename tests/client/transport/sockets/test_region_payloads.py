@@ -10,6 +10,7 @@ import pytest
 
 import gradserve
 from gradserve.memory.pool import BufferPool
+from gradserve.memory.regions import RegionPool
 from gradserve.memory.sealed import make_region
 from gradserve.transport.sockets.conversation import Receive, Send, call
 from gradserve.transport.sockets.region_payloads import RegionPayloads
@@ -56,7 +57,7 @@ def carry_out(payloads: RegionPayloads, frames: list[tuple[bytes, list[int]]]) -
 
 
 def test_a_region_is_read_and_released(region: int) -> None:
-    payloads = RegionPayloads(BufferPool(0))
+    payloads = RegionPayloads(BufferPool(0), RegionPool(0))
     handed_over = FrameHeader(FrameKind.REGION, number=7, size=NUM_BYTES).pack()
     received, sent = carry_out(payloads, [(handed_over, [region]), (reply(64, 1000), [])])
     np.testing.assert_array_equal(received.arrays[0], np.arange(64, 1064, dtype=np.int64).astype(np.uint8))
@@ -77,7 +78,10 @@ def test_a_region_is_read_and_released(region: int) -> None:
 def test_places_that_are_not_in_it(region: int, offset: int, num_bytes: int, number: int) -> None:
     handed_over = FrameHeader(FrameKind.REGION, number=7, size=NUM_BYTES).pack()
     with pytest.raises(gradserve.InternalError, match="malformed reply"):
-        carry_out(RegionPayloads(BufferPool(0)), [(handed_over, [region]), (reply(offset, num_bytes, number), [])])
+        carry_out(
+            RegionPayloads(BufferPool(0), RegionPool(0)),
+            [(handed_over, [region]), (reply(offset, num_bytes, number), [])],
+        )
 
 
 def test_what_is_no_region() -> None:
@@ -87,7 +91,7 @@ def test_what_is_no_region() -> None:
         for descriptors in ([read], [], [read, write]):
             before = os.listdir("/proc/self/fd")
             with pytest.raises(gradserve.InternalError, match="malformed reply"):
-                carry_out(RegionPayloads(BufferPool(0)), [(handed_over, descriptors)])
+                carry_out(RegionPayloads(BufferPool(0), RegionPool(0)), [(handed_over, descriptors)])
             assert os.listdir("/proc/self/fd") == before
     finally:
         os.close(read)
