@@ -32,9 +32,15 @@ class FrameStream:
         self._transfers = transfers
         self._loop = asyncio.get_running_loop()
         self._takes_descriptors = sock.family == socket.AF_UNIX
+        # asyncio looks for descriptors only, and describes at length a socket that it does not find.
+        self._descriptor = sock.fileno()
+        self._is_listening = False
+        self._reader: asyncio.Future[None] | None = None
+        self._watcher: Callable[[], None] | None = None
 
     def close(self) -> None:
         """Closes the socket."""
+        self._ignore()
         self._sock.close()
 
     def finish(self) -> None:
@@ -111,7 +117,7 @@ class FrameStream:
             sent = self._sock.sendmsg(batch[:_IOV_MAX], ancillary)
         except BlockingIOError:
             if ancillary:
-                await self._ready(self._loop.add_writer, self._loop.remove_writer)
+                await self._writable()
                 return await self.write(pieces, descriptor)
         if sent < num_bytes:
             await self._transfers.run(Sending(self._sock, _after(pieces, sent)))
@@ -119,11 +125,12 @@ class FrameStream:
 
     def watch(self, on_event: Callable[[], None]) -> None:
         """Calls a function when the client sends something, or leaves, until `unwatch`."""
-        self._loop.add_reader(self._sock, on_event)
+        self._watcher = on_event
+        self._listen()
 
     def unwatch(self) -> None:
         """Ends `watch`."""
-        self._loop.remove_reader(self._sock)
+        self._watcher = None
 
     async def _fill(self, data: memoryview) -> None:
         while data:
@@ -161,19 +168,53 @@ class FrameStream:
         return count
 
     async def _readable(self, seconds: float | None) -> None:
+        self._reader = self._loop.create_future()
+        self._listen()
         try:
             async with asyncio.timeout(seconds):
-                await self._ready(self._loop.add_reader, self._loop.remove_reader)
+                await self._reader
         except TimeoutError:
             raise SilentError(f"the connection was silent for more than {seconds:g} s") from None
+        finally:
+            self._reader = None
 
-    async def _ready(self, add: Callable[..., None], remove: Callable[[socket.socket], object]) -> None:
+    async def _writable(self) -> None:
         ready = self._loop.create_future()
-        add(self._sock, _wake, ready)
+        self._loop.add_writer(self._descriptor, _wake, ready)
         try:
             await ready
         finally:
-            remove(self._sock)
+            self._loop.remove_writer(self._descriptor)
+
+    def _listen(self) -> None:
+        # The loop goes on listening between calls, which saves most of the system calls of a small one.
+        if not self._is_listening:
+            self._loop.add_reader(self._descriptor, self._has_bytes)
+            self._is_listening = True
+
+    def _ignore(self) -> None:
+        if self._is_listening:
+            self._loop.remove_reader(self._descriptor)
+            self._is_listening = False
+
+    def _has_bytes(self) -> None:
+        if self._reader is not None:
+            _wake(self._reader)
+        elif not self._has_read_all():
+            # Nobody reads them now: they would wake the loop again and again.
+            self._ignore()
+            if self._watcher is not None:
+                self._watcher()
+
+    def _has_read_all(self) -> bool:
+        """Returns True if the loop saw bytes that have been read meanwhile."""
+        try:
+            self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
 
 
 def _wake(ready: asyncio.Future[None]) -> None:
