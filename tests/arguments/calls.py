@@ -48,6 +48,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "client.delete_accumulator": {"name": "nobody's"},
     "client.delete_batch_norm_layer": {"scope": "nobody's"},
     "client.put": {"value": 1.0},
+    "client.empty": {"shape": (2, 3), "dtype": "float32"},
     "client.put_all": {"values": [1.0]},
     "dense.apply_grad": {"grad": 1.0, "local_step": LAST_STEP},
     "dense.take_grad": {"num_required": 1, **NOW},

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradserve.errors import ResourceExhaustedError
 from gradserve.memory.pool import BufferPool
 from gradserve.memory.regions import RegionPool
 
@@ -27,6 +28,9 @@ class ClientMemory:
         """Returns an uninitialised array that a server on this machine reads in place; otherwise an ordinary one.
 
         Raises:
-            MemoryError: There is not enough memory.
+            ResourceExhaustedError: There is not enough memory.
         """
-        return np.empty(shape, dtype) if self.regions is None else self.regions.empty(shape, dtype)
+        try:
+            return np.empty(shape, dtype) if self.regions is None else self.regions.empty(shape, dtype)
+        except (MemoryError, ValueError) as error:
+            raise ResourceExhaustedError(f"no memory for shape {list(shape)} of {dtype}: {error}") from None

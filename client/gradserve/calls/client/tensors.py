@@ -34,7 +34,7 @@ class TensorsOfClient(ClientState):
 
         Raises:
             InvalidArgumentError: The shape or the dtype is not possible.
-            MemoryError: There is not enough memory.
+            ResourceExhaustedError: This machine has not enough memory.
         """
         given = (shape,) if isinstance(shape, int) else shape
         sizes = as_shape(given, Argument("shape"))
