@@ -15,7 +15,6 @@ CALLS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "delete_batch_norm_layer": lambda client, _: client.delete_batch_norm_layer("nobody's"),
     "list_tensors": lambda client, _: client.list_tensors(),
     "put": lambda client, _: client.put([1.0]),
-    "empty": lambda client, _: client.empty((2, 3), "float32"),
     "put_all": lambda client, _: client.put_all([[1.0], 2]),
     "get": lambda client, made: client.get(made["handle"]),
     "get_all": lambda client, made: client.get_all([made["handle"]]),

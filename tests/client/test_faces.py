@@ -59,6 +59,7 @@ def test_all_is_complete_and_sorted(module: Any) -> None:
 
 def test_every_method_is_called_here() -> None:
     """The table names every method that makes a call."""
-    called = {word for name in CALLS for word in name.split()}
+    # It makes no call.
+    called = {"empty"} | {word for name in CALLS for word in name.split()}
     for face in (gradserve.Client, gradserve.BatchNormLayer, *(getattr(gradserve, name) for name in ACCUMULATORS)):
         assert public_methods(face) - {"close", "take_indexed_slices_grad"} <= called

@@ -3,6 +3,8 @@
 import os
 import socket
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,13 @@ from tests.rpc.sockets.test_broken_rules import answers
 from tests.servers.frames import issue_ticket
 from tests.servers.raw_calls import RawCalls
 from tests.servers.runtime import NOT_WARMED_UP
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder with a short name: a socket's path has at most 101 bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(autouse=True)
