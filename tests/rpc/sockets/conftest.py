@@ -31,7 +31,7 @@ PATIENCE = RuntimeConfig(warm_up=False, stream_idle_seconds=0.5)
 Connect: TypeAlias = Callable[..., FrameClient]
 
 
-_OF_GRPC = 8
+_OF_GRPC = 40
 """Descriptors that gRPC may open meanwhile."""
 
 
