@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import gradserve.aio
 from benchmarks.harness.links.spec import LinkSpec
+from gradserve.transport.settings import Transport
 from tests.links.serving import serving_behind
 from tests.servers.connecting import connect_with_aio, without_retries
 from tests.servers.polling import PATIENCE_SECONDS, eventually_async
@@ -39,17 +40,17 @@ LOADS = [
 ]
 
 
-WAYS = ["grpc"]
+WAYS = [Transport.GRPC, Transport.BULK]
 
 
 @contextlib.asynccontextmanager
-async def connected(address: str, way: str) -> AsyncIterator[gradserve.aio.Client]:
+async def connected(address: str, way: Transport) -> AsyncIterator[gradserve.aio.Client]:
     """A client that does not try again: a connection that is lost fails the call that uses it."""
-    async with connect_with_aio(address, without_retries(PATIENCE_SECONDS)) as client:
+    async with connect_with_aio(address, without_retries(PATIENCE_SECONDS, way)) as client:
         yield client
 
 
-async def work(address: str, way: str, rank: int, load: Load) -> None:
+async def work(address: str, way: Transport, rank: int, load: Load) -> None:
     """Applies gradients whose average each worker knows; worker 0 takes it."""
     async with connected(address, way) as client:
         acc = await client.conditional_accumulator("float32", (load.num_floats,), shared_name="loaded")
@@ -82,7 +83,7 @@ async def check_health(address: str, ended: asyncio.Event) -> int:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("load", LOADS, ids=lambda load: load.link.name)
-async def test_nothing_fails_while_a_link_is_full(load: Load, way: str) -> None:
+async def test_nothing_fails_while_a_link_is_full(load: Load, way: Transport) -> None:
     with serving_behind(load.link) as address:
         async with connected(address, way) as quiet, connected(address, way) as other:
             leased = await quiet.conditional_accumulator("float32", ())
@@ -102,3 +103,4 @@ async def test_nothing_fails_while_a_link_is_full(load: Load, way: str) -> None:
             # Its lease is shorter than the load: without signs of life from its client, it would be gone.
             await leased.apply_grad(4.0)
             assert await leased.take_grad(1) == 4.0
+            assert (await quiet.server_info()).transport.way == way
