@@ -16,6 +16,7 @@ from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.layers.batch_norm.events import Event
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
+from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.residence import Residence
@@ -25,20 +26,20 @@ from tests.layers.bench import KEY, LayerBench
 LAYER = batch_norm_pb2.BatchNormLayerRef(container=KEY.container, name=KEY.name)
 STORED = tensor_pb2.Tensor(handle="stored")
 BETA = layer_pb2.NamedTensor(name="beta", tensor=STORED)
-NO_CONTEXT: Any = None
+CALL = Call("test")
 
-Call = Callable[[BatchNormLayerServicer], Any]
-CALLS: dict[str, tuple[tuple[int, ...], Call]] = {
+MakeCall = Callable[[BatchNormLayerServicer], Any]
+CALLS: dict[str, tuple[tuple[int, ...], MakeCall]] = {
     "forward": (
         (4, 3),
         lambda service: service.BatchNormForward(
-            messages_pb2.BatchNormForwardRequest(layer=LAYER, inputs=STORED), NO_CONTEXT
+            messages_pb2.BatchNormForwardRequest(layer=LAYER, inputs=STORED), CALL
         ),
     ),
     "set_variables": (
         (3,),
         lambda service: service.SetBatchNormVariables(
-            messages_pb2.SetBatchNormVariablesRequest(layer=LAYER, variables=[BETA]), NO_CONTEXT
+            messages_pb2.SetBatchNormVariablesRequest(layer=LAYER, variables=[BETA]), CALL
         ),
     ),
 }
@@ -57,7 +58,7 @@ class Hiding:
 
 
 @pytest.mark.parametrize(("shape", "call"), CALLS.values(), ids=list(CALLS))
-async def test_what_another_call_hides_meanwhile(shape: tuple[int, ...], call: Call) -> None:
+async def test_what_another_call_hides_meanwhile(shape: tuple[int, ...], call: MakeCall) -> None:
     """A call that would delete the tensor hides it; that call fails when this one is done, so it is there again."""
     hiding = Hiding()
     bench = LayerBench(journal=hiding)
