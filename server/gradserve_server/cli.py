@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from gradserve_demo.command import demo
-from gradserve_server.process import end_process, silence_grpc
+from gradserve_server.process import allow_many_descriptors, end_process, silence_grpc
 from gradserve_server.settings import SettingsError, config_options, make_config, read_settings
 from gradserve_server.signals import StopSignals
 
@@ -61,6 +61,7 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
     from gradserve_server.devices.host.products import use_one_blas_thread
     from gradserve_server.devices.selection import NoSuchDeviceError
 
+    allow_many_descriptors()
     keep_freed_memory()
     use_one_blas_thread()
 

@@ -1,7 +1,9 @@
 """Actions on the whole process of a command, rather than on the server in it."""
 
+import contextlib
 import logging
 import os
+import resource
 import sys
 import threading
 
@@ -20,6 +22,13 @@ def end_process() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def allow_many_descriptors() -> None:
+    """Raises the limit of open descriptors as far as it may be: each connection and each shared region takes one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def silence_grpc() -> None:

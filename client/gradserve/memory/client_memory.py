@@ -1,5 +1,6 @@
 """The memory of a client's arrays."""
 
+import contextlib
 import os
 from typing import Any
 
@@ -30,7 +31,11 @@ class ClientMemory:
         Raises:
             ResourceExhaustedError: There is not enough memory.
         """
+        if self.regions is not None:
+            # Without it, there are too many open files, or too little memory for regions.
+            with contextlib.suppress(MemoryError, ValueError):
+                return self.regions.empty(shape, dtype)
         try:
-            return np.empty(shape, dtype) if self.regions is None else self.regions.empty(shape, dtype)
+            return np.empty(shape, dtype)
         except (MemoryError, ValueError) as error:
             raise ResourceExhaustedError(f"no memory for shape {list(shape)} of {dtype}: {error}") from None

@@ -330,6 +330,18 @@ def test_payloads_wait_for_their_turn(connect: Connect, server: LocalServer) -> 
         assert first.receive().header.code == 0
 
 
+def test_a_payload_that_no_tensor_is_in(connect: Connect, server: LocalServer) -> None:
+    contents = Contents()
+    contents.tensor(np.zeros(MIB, np.uint8))
+    with connect() as client:
+        client.call("AccumulatorService.TakeGradient", WAIT, contents)
+        frame = client.receive()
+        assert frame.header.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        assert "expected a payload only beside a message with tensors in it" in frame.status.message
+        assert use_of(server).in_flight == 0
+        assert answers(client)
+
+
 def reset(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()

@@ -8,12 +8,12 @@ import time
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
 from numpy.typing import NDArray
 
 from gradserve.v1 import socket_messages_pb2 as messages_pb2
-from gradserve.wire.contents import Contents, WithContents, encode_message
+from gradserve.wire.contents import Contents, WithContents, encode_message, tensors_beside
 from gradserve.wire.frames import (
     PROTOCOL,
     SEGMENT_BYTES,
@@ -181,9 +181,15 @@ class Connection:
             payload.close()
             name = bytes(head[: header.name_bytes]).decode(errors="replace")
             return await self._reply_status(unimplemented(f"no method {name!r} on this socket"))
-        message = bytes(head[header.head_bytes - header.message_bytes :])
-        await self._answer(method, message, Call(method.name, deadline, payload, carries_results=self._grant.to_client))
-        return None
+        request = method.decode(bytes(head[header.head_bytes - header.message_bytes :]))
+        if (header.payload_bytes or header.num_segments) and not _uses_payload(request):
+            # A call that waits, and never looks at its payload, would keep other payloads waiting.
+            payload.close()
+            return await self._reply_error(
+                InvalidArgumentError("expected a payload only beside a message with tensors in it")
+            )
+        call = Call(method.name, deadline, payload, carries_results=self._grant.to_client)
+        return await self._answer(method, request, call)
 
     def _check_allowed(self, num_bytes: int) -> None:
         assert self._grant is not None
@@ -270,7 +276,7 @@ class Connection:
 
         return await self._context.compute.run(live, lambda: [copy(each) for each in segments])
 
-    async def _answer(self, method: Method, message: bytes, call: Call) -> None:
+    async def _answer(self, method: Method, request: Any, call: Call) -> None:
         task = asyncio.current_task()
         assert task is not None
 
@@ -283,7 +289,7 @@ class Connection:
         self._stream.watch(give_up)
         try:
             async with asyncio.timeout(None if call.deadline is None else call.time_left()):
-                response = await method.handle(method.decode(message), call)
+                response = await method.handle(request, call)
             if self._gave_up:
                 raise _LeftError("it gave up a call that could not be cancelled any more")
         except asyncio.CancelledError:
@@ -351,3 +357,7 @@ class Connection:
         with contextlib.suppress(OSError):
             await self._reply_error(error)
             self._stream.finish()
+
+
+def _uses_payload(request: Any) -> bool:
+    return not isinstance(request, Message) or any(True for _ in tensors_beside(request))
