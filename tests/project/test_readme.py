@@ -27,6 +27,10 @@ with ThreadPoolExecutor(4) as threads:
 """
 
 
+def indented(block: str) -> str:
+    return "".join(f"    {line}\n" for line in block.splitlines())
+
+
 def run(program: str, address: str) -> str:
     """Runs a program against a server at another address than the usual one."""
     program = program.replace("localhost:50051", address)
@@ -53,11 +57,16 @@ x, dy, gamma, beta = np.ones((2, 3, 3, 2)), np.ones((2, 3, 3, 2)), np.ones(2), n
 
 
 def test_ops_example(server_address: str) -> None:
-    assert run(OPS_PRELUDE + BLOCKS[2], server_address) == "(2, 3, 3, 2) [0. 0.] [18. 18.]\n"
+    assert run(OPS_PRELUDE + BLOCKS[3], server_address) == "(2, 3, 3, 2) [0. 0.] [18. 18.]\n"
 
 
 @pytest.mark.parametrize("attempt", ["first", "again"])
 def test_model_example(server_address: str, attempt: str) -> None:
-    indented = "".join(f"    {line}\n" for line in BLOCKS[1].splitlines())
-    printed = run(MODEL_PRELUDE + indented + MODEL_EPILOGUE, server_address)
+    printed = run(MODEL_PRELUDE + indented(BLOCKS[1]) + MODEL_EPILOGUE, server_address)
     assert printed.split("[")[1:] == ["0.4065 0.4065] "] * 3 + ["0.4065 0.4065]\n"], attempt
+
+
+def test_memory_that_the_server_reads(server_address: str) -> None:
+    check = "\n    assert not average['w'].flags.writeable\n"
+    program = MODEL_PRELUDE + indented(BLOCKS[1]) + indented(BLOCKS[2]) + check + MODEL_EPILOGUE
+    assert run(program.replace('shared_name="net"', 'shared_name="net in place"'), server_address)
