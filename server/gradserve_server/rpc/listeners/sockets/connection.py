@@ -37,7 +37,7 @@ from gradserve_server.rpc.listeners.sockets.methods import Method
 from gradserve_server.rpc.listeners.sockets.server_regions import ServerRegions
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream, SilentError
 from gradserve_server.rpc.sockets.tickets import Grant
-from gradserve_server.tensors.payload import Payload, PayloadSegment
+from gradserve_server.tensors.payload import NO_PAYLOAD, Payload, PayloadSegment
 from gradserve_server.tensors.quotas import Account
 
 _log = logging.getLogger(__name__)
@@ -71,6 +71,7 @@ class Connection:
         self._gave_up = False
         self._payload: Payload | None = None
         self._payload_is_done = asyncio.Event()
+        self._payload_is_done.set()
         self.is_idle = True
         """Whether no call is under way."""
 
@@ -185,9 +186,6 @@ class Connection:
         if (header.payload_bytes or header.num_segments) and not _uses_payload(request):
             # A call that waits, and never looks at its payload, would keep other payloads waiting.
             payload.close()
-            return await self._reply_error(
-                InvalidArgumentError("expected a payload only beside a message with tensors in it")
-            )
         call = Call(method.name, deadline, payload, carries_results=self._grant.to_client)
         return await self._answer(method, request, call)
 
@@ -203,10 +201,11 @@ class Connection:
         Raises:
             MemoryError, ResourceExhaustedError: There is no memory for it; it has been received and dropped.
         """
+        if not header.payload_bytes and not header.num_segments:
+            return NO_PAYLOAD
         places = unpack_segments(head[header.name_bytes : -header.message_bytes or None], header)
         self._check_allowed(sum(each.num_bytes for each in places))
         in_flight, memory = self._context.in_flight, Account(self._context.memory)
-        self._payload_is_done.clear()
         own = await self._receive_own(header.payload_bytes, memory)
         try:
             segments = []
@@ -229,6 +228,7 @@ class Connection:
                 in_flight.leave(header.payload_bytes)
             self._payload_is_done.set()
 
+        self._payload_is_done.clear()
         return Payload(segments, memory, done)
 
     async def _receive_own(self, num_bytes: int, memory: Account) -> NDArray[np.uint8]:

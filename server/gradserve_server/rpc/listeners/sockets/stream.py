@@ -171,8 +171,10 @@ class FrameStream:
         self._reader = self._loop.create_future()
         self._listen()
         try:
+            if seconds is None:
+                return await self._reader
             async with asyncio.timeout(seconds):
-                await self._reader
+                return await self._reader
         except TimeoutError:
             raise SilentError(f"the connection was silent for more than {seconds:g} s") from None
         finally:
