@@ -1,4 +1,4 @@
-"""A server that is stopped while clients call: each call is answered or UNAVAILABLE, never CANCELLED."""
+"""A server that is stopped while clients call over gRPC: each call is answered or UNAVAILABLE, never CANCELLED."""
 
 import asyncio
 import itertools
@@ -43,7 +43,7 @@ def upload_messages() -> Iterator[bytes]:
 
 async def make_requests(address: str) -> dict[str, Message]:
     """Returns a request of each method that a busy client calls, after making what it calls them on."""
-    async with gradserve.aio.connect(address) as client:
+    async with gradserve.aio.connect(address, transport="grpc") as client:
         acc = await client.conditional_accumulator("float32", (), "w")
         await acc.apply_grad(1)
         await acc.take_grad(1)
@@ -135,7 +135,7 @@ class ClientLoops:
 
     def run_blocking(self, name: str) -> gradserve.GradserveError:
         """Returns the error that ended it."""
-        client = gradserve.connect(self._address)
+        client = gradserve.connect(self._address, transport="grpc")
         acc = client.conditional_accumulator("float32", (), "w")
         try:
             while True:
@@ -146,7 +146,7 @@ class ClientLoops:
 
     async def run(self, name: str) -> gradserve.GradserveError:
         """Returns the error that ended it."""
-        client = gradserve.aio.connect(self._address)
+        client = gradserve.aio.connect(self._address, transport="grpc")
         acc = await client.conditional_accumulator("float32", (), "w")
         try:
             while True:
