@@ -47,7 +47,7 @@ class BufferPool:
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes < _MIN_POOLED_BYTES:
             return np.empty(shape, dtype)
-        size = _block_size(num_bytes)
+        size = block_size(num_bytes)
         memory = self._reuse(size) or _map(size)
         block = _Block((num_bytes,), np.uint8, memory)
         weakref.finalize(block, self._recycle, memory, size).atexit = False
@@ -69,7 +69,7 @@ class BufferPool:
             self._idle_bytes += size
 
 
-def _block_size(num_bytes: int) -> int:
+def block_size(num_bytes: int) -> int:
     """Returns a size rounded up by at most an eighth, so that nearly equal sizes share blocks."""
     step = max(1 << (num_bytes.bit_length() - 4), mmap.PAGESIZE)
     return -(-num_bytes // step) * step

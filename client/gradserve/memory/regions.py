@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradserve.memory.pool import block_size
 from gradserve.memory.sealed import make_region
 
 MIN_BYTES = 1 << 16
@@ -77,7 +78,8 @@ class RegionPool:
         num_bytes = prod(shape) * dtype.itemsize
         if num_bytes < MIN_BYTES:
             return np.empty(shape, dtype)
-        region = self._reuse(_region_size(num_bytes)) or self._make(_region_size(num_bytes))
+        size = block_size(num_bytes)
+        region = self._reuse(size) or self._make(size)
         block = _Block((region.num_bytes,), np.uint8, region.memory)
         weakref.finalize(block, self._recycle, region).atexit = False
         return np.ndarray(shape, dtype, block)
@@ -126,9 +128,3 @@ class RegionPool:
         elif self._idle_bytes + region.num_bytes <= self._max_idle_bytes:
             self._idle.setdefault(region.num_bytes, deque()).append(region)
             self._idle_bytes += region.num_bytes
-
-
-def _region_size(num_bytes: int) -> int:
-    """Returns a size rounded up by at most an eighth, so that nearly equal sizes share regions."""
-    step = max(1 << (num_bytes.bit_length() - 4), mmap.PAGESIZE)
-    return -(-num_bytes // step) * step

@@ -17,10 +17,8 @@ from google.protobuf.message import Message
 from gradserve.v1 import tensor_pb2
 from gradserve.wire.chunks import varint
 from gradserve.wire.dtypes import to_data_type
+from gradserve.wire.frames import ALIGNMENT, aligned
 from gradserve.wire.payload import Array, buffer_of
-
-ALIGNMENT = 64
-"""Offsets in a payload are multiples of this, so that every array is aligned, and begins in a cache line of its own."""
 
 _MIN_BYTES = 1 << 14
 """The least size kept beside the message; less is copied faster."""
@@ -70,7 +68,7 @@ class Contents:
     def _add(self, array: Array) -> tensor_pb2.Tensor:
         if not array.nbytes:
             return _described(array, content=b"")
-        offset = -(-self.num_bytes // ALIGNMENT) * ALIGNMENT
+        offset = aligned(self.num_bytes)
         self.buffers[offset] = buffer_of(array)
         self.num_bytes = offset + array.nbytes
         return _described(array, payload_offset=offset)

@@ -12,7 +12,7 @@ PROTOCOL = 0x31535247
 HEADER_BYTES = 32
 MAX_NAME_BYTES = 256
 ALIGNMENT = 64
-"""Segments begin at multiples of this, in the payload and where they are."""
+"""Tensors and segments begin at multiples of this, so that every array is aligned, in cache lines of its own."""
 MAX_SEGMENTS = 1 << 18
 """Twice the most tensors of a message."""
 
@@ -122,6 +122,11 @@ class Segment:
     num_bytes: int
     region: int
     offset: int
+
+
+def aligned(offset: int) -> int:
+    """Returns the first place from `offset` on where a tensor or a segment can begin."""
+    return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 def pack_segments(segments: Sequence[Segment]) -> bytes:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradserve.wire.frames import ALIGNMENT
 from gradserve_server.tensors.quotas import Account
 from gradserve_server.tensors.references import Attached, Live, Malformed, Reference
 from gradserve_server.tensors.spec import TensorSpec
 
-ALIGNMENT = 64
 _MAX_OUT_OF_ORDER = 4096
 """Inserting a hundred thousand ranges in descending order would keep all others waiting for seconds."""
 

@@ -8,9 +8,9 @@ from typing import Protocol
 from gradserve.memory.pool import BufferPool
 from gradserve.memory.regions import Region
 from gradserve.v1 import tensor_pb2
-from gradserve.wire.contents import ALIGNMENT, Contents
+from gradserve.wire.contents import Contents
 from gradserve.wire.dtypes import to_dtype
-from gradserve.wire.frames import FrameError, FrameHeader, Segment
+from gradserve.wire.frames import ALIGNMENT, FrameError, FrameHeader, Segment
 from gradserve.wire.payload import Array, buffer_of
 
 _MAX_GAP_BYTES = 1 << 16

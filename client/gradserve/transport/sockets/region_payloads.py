@@ -14,9 +14,9 @@ from gradserve.memory.regions import MIN_BYTES, Region, RegionPool
 from gradserve.memory.sealed import RegionError, map_region
 from gradserve.transport.sockets.payloads import FollowingPayloads, Incoming, Outgoing, Placed
 from gradserve.v1 import tensor_pb2
-from gradserve.wire.contents import ALIGNMENT, Contents
+from gradserve.wire.contents import Contents
 from gradserve.wire.dtypes import to_dtype
-from gradserve.wire.frames import FrameError, FrameHeader, FrameKind, Segment
+from gradserve.wire.frames import ALIGNMENT, FrameError, FrameHeader, FrameKind, Segment, aligned
 from gradserve.wire.payload import Array
 
 
@@ -67,13 +67,13 @@ class RegionPayloads(FollowingPayloads):
             offset = 0
             for start, buffer in others.items():
                 segments.append(Segment(start, len(buffer), found.region.number, offset))
-                offset += _aligned(len(buffer))
+                offset += aligned(len(buffer))
         else:
             offset = 0
             for start, buffer in others.items():
                 segments.append(Segment(start, len(buffer), 0, offset))
-                following += [buffer, bytes(_aligned(len(buffer)) - len(buffer))]
-                offset += _aligned(len(buffer))
+                following += [buffer, bytes(aligned(len(buffer)) - len(buffer))]
+                offset += aligned(len(buffer))
         segments.sort(key=lambda each: each.start)
         new = [region for number, region in regions.items() if number not in self._handed_over]
         return Outgoing(prefix, tuple(segments), following, new, scratch)
@@ -151,7 +151,7 @@ class RegionPayloads(FollowingPayloads):
     def _copied(self, buffers: dict[int, memoryview]) -> Array | None:
         """Returns copies of buffers in a region, one after the other; None if there is no memory for them."""
         try:
-            num_bytes = max(sum(_aligned(len(each)) for each in buffers.values()), MIN_BYTES)
+            num_bytes = max(sum(aligned(len(each)) for each in buffers.values()), MIN_BYTES)
             scratch = self._regions.empty((num_bytes,), np.dtype(np.uint8))
         except MemoryError:
             return None
@@ -161,7 +161,7 @@ class RegionPayloads(FollowingPayloads):
         offset = 0
         for buffer in buffers.values():
             np.copyto(scratch[offset : offset + len(buffer)], np.frombuffer(buffer, np.uint8))
-            offset += _aligned(len(buffer))
+            offset += aligned(len(buffer))
         return scratch
 
     def _releases(self) -> list[bytes]:
@@ -176,7 +176,3 @@ class RegionPayloads(FollowingPayloads):
         for number in gone:
             del self._handed_over[number]
         return [FrameHeader(FrameKind.DROP, number=number).pack() for number in gone]
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve.memory.sealed import make_region
+from gradserve.wire.frames import aligned
 
 _MIN_BYTES = 1 << 16
 """Less is copied faster than a client finds it."""
-_ALIGNMENT = 64
 _MAX_IDLE = 2
 """The blocks that wait for the next averages of one accumulator."""
 
@@ -91,7 +91,7 @@ class SharedAverages:
         """
         offsets, end = [], 0
         for shape, dtype in specs:
-            end = -(-end // _ALIGNMENT) * _ALIGNMENT
+            end = aligned(end)
             offsets.append(end)
             end += math.prod(shape) * dtype.itemsize
         if not self._readers.count or end < _MIN_BYTES:

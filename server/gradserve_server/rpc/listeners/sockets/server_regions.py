@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gradserve.wire.frames import ALIGNMENT, FrameError, FrameHeader, FrameKind, Segment
+from gradserve.wire.frames import FrameError, FrameHeader, FrameKind, Segment, aligned
 from gradserve_server.devices.host.shared_blocks import SharedBlock, block_of
 
 
@@ -45,7 +45,7 @@ class ServerRegions:
         for start, buffer in buffers.items():
             found = block_of(buffer)
             if found is None:
-                place = -(-end // ALIGNMENT) * ALIGNMENT
+                place = aligned(end)
                 if place > end:
                     pieces.append(bytes(place - end))
                 segments.append(Segment(start, len(buffer), 0, place))

@@ -11,10 +11,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
+from gradserve.transport.sockets.buffers import Buffers
+
 _STEP_BYTES = 4 << 20
 """The most bytes moved for one socket before others get their turn."""
 _LOOK_SECONDS = 0.5
-_IOV_MAX = 1024
 
 
 class Job(Protocol):
@@ -97,27 +98,18 @@ class Sending:
 
     def __init__(self, sock: socket.socket, pieces: Sequence[bytes | memoryview]) -> None:
         self.sock = sock
-        self._pieces = deque(memoryview(piece) for piece in pieces if len(piece))
+        self._buffers = Buffers(pieces)
 
     def step(self) -> int:
         """Writes what there is room for."""
-        batch = [self._pieces[index] for index in range(min(len(self._pieces), _IOV_MAX))]
-        if len(batch[0]) > _STEP_BYTES:
-            batch = [batch[0][:_STEP_BYTES]]  # no other piece may follow a part of one
-        count = left = self.sock.sendmsg(batch)
-        while left:
-            piece = self._pieces[0]
-            if left < len(piece):
-                self._pieces[0] = piece[left:]
-                break
-            left -= len(piece)
-            self._pieces.popleft()
+        count = self.sock.sendmsg(self._buffers.next(_STEP_BYTES))
+        self._buffers.advance(count)
         return count
 
     @property
     def is_done(self) -> bool:
         """True when all is written."""
-        return not self._pieces
+        return not self._buffers
 
 
 class _Entry:
