@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Final, TypeAlias, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
@@ -209,8 +210,9 @@ def check_timeout(timeout: float) -> float:
     return seconds
 
 
+@lru_cache(maxsize=16)  # most calls have the client's timeout
 def encode_timeout(timeout: float) -> Duration | None:
-    """Returns a timeout as a request's field: None for math.inf."""
+    """Returns a timeout as a request's field, which is not to be changed: None for math.inf."""
     return None if timeout == math.inf else encode_duration(timeout)
 
 

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 
-from gradserve.calls.open_calls import OpenCalls
+from gradserve.calls.open_calls import AccumulatorKey, OpenCalls
 from gradserve.v1 import accumulator_pb2
 
 _WORKER_NUMBERS = itertools.count()
@@ -39,15 +39,15 @@ class RequestIds:
 
     def worker_id(self) -> str:
         """Returns the default worker id: one for each client and thread, "HOST-PROCESS-NUMBER"."""
-        if not hasattr(self._thread, "worker_id"):
-            self._thread.worker_id = f"{socket.gethostname()}-{os.getpid()}-{next(_WORKER_NUMBERS)}"
-        worker_id: str = self._thread.worker_id
+        try:
+            worker_id: str = self._thread.worker_id
+        except AttributeError:
+            worker_id = f"{socket.gethostname()}-{os.getpid()}-{next(_WORKER_NUMBERS)}"
+            self._thread.worker_id = worker_id
         return worker_id
 
-    def message(self, number: int, accumulator: accumulator_pb2.AccumulatorRef) -> accumulator_pb2.RequestId:
+    def message(self, number: int, accumulator: AccumulatorKey) -> accumulator_pb2.RequestId:
         """Returns the id of a call on an accumulator, as a message."""
         return accumulator_pb2.RequestId(
-            client_id=self.client_id,
-            sequence=number,
-            unanswered=self.open_calls.before((accumulator.container, accumulator.name), number),
+            client_id=self.client_id, sequence=number, unanswered=self.open_calls.before(accumulator, number)
         )

@@ -2,12 +2,11 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from gradserve.errors import (
     CallCancelledError,
     DeadlineExceededError,
-    GradserveError,
     InternalError,
     InvalidArgumentError,
     UnavailableError,
@@ -37,29 +36,31 @@ class OpenCalls:
 
     def before(self, accumulator: AccumulatorKey, number: int) -> list[int]:
         """Returns the open calls on an accumulator with a smaller number."""
+        if not (self._open or self._failed):
+            return []
         with self._lock:
             found = [*self._open.get(accumulator, ()), *self._failed.get(accumulator, ())]
         return sorted(each for each in found if each < number)
 
-    @contextmanager
-    def opened(self, accumulator: AccumulatorKey, number: int) -> Iterator[None]:
+    def opened(self, accumulator: AccumulatorKey, number: int) -> AbstractContextManager[None]:
         """Lists a call as open while the block waits for its average, and after an error that permits a retry."""
+        return _Opened(self, accumulator, number)
+
+    def begin(self, accumulator: AccumulatorKey, number: int) -> None:
+        """Lists a call as open; `end` must follow."""
         with self._lock:
-            self._failed.get(accumulator, {}).pop(number, None)
+            if accumulator in self._failed:
+                self._failed[accumulator].pop(number, None)
             self._open.setdefault(accumulator, {})[number] = None
-        failed = False
-        try:
-            yield
-        except GradserveError as error:
-            failed = isinstance(error, _MAY_COME_AGAIN)
-            raise
-        finally:
-            with self._lock:
-                self._close(self._open, accumulator, number)
-                if failed:
-                    self._keep_failed(accumulator, number)
-                elif accumulator in self._failed:
-                    self._close(self._failed, accumulator, number)
+
+    def end(self, accumulator: AccumulatorKey, number: int, error: BaseException | None) -> None:
+        """Takes a call off the list, unless its error permits a retry."""
+        with self._lock:
+            self._close(self._open, accumulator, number)
+            if isinstance(error, _MAY_COME_AGAIN):
+                self._keep_failed(accumulator, number)
+            elif accumulator in self._failed:
+                self._close(self._failed, accumulator, number)
 
     @contextmanager
     def alone(self, accumulator: AccumulatorKey, worker_id: str) -> Iterator[None]:
@@ -95,3 +96,18 @@ class OpenCalls:
         numbers.pop(number, None)
         if not numbers:
             del calls[accumulator]
+
+
+class _Opened(AbstractContextManager[None]):
+    """Lists a call as open for the length of a block."""
+
+    def __init__(self, calls: OpenCalls, accumulator: AccumulatorKey, number: int) -> None:
+        self._calls = calls
+        self._accumulator = accumulator
+        self._number = number
+
+    def __enter__(self) -> None:
+        self._calls.begin(self._accumulator, self._number)
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        self._calls.end(self._accumulator, self._number, error)

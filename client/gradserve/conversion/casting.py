@@ -1,5 +1,7 @@
 """Converts arrays and numbers to the dtype that a call needs."""
 
+import numpy as np
+
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array, has_dtype
 from gradserve.wire.dtypes import DType, is_real
@@ -14,6 +16,8 @@ def as_array_of(dtype: DType, value: object, argument: Argument) -> Array:
         InvalidArgumentError: See `as_array`; or it is complex; or a finite value would become infinite, or an integer
             another integer.
     """
+    if type(value) is np.ndarray and value.dtype == dtype and value.flags.c_contiguous:
+        return value
     array = as_array(value, argument)
     if not is_real(array.dtype):
         raise argument.error_saying("real numbers", f"an array of {array.dtype}")

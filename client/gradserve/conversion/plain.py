@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -13,6 +13,9 @@ INT32 = range(-(1 << 31), 1 << 31)
 INT64 = range(-(1 << 63), 1 << 63)
 UINT64 = range(1 << 64)
 
+_BOOLS = bool | np.bool_
+_TEXTS = str | bytes | bytearray
+
 
 def as_text(value: object, argument: Argument) -> str:
     """Returns text that can be sent.
@@ -20,12 +23,12 @@ def as_text(value: object, argument: Argument) -> str:
     Raises:
         InvalidArgumentError: It is not text, or has characters that Unicode does not have.
     """
-    if isinstance(value, str) and is_text(value):
+    if is_text(value):
         return value
     raise argument.error("text", value)
 
 
-def is_text(value: object) -> bool:
+def is_text(value: object) -> TypeGuard[str]:
     """Returns True if a value is text that can be sent."""
     if not isinstance(value, str):
         return False
@@ -54,7 +57,7 @@ def as_list(value: Any, expected: str, argument: Argument) -> list[Any]:
     Raises:
         InvalidArgumentError: It is not such an iterable.
     """
-    if not isinstance(value, str | bytes | bytearray | Mapping):
+    if not isinstance(value, _TEXTS | Mapping):
         try:
             return list(value)
         except Exception:  # each library raises its own
@@ -82,7 +85,7 @@ def as_flag(value: Any, argument: Argument) -> bool:
     Raises:
         InvalidArgumentError: It is something else.
     """
-    if isinstance(value, np.bool_):
+    if isinstance(value, _BOOLS):
         return bool(value)
     try:
         return bool(as_integer(value, argument, range(2)))
@@ -111,7 +114,9 @@ def as_number(value: Any, argument: Argument) -> float:
     Raises:
         InvalidArgumentError: It is not a number, or an integer that is too large.
     """
-    if not isinstance(value, str | bytes | bytearray) and not getattr(value, "ndim", 0):
+    if type(value) is float:
+        return value
+    if not isinstance(value, _TEXTS) and not getattr(value, "ndim", 0):
         try:
             return float(value)
         except Exception:  # each library raises its own

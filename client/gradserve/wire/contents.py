@@ -50,8 +50,8 @@ class Contents:
         Either all of them are in the message or all beside it: the receiver can then use the memory of the payload,
         rather than copying a few of many tensors.
         """
-        if sum(array.nbytes for array in arrays) < _MIN_BYTES:
-            return [_described(array, content=bytes(buffer_of(array))) for array in arrays]
+        if sum([array.nbytes for array in arrays]) < _MIN_BYTES:
+            return [_described(array, content=array.tobytes()) for array in arrays]
         return [self._add(array) for array in arrays]
 
     def pieces(self) -> list[memoryview | bytes]:

@@ -53,8 +53,9 @@ def to_data_type(dtype: DTypeLike) -> tensor_pb2.DataType:
     Raises:
         TypeError: No wire type has this dtype.
     """
-    known = parse_dtype(dtype)
-    return _DATA_TYPES[known]
+    if isinstance(dtype, np.dtype) and dtype in _DATA_TYPES:
+        return _DATA_TYPES[dtype]
+    return _DATA_TYPES[parse_dtype(dtype)]
 
 
 def parse_dtype(dtype: DTypeLike) -> DType:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
@@ -22,7 +23,11 @@ from gradserve.wire.dtypes import DType
 ComponentSpec: TypeAlias = DenseSpec | SparseSpec
 Missing: TypeAlias = Literal["error", "zeros"]
 
+ONLY = ""
+"""The name of the component of an accumulator of one tensor."""
+
 _FIELD = "gradient"
+_GRADIENT = Argument("the gradient", _FIELD)
 _INT64 = np.dtype(np.int64)
 
 
@@ -31,7 +36,7 @@ class Component:
     """A component of an accumulator: one of its tensors.
 
     Attributes:
-        name: Its name; empty in an accumulator of one tensor.
+        name: Its name; ONLY in an accumulator of one tensor.
         dtype: The dtype of its gradients.
         shape: Its shape, with -1 for an unknown dimension; None if it is not known at all.
         is_sparse: Whether its gradients are IndexedSlices.
@@ -57,7 +62,7 @@ class Component:
         Raises:
             InvalidArgumentError: It is not a gradient, or a value does not fit into the dtype.
         """
-        argument = Argument(self.title, _FIELD)
+        argument = self._argument
         slices = as_slices(value)
         if self.is_sparse:
             if slices is None:
@@ -93,6 +98,10 @@ class Component:
             field=_FIELD,
         )
 
+    @cached_property
+    def _argument(self) -> Argument:
+        return Argument(self.title, _FIELD)
+
     def _slices(self, slices: IndexedSlices) -> IndexedSlices:
         values = as_array_of(self.dtype, slices.values, Argument(f"the values of {self.title}", _FIELD))
         where = Argument(f"the indices of {self.title}", f"{_FIELD}.indices")
@@ -116,8 +125,8 @@ class Components:
     @classmethod
     def of_one_tensor(cls, spec: ComponentSpec) -> Self:
         """Returns the one nameless component of an accumulator of one tensor."""
-        component = _component("", spec, dtype=Argument("dtype"), shape=Argument("shape"))
-        leaves, structure = taken_apart({"": component}, Argument("dtype"))
+        component = _component(ONLY, spec, dtype=Argument("dtype"), shape=Argument("shape"))
+        leaves, structure = taken_apart({ONLY: component}, Argument("dtype"))
         return cls(leaves, structure, False)
 
     @classmethod
@@ -147,7 +156,7 @@ class Components:
         Raises:
             InvalidArgumentError: A component is missing, unknown, or cannot be sent.
         """
-        leaves = leaves_of(tree, self._components, Argument("the gradient", _FIELD))
+        leaves = leaves_of(tree, self._components.keys(), _GRADIENT)
         values: dict[str, Value | TensorHandle] = {}
         for name, component in self._components.items():
             value = leaves.get(name)

@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 from numpy.typing import NDArray
 
 from gradserve.array_like import ArrayLike
+from gradserve.calls.accumulators.components import ONLY
 from gradserve.calls.accumulators.handles import handle_of
 from gradserve.calls.accumulators.wire import AccumulatorWire, Contribution
 from gradserve.calls.exchange import Operation, check_timeout
@@ -96,11 +97,6 @@ class OneTensorAccumulatorCalls(AccumulatorCalls):
         """The accumulator's handle, for the ops of `RawOps` of this client and of others."""
         return handle_of(self._wire)
 
-    @property
-    def _component(self) -> str:
-        """The name of the only component."""
-        return next(iter(self._wire.components)).name
-
 
 class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
     """Calls of `ConditionalAccumulator`."""
@@ -139,7 +135,7 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
                 `request_id`.
         """
         how = Contribution(local_step, weight, worker_id)
-        return self._wire.apply({self._component: grad}, how, request_id)
+        return self._wire.apply({ONLY: grad}, how, request_id)
 
     def take_grad(
         self,
@@ -276,7 +272,7 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
             GradserveError: See `apply_grad`.
         """
         how = Contribution(local_step, weight, worker_id)
-        return self._wire.apply({self._component: grad}, how, request_id)
+        return self._wire.apply({ONLY: grad}, how, request_id)
 
     def take_grad(
         self, num_required: int, timeout: float | None = None, *, request_id: int | None = None
@@ -477,5 +473,4 @@ class GradientAccumulatorCalls(AccumulatorCalls):
 
 
 def _only(average: Average) -> Any:
-    (value,) = average.values()
-    return value
+    return average.components[ONLY]

@@ -1,11 +1,11 @@
 """Operations on accumulators of every kind: the messages they send and receive."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from google.protobuf.message import Message
 
 from gradserve.array_like import DTypeLike
@@ -43,6 +43,8 @@ _OUTCOMES = {
     accumulator_pb2.APPLY_OUTCOME_STALE: Outcome.STALE,
     accumulator_pb2.APPLY_OUTCOME_ALREADY_COUNTED: Outcome.ALREADY_COUNTED,
 }
+_AUTO = placement_of(keep=False)
+_COPY = Argument("copy")
 _PLAIN_OPTIONS = ("deterministic", "keep_averages", "one_per_worker", "refuse_non_finite")
 _REDUCTIONS = {"MEAN": accumulator_pb2.REDUCTION_MEAN, "SUM": accumulator_pb2.REDUCTION_SUM}
 
@@ -103,6 +105,7 @@ class AccumulatorWire:
             deleted: Called with the name after the accumulator was deleted.
         """
         self.ref = ref
+        self._key: AccumulatorKey = (ref.container, ref.name)
         self.components = components
         self._ids = ids
         self._has_default_workers = has_default_workers
@@ -112,15 +115,14 @@ class AccumulatorWire:
         """Applies a gradient: a tree of the components, or a dict by component name."""
         number = self._number(request_id)
         values = self.components.gradient(gradient)
-        fields = self._gradient_fields(messages_pb2.ApplyGradientRequest, values, number, how)
+        arrays, has_handles = _arrays(values)
+        fields = self._gradient_fields(messages_pb2.ApplyGradientRequest, number, how, has_handles=has_handles)
 
         def request(tensors: Sequence[tensor_pb2.Tensor]) -> Message:
             return messages_pb2.ApplyGradientRequest(**fields, gradient=_gradient(values, tensors))
 
-        with _identified(number):
-            reply = yield from call_with_arrays(
-                _SERVICE, "ApplyGradient", _arrays(values), request, released=fields["release_handles"]
-            )
+        with _Identified(number):
+            reply = yield from call_with_arrays(_SERVICE, "ApplyGradient", arrays, request, released=not has_handles)
         answer: messages_pb2.ApplyGradientResponse = reply.message
         return ApplyResult(_OUTCOMES[answer.outcome], answer.duplicate, answer.global_step, answer.num_accumulated)
 
@@ -132,12 +134,12 @@ class AccumulatorWire:
         number = self._number(request_id)
         request = messages_pb2.TakeGradientRequest(
             accumulator=self.ref,
-            request_id=self._ids.message(number, self.ref),
+            request_id=self._ids.message(number, self._key),
             **plain_fields(messages_pb2.TakeGradientRequest, {"num_required": num_required}),
-            placement=placement_of(keep=False),
+            placement=_AUTO,
             timeout=encode_timeout(timeout),
         )
-        with _identified(number, waits=True), self._ids.open_calls.opened(self._key, number):
+        with _Identified(number, waits=True), self._ids.open_calls.opened(self._key, number):
             reply: Reply = yield Whole(Unary(_SERVICE, "TakeGradient", request, wait=timeout, in_place=in_place))
             return (yield from self._receive_average(reply, in_place=in_place))
 
@@ -156,7 +158,8 @@ class AccumulatorWire:
         in_place = _in_place(copy)
         number = self._number(request_id)
         values = self.components.gradient(gradient)
-        fields = self._gradient_fields(messages_pb2.PushPullRequest, values, number, how)
+        arrays, has_handles = _arrays(values)
+        fields = self._gradient_fields(messages_pb2.PushPullRequest, number, how, has_handles=has_handles)
         fields |= plain_fields(
             messages_pb2.PushPullRequest, {"num_required": num_required, "one_per_worker": one_per_worker}
         )
@@ -165,22 +168,22 @@ class AccumulatorWire:
             return messages_pb2.PushPullRequest(
                 **fields,
                 gradient=_gradient(values, tensors),
-                placement=placement_of(keep=False),
+                placement=_AUTO,
                 timeout=encode_timeout(timeout),
             )
 
         with contextlib.ExitStack() as under_way:
             if one_per_worker and how.worker_id is None and self._has_default_workers:
                 under_way.enter_context(self._ids.open_calls.alone(self._key, self._ids.worker_id()))
-            under_way.enter_context(_identified(number, waits=True))
+            under_way.enter_context(_Identified(number, waits=True))
             under_way.enter_context(self._ids.open_calls.opened(self._key, number))
             reply = yield from call_with_arrays(
                 _SERVICE,
                 "PushPull",
-                _arrays(values),
+                arrays,
                 request,
                 wait=timeout,
-                released=fields["release_handles"],
+                released=not has_handles,
                 in_place=in_place,
             )
             answer: messages_pb2.PushPullResponse = reply.message
@@ -199,7 +202,7 @@ class AccumulatorWire:
         in_place = _in_place(copy)
         fields = {} if step is None else plain_fields(messages_pb2.ReadAverageRequest, {"step": step})
         request = messages_pb2.ReadAverageRequest(
-            accumulator=self.ref, **fields, placement=placement_of(keep=False), timeout=encode_timeout(timeout)
+            accumulator=self.ref, **fields, placement=_AUTO, timeout=encode_timeout(timeout)
         )
         reply: Reply = yield Whole(Unary(_SERVICE, "ReadAverage", request, wait=timeout, in_place=in_place))
         return (yield from self._receive_average(reply, in_place=in_place))
@@ -228,10 +231,6 @@ class AccumulatorWire:
         self._deleted(self.ref.name)
         return deleted
 
-    @property
-    def _key(self) -> AccumulatorKey:
-        return self.ref.container, self.ref.name
-
     def _worker_id(self, how: Contribution) -> str:
         if how.worker_id is not None:
             return how.worker_id
@@ -253,28 +252,34 @@ class AccumulatorWire:
         return self._ids.next() if request_id is None else as_integer(request_id, Argument("request_id"), UINT64)
 
     def _gradient_fields(
-        self, request: type[Message], values: Mapping[str, Value | TensorHandle], number: int, how: Contribution
+        self, request: type[Message], number: int, how: Contribution, *, has_handles: bool
     ) -> dict[str, Any]:
         """Returns the fields that apply and push_pull share, except the gradient."""
         plain = {"local_step": how.local_step, "weight": how.weight, "worker_id": self._worker_id(how)}
         return {
             **plain_fields(request, plain),
             "accumulator": self.ref,
-            "request_id": self._ids.message(number, self.ref),
+            "request_id": self._ids.message(number, self._key),
             # Tensors of the caller's stay on the server; what was uploaded for this call need not.
-            "release_handles": not any(isinstance(value, TensorHandle) for value in values.values()),
+            "release_handles": not has_handles,
         }
 
 
-def _arrays(values: Mapping[str, Value | TensorHandle]) -> list[Array]:
-    """Returns the arrays of a gradient, in the order in which `_gradient` takes their messages."""
+def _arrays(values: Mapping[str, Value | TensorHandle]) -> tuple[list[Array], bool]:
+    """Returns the arrays of a gradient, in the order in which `_gradient` takes their messages.
+
+    Also returns whether it has handles.
+    """
     arrays: list[Array] = []
+    has_handles = False
     for value in values.values():
-        if isinstance(value, IndexedSlices):
-            arrays += [value.indices, value.values]
-        elif not isinstance(value, TensorHandle):
+        if isinstance(value, np.ndarray):
             arrays.append(value)
-    return arrays
+        elif isinstance(value, IndexedSlices):
+            arrays += [value.indices, value.values]
+        else:
+            has_handles = True
+    return arrays, has_handles
 
 
 def _gradient(
@@ -284,16 +289,16 @@ def _gradient(
     supply = iter(tensors)
     parts = []
     for name, value in values.items():
-        if isinstance(value, IndexedSlices):
+        if isinstance(value, np.ndarray):
+            parts.append(accumulator_pb2.ComponentGradient(name=name, dense=next(supply)))
+        elif isinstance(value, IndexedSlices):
             sparse = accumulator_pb2.SparseGradient(indices=next(supply), values=next(supply))
             if value.dense_shape is not None:
                 sparse.dense_shape.dims.extend(value.dense_shape)
                 sparse.dense_shape.SetInParent()
             parts.append(accumulator_pb2.ComponentGradient(name=name, sparse=sparse))
-        elif isinstance(value, TensorHandle):
-            parts.append(accumulator_pb2.ComponentGradient(name=name, dense={"handle": value.handle}))
         else:
-            parts.append(accumulator_pb2.ComponentGradient(name=name, dense=next(supply)))
+            parts.append(accumulator_pb2.ComponentGradient(name=name, dense={"handle": value.handle}))
     return parts
 
 
@@ -353,20 +358,25 @@ def list_accumulators(container: str) -> Operation[list[AccumulatorInfo]]:
         request = messages_pb2.ListAccumulatorsRequest(container=container, page_token=reply.next_page_token)
 
 
-@contextmanager
-def _identified(number: int, *, waits: bool = False) -> Iterator[None]:
+class _Identified(contextlib.AbstractContextManager[None]):
     """Puts the request id on errors, so that callers can send the call again or wait on."""
-    try:
-        yield
-    except GradserveError as error:
-        error.request_id = number
-        if waits and isinstance(error, DeadlineExceededError):
-            error.message += f"; to wait on, make the same call again with request_id={number}"
-        raise
+
+    def __init__(self, number: int, *, waits: bool = False) -> None:
+        self._number = number
+        self._waits = waits
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, GradserveError):
+            error.request_id = self._number
+            if self._waits and isinstance(error, DeadlineExceededError):
+                error.message += f"; to wait on, make the same call again with request_id={self._number}"
 
 
 def _in_place(copy: bool) -> bool:
-    return not as_flag(copy, Argument("copy"))
+    return not as_flag(copy, _COPY)
 
 
 def _receive_values(reply: Reply, *, in_place: bool) -> Operation[dict[str, Value]]:

@@ -72,14 +72,12 @@ def list_stored() -> Operation[list[TensorHandle]]:
 
 def receive_results(reply: Reply, tensors: Sequence[tensor_pb2.Tensor]) -> Operation[list[Array]]:
     """Returns tensors of a reply as new arrays; fetches those kept on the server and deletes them there."""
-    kept = [tensor for tensor in tensors if tensor.WhichOneof("data") == "handle"]
-    arrays: list[Array] = []
-    if kept:
-        arrays = yield from get([handle_of(tensor) for tensor in kept], release=True)
+    kept = [tensor for tensor in tensors if tensor.handle]
+    if not kept:
+        return [array_of(tensor, reply.arrays) for tensor in tensors]
+    arrays: list[Array] = yield from get([handle_of(tensor) for tensor in kept], release=True)
     fetched = iter(arrays)
-    return [
-        next(fetched) if tensor.WhichOneof("data") == "handle" else array_of(tensor, reply.arrays) for tensor in tensors
-    ]
+    return [next(fetched) if tensor.handle else array_of(tensor, reply.arrays) for tensor in tensors]
 
 
 def delete_quietly(handles: Sequence[str], because: GradserveError | None = None) -> Operation[None]:
