@@ -14,8 +14,7 @@
 `gradserve_server.rpc.boundary.status` maps each error to a gRPC status code.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 
 class ServiceError(Exception):
@@ -68,18 +67,23 @@ class InternalError(ServiceError):
     """A library that the server relies on failed, or is missing."""
 
 
-@contextmanager
-def request_fields(paths: Mapping[str, str]) -> Iterator[None]:
-    """Gives fields in errors the paths of the request, where the domain has other names for them.
+class request_fields:  # noqa: N801
+    """Gives fields in errors of a block the paths of the request, where the domain has other names for them."""
 
-    Args:
-        paths: The paths by the domain's name, which may be the beginning of a longer path.
-    """
-    try:
-        yield
-    except ServiceError as error:
-        for name, path in paths.items():
-            if error.field is not None and (error.field == name or error.field.startswith(f"{name}.")):
+    __slots__ = ("_paths",)
+
+    def __init__(self, paths: Mapping[str, str]) -> None:
+        """Takes the paths by the domain's name, which may be the beginning of a longer path."""
+        self._paths = paths
+
+    def __enter__(self) -> None:
+        """Does nothing."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        """Changes the field of an error."""
+        if not isinstance(error, ServiceError) or error.field is None:
+            return
+        for name, path in self._paths.items():
+            if error.field == name or error.field.startswith(f"{name}."):
                 error.field = path + error.field.removeprefix(name)
-                break
-        raise
+                return

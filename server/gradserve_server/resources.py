@@ -2,7 +2,6 @@
 
 import bisect
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -107,12 +106,10 @@ class Directory(Generic[ResourceT]):
             )
         return found
 
-    @contextmanager
-    def use(self, key: ResourceKey, incarnation: str = "") -> Iterator[ResourceT]:
+    def use(self, key: ResourceKey, incarnation: str = "") -> "InUse[ResourceT]":
         """Finds a resource as `get` does, and prevents its expiry until the end of the block."""
         found = self.get(key, incarnation)
-        with self._entries[key].life.use():
-            yield found
+        return InUse(found, self._entries[key].life)
 
     def renew(self, key: ResourceKey) -> None:
         """Renews the leases of a resource that a call has named."""
@@ -200,3 +197,22 @@ class Directory(Generic[ResourceT]):
 
     def __iter__(self) -> Iterator[tuple[ResourceKey, ResourceT]]:
         return ((key, entry.resource) for key, entry in self._entries.items())
+
+
+class InUse(Generic[ResourceT]):
+    """A resource that does not expire during a block. Made by `Directory.use`."""
+
+    __slots__ = ("_life", "_resource")
+
+    def __init__(self, resource: ResourceT, life: Life) -> None:
+        self._resource = resource
+        self._life = life
+
+    def __enter__(self) -> ResourceT:
+        """Returns the resource."""
+        self._life.begin_use()
+        return self._resource
+
+    def __exit__(self, *_: object) -> None:
+        """Lets it expire again."""
+        self._life.end_use()

@@ -2,13 +2,11 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
-from gradserve_server.accumulators.accumulator import Accumulator
+from gradserve_server.accumulators.accumulator import Accumulator, OpenGradient
 from gradserve_server.accumulators.average_memory import AverageMemory, NoAverageMemory
 from gradserve_server.accumulators.dense import Allocate
 from gradserve_server.accumulators.events import Event
@@ -71,12 +69,16 @@ class Bench:
         return self.registry.create(key, AccumulatorSpec(parts, **spec), lifetime)[0]
 
 
-def gradient(*values: float) -> Callable[[], AbstractAsyncContextManager[Gradient]]:
+def gradient(*values: float) -> OpenGradient:
     return holding(np.array(values, np.float32))
 
 
-def holding(values: np.ndarray) -> Callable[[], AbstractAsyncContextManager[Gradient]]:
-    return lambda: nullcontext(Gradient({"": values}))
+def holding(values: np.ndarray) -> OpenGradient:
+    return opened(Gradient({"": values}))
+
+
+def opened(gradient: Gradient) -> OpenGradient:
+    return lambda use: use(gradient)
 
 
 async def apply(acc: Accumulator, *values: float, call: RequestId | None = None, **contribution: Any) -> Any:

@@ -1,6 +1,5 @@
 """Sums, means, weights, types and orders."""
 
-from contextlib import nullcontext
 from typing import Any
 
 import ml_dtypes
@@ -17,7 +16,7 @@ from gradserve_server.accumulators.spec import (
 from gradserve_server.errors import (
     InvalidArgumentError,
 )
-from tests.accumulators.bench import F32, Bench, apply, holding, take, value_of
+from tests.accumulators.bench import F32, Bench, apply, holding, opened, take, value_of
 
 
 class TestArithmetic:
@@ -49,8 +48,8 @@ class TestArithmetic:
     async def test_weighted_sum_of_any_size(self, bench: Bench, size: int) -> None:
         acc = bench.accumulator(reduction=Reduction.SUM)
         first, second = np.random.default_rng(0).normal(size=(2, size)).astype(np.float32)
-        await acc.apply(None, Contribution(weight=0.5), lambda: nullcontext(Gradient({"": first})))
-        await acc.apply(None, Contribution(weight=3.0), lambda: nullcontext(Gradient({"": second})))
+        await acc.apply(None, Contribution(weight=0.5), opened(Gradient({"": first})))
+        await acc.apply(None, Contribution(weight=3.0), opened(Gradient({"": second})))
         average, _ = await take(acc, 2)
         np.testing.assert_allclose(average.values[""], first * 0.5 + second * 3.0, rtol=1e-6, atol=1e-6)
 
@@ -127,9 +126,9 @@ class TestArithmetic:
         good = SparseSlices(np.array([1]), np.ones((1, 1), np.float32))
         bad = SparseSlices(np.array([4]), np.ones((1, 1), np.float32))
         with pytest.raises(InvalidArgumentError, match="index is 4 exceeded 4"):
-            await acc.apply(None, Contribution(), lambda: nullcontext(Gradient({"w": w, "e": bad})))
+            await acc.apply(None, Contribution(), opened(Gradient({"w": w, "e": bad})))
         assert (acc.num_accumulated, bench.memory.used) == (0, 0)
-        await acc.apply(None, Contribution(), lambda: nullcontext(Gradient({"w": w, "e": good})))
+        await acc.apply(None, Contribution(), opened(Gradient({"w": w, "e": good})))
         average, _ = await take(acc, 1)
         assert list(average.values) == ["w", "e"]
 

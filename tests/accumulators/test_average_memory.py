@@ -1,7 +1,6 @@
 """Averages that are written where others read them in place."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from gradserve_server.accumulators.gradient import Array, Contribution, Gradient
 from gradserve_server.accumulators.spec import ComponentSpec, Layout, PartialShape, Reduction
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.errors import ResourceExhaustedError, UnavailableError
-from tests.accumulators.bench import F32, Bench, apply, take, value_of
+from tests.accumulators.bench import F32, Bench, apply, opened, take, value_of
 from tests.journals import ListedJournal
 
 
@@ -50,7 +49,7 @@ def memory() -> ListedMemory:
 
 
 async def owned(acc: Accumulator, array: Array) -> None:
-    await acc.apply(None, Contribution(worker_id="w"), lambda: nullcontext(Gradient({"": array}, owned=True)))
+    await acc.apply(None, Contribution(worker_id="w"), opened(Gradient({"": array}, owned=True)))
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -65,7 +64,7 @@ async def test_averages_are_written_there(
     for values, weight in (([1, 2], 2), ([3, 6], 2)):
         contribution = Contribution(weight=weight, worker_id="w")
         gradient = Gradient({"": np.array(values, dtype)}, owned=True)
-        await acc.apply(None, contribution, lambda gradient=gradient: nullcontext(gradient))  # type: ignore[misc]
+        await acc.apply(None, contribution, opened(gradient))
     average, _ = await take(acc, 2)
     ((array,),) = memory.given
     assert average.values[""] is array
@@ -82,7 +81,7 @@ async def test_dense_components_of_one_round_are_asked_for_together(memory: List
     )
     rows = SparseSlices(np.array([1]), np.ones((1, 1), np.float32))
     values: dict[str, Value] = {"w": np.ones(3, np.float32), "e": rows, "b": np.full((2, 2), 4, np.float16)}
-    await acc.apply(None, Contribution(), lambda: nullcontext(Gradient(values)))
+    await acc.apply(None, Contribution(), opened(Gradient(values)))
     average, _ = await take(acc, 1)
     ((w, b),) = memory.given
     assert [(each.shape, each.dtype) for each in (w, b)] == [((3,), F32), ((2, 2), np.float16)]
@@ -94,7 +93,7 @@ async def test_dense_components_of_one_round_are_asked_for_together(memory: List
 async def test_sparse_accumulators_ask_for_nothing(memory: ListedMemory) -> None:
     acc = Bench(average_memory=memory).accumulator(ComponentSpec("", F32, PartialShape((4, 1)), Layout.SPARSE))
     rows = SparseSlices(np.array([1]), np.ones((1, 1), np.float32))
-    await acc.apply(None, Contribution(), lambda: nullcontext(Gradient({"": rows})))
+    await acc.apply(None, Contribution(), opened(Gradient({"": rows})))
     await take(acc, 1)
     assert memory.given == []
 
@@ -161,7 +160,7 @@ async def test_sums_may_be_there_from_the_start() -> None:
     for number in (1, 2):
         first = np.full(4, 1, np.float32)
         contribution = Contribution(local_step=number)
-        await acc.apply(None, contribution, lambda first=first: nullcontext(Gradient({"": first}, live=True)))  # type: ignore[misc]
+        await acc.apply(None, contribution, opened(Gradient({"": first}, live=True)))
         first[...] = 77
         assert bench.memory.used == acc.state.num_bytes == 16 * number
         await apply(acc, 3, 3, 3, 3, local_step=number)
@@ -182,7 +181,7 @@ async def test_other_sums_are_elsewhere(spec: dict[str, Any], *, owned: bool) ->
     memory = ListedMemory(takes_sums=True)
     acc = Bench(average_memory=memory).accumulator(**spec)
     gradient = Gradient({"": np.full(4, 6, np.float32)}, owned=owned)
-    await acc.apply(None, Contribution(worker_id="w"), lambda: nullcontext(gradient))
+    await acc.apply(None, Contribution(worker_id="w"), opened(gradient))
     assert memory.given == []
     average, _ = await take(acc, 1)
     assert average.values[""] is memory.given[0][0]
@@ -213,7 +212,7 @@ async def test_sums_in_the_order_of_workers_need_no_memory_of_their_own(
     for worker, value in (("b", 5), ("a", 1)):
         array = np.full(3, value, dtype)
         contribution = Contribution(worker_id=worker)
-        await acc.apply(None, contribution, lambda array=array: nullcontext(Gradient({"": array})))  # type: ignore[misc]
+        await acc.apply(None, contribution, opened(Gradient({"": array})))
     average, _ = await take(acc, 2)
     assert average.values[""] is memory.given[0][0]
     assert average.values[""].tolist() == [3] * 3

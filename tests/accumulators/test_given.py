@@ -13,9 +13,9 @@ from gradserve_server.accumulators.given import (
     GivenGradient,
     GivenSparse,
     GivenValue,
-    open_gradient,
+    use_gradient,
 )
-from gradserve_server.accumulators.gradient import Contribution, SparseSlices
+from gradserve_server.accumulators.gradient import Contribution, Gradient, SparseSlices
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout, PartialShape
 from gradserve_server.errors import InvalidArgumentError, NotFoundError, ServiceError
 from gradserve_server.tensors.references import Inline, Malformed, Stored
@@ -30,7 +30,11 @@ E = GivenSparse(Inline(np.array([0], np.int64)), Inline(np.ones((1, 2), F32)))
 
 def given(opening: Opening, spec: AccumulatorSpec, release: bool = False, **values: GivenValue | None) -> OpenGradient:
     components = [GivenComponent(name if len(spec.components) > 1 else "", value) for name, value in values.items()]
-    return partial(open_gradient, opening.opener, spec, GivenGradient(components, release))
+    return partial(use_gradient, opening.opener, spec, GivenGradient(components, release))
+
+
+async def noted(gradient: Gradient) -> Gradient:
+    return gradient
 
 
 @pytest.fixture
@@ -39,11 +43,11 @@ def opening() -> Opening:
 
 
 async def test_components_in_any_order(opening: Opening) -> None:
-    async with given(opening, MODEL, e=E, w=W)() as gradient:
-        assert list(gradient.values) == ["e", "w"]
-        assert gradient.values["w"] is ONES
-        assert isinstance(gradient.values["e"], SparseSlices)
-        assert not gradient.owned
+    gradient = await given(opening, MODEL, e=E, w=W)(noted)
+    assert list(gradient.values) == ["e", "w"]
+    assert gradient.values["w"] is ONES
+    assert isinstance(gradient.values["e"], SparseSlices)
+    assert not gradient.owned
 
 
 @pytest.mark.parametrize(
@@ -74,15 +78,13 @@ async def test_what_is_wrong_is_said_in_the_order_of_the_request(
     opening: Opening, values: Any, message: str, field: str
 ) -> None:
     with pytest.raises(InvalidArgumentError) as error:
-        async with given(opening, MODEL, **values)():
-            pass
+        await given(opening, MODEL, **values)(noted)
     assert (error.value.message, error.value.field) == (message, field)
 
 
 async def test_handles_are_looked_up_first(opening: Opening) -> None:
     with pytest.raises(NotFoundError) as error:
-        async with given(opening, MODEL, x=None, e=GivenSparse(Stored("nowhere"), Malformed("wrong")))():
-            pass
+        await given(opening, MODEL, x=None, e=GivenSparse(Stored("nowhere"), Malformed("wrong")))(noted)
     assert error.value.field == "gradient[1].sparse.indices.handle"
     assert error.value.message == "component 'e': no tensor with the handle 'nowhere'"
 
@@ -100,8 +102,7 @@ async def test_what_lies_on_the_device_is_added_up_on_the_host(opening: Opening)
 async def test_a_released_result_of_the_device_becomes_the_sum(opening: Opening) -> None:
     acc = Bench(memory=opening.world.memory).accumulator()
     stored = opening.keep(opening.on_device(), shared=True)
-    async with given(opening, ONE, x=GivenDense(stored))() as gradient:
-        brought = gradient.values[""]
+    brought = (await given(opening, ONE, x=GivenDense(stored))(noted)).values[""]
     await acc.apply(None, Contribution(), given(opening, ONE, release=True, x=GivenDense(stored)))
     assert (await take(acc, 1))[0].values[""] is brought
     assert opening.world.used == (ONES.nbytes, 0), "the average that is kept"

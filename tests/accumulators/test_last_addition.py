@@ -1,7 +1,6 @@
 """The addition that ends a round is computed together with the division."""
 
 import asyncio
-from contextlib import nullcontext
 from typing import Any
 
 import ml_dtypes
@@ -14,7 +13,7 @@ from gradserve_server.accumulators.spec import ComponentSpec, Reduction
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.errors import UnavailableError
-from tests.accumulators.bench import Bench, apply, push_pull, take, turns, value_of
+from tests.accumulators.bench import Bench, apply, opened, push_pull, take, turns, value_of
 from tests.accumulators.test_average_memory import ListedMemory
 from tests.journals import ListedJournal
 
@@ -63,7 +62,7 @@ async def test_the_result_does_not_depend_on_whether_somebody_waits(
         await turns()
         for weight, value in enumerate(values, 1):
             gradient = Gradient({"": value})
-            await acc.apply(None, Contribution(weight=weight / 3), lambda gradient=gradient: nullcontext(gradient))  # type: ignore[misc]
+            await acc.apply(None, Contribution(weight=weight / 3), opened(gradient))
         average, _ = await (taking or take(acc, 3))
         results.append(average.values[""].tobytes())
         assert bench.memory.used == acc.state.num_bytes == 100 * np.dtype(dtype).itemsize

@@ -2,19 +2,18 @@
 
 import gc
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from gradserve_server.accumulators.accumulator import OpenGradient
 from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, SparseSlices
 from gradserve_server.accumulators.spec import ComponentSpec, Layout, PartialShape
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
-from tests.accumulators.bench import F32, Bench, take
+from tests.accumulators.bench import F32, Bench, opened, take
 
 WORKER = Contribution(worker_id="w")
 
@@ -39,8 +38,8 @@ class Scribbler(InlineCompute):
         return result
 
 
-def live(array: Array, *, owned: bool = False) -> Callable[[], AbstractAsyncContextManager[Gradient]]:
-    return lambda: nullcontext(Gradient({"": array}, owned=owned, live=True))
+def live(array: Array, *, owned: bool = False) -> OpenGradient:
+    return opened(Gradient({"": array}, owned=owned, live=True))
 
 
 @each_order
@@ -142,7 +141,7 @@ async def test_sparse_components_beside(*, deterministic: bool) -> None:
     rows = SparseSlices(np.array([1]), np.full((1, 1), 5, np.float32))
     for _ in range(2):
         gradient = Gradient({"e": rows, "w": region}, live=True)
-        await acc.apply(None, WORKER, lambda gradient=gradient: nullcontext(gradient))  # type: ignore[misc]
+        await acc.apply(None, WORKER, opened(gradient))
     assert bench.memory.used == acc.state.num_bytes
     average, _ = await take(acc, 2)
     assert average.values["w"].tolist() == [1, 1]
@@ -154,7 +153,7 @@ async def test_other_dtypes_beside_are_converted() -> None:
     acc = Bench().accumulator(ComponentSpec("a", F32), ComponentSpec("b", F32), refuse_non_finite=True)
     region, stored = np.ones(2, np.float32), np.full(2, 3.0)
     gradient = Gradient({"a": region, "b": stored}, live=True)
-    await acc.apply(None, WORKER, lambda: nullcontext(gradient))
+    await acc.apply(None, WORKER, opened(gradient))
     region[...] = np.nan
     average, _ = await take(acc, 1)
     assert {name: value.tolist() for name, value in average.values.items()} == {"a": [1, 1], "b": [3, 3]}

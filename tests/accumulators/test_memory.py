@@ -1,13 +1,14 @@
 """What accumulators hold, and how they are found."""
 
 import itertools
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import numpy as np
 import pytest
 
 from gradserve.memory.pool import BufferPool
+from gradserve_server.accumulators.accumulator import OpenGradient
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.spec import (
     AccumulatorSpec,
@@ -21,14 +22,16 @@ from gradserve_server.errors import (
 from gradserve_server.resources import ResourceKey
 from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.store import TensorStore
-from tests.accumulators.bench import F32, ID, KEY, Bench, FailingCompute, apply, take, turns, value_of
+from tests.accumulators.bench import F32, ID, KEY, Bench, FailingCompute, apply, opened, take, turns, value_of
+
+T = TypeVar("T")
 
 
 class TestMemory:
     async def test_owned_gradient_becomes_the_sum(self, bench: Bench) -> None:
         acc = bench.accumulator()
         mine = np.ones(4, np.float32)
-        await acc.apply(None, Contribution(), lambda: nullcontext(Gradient({"": mine}, owned=True)))
+        await acc.apply(None, Contribution(), opened(Gradient({"": mine}, owned=True)))
         average, _ = await take(acc, 1)
         assert average.values[""] is mine
 
@@ -36,7 +39,7 @@ class TestMemory:
         acc = bench.accumulator()
         mine = np.ones(4, np.float32)
         for _ in range(2):
-            await acc.apply(None, Contribution(weight=2), lambda: nullcontext(Gradient({"": mine})))
+            await acc.apply(None, Contribution(weight=2), opened(Gradient({"": mine})))
         await take(acc, 2)
         assert mine.tolist() == [1] * 4
 
@@ -61,12 +64,12 @@ class TestMemory:
         )
         seen: list[int] = []
 
-        def opening(handle: str) -> Callable[[], AbstractAsyncContextManager[Gradient]]:
-            @asynccontextmanager
-            async def opened() -> AsyncIterator[Gradient]:
+        def opening(handle: str) -> OpenGradient:
+            async def opened(use: Callable[[Gradient], Awaitable[T]]) -> T:
                 with store.use([handle], release=True) as held:
-                    yield Gradient({"": held.arrays[handle]}, held.exclusive, held.memory)
+                    result = await use(Gradient({"": held.arrays[handle]}, held.exclusive, held.memory))
                     seen.append(bench.memory.used)
+                    return result
 
             return opened
 
@@ -108,12 +111,8 @@ class TestMemory:
     async def test_gradient_that_cannot_be_fetched(self, bench: Bench) -> None:
         acc = bench.accumulator()
 
-        def fetched_from_nobody() -> Gradient:
+        async def broken(use: Callable[[Gradient], Awaitable[T]]) -> T:
             raise NotFoundError("no tensor")
-
-        @asynccontextmanager
-        async def broken() -> AsyncIterator[Gradient]:
-            yield fetched_from_nobody()
 
         with pytest.raises(NotFoundError):
             await acc.apply(ID, Contribution(), broken)

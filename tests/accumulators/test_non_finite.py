@@ -2,7 +2,6 @@
 
 import math
 import threading
-from contextlib import nullcontext
 from typing import Any
 
 import ml_dtypes
@@ -15,7 +14,7 @@ from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.spec import ComponentSpec
 from gradserve_server.devices.compute import ThreadCompute
 from gradserve_server.errors import InvalidArgumentError
-from tests.accumulators.bench import F32, Bench
+from tests.accumulators.bench import F32, Bench, opened
 
 BLOCK = finite.BLOCK
 DTYPES: list[Any] = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
@@ -190,10 +189,10 @@ async def test_large_gradients_are_looked_at_in_a_thread(refuse: bool, num_check
     acc = bench.accumulator(ComponentSpec("", F32), refuse_non_finite=refuse)
     await acc.set_global_step(1)  # stale: looked at, not added
     large = np.ones(1 << 20, np.float32)
-    await acc.apply(None, Contribution(), lambda: nullcontext(Gradient({"": large})))
+    await acc.apply(None, Contribution(), opened(Gradient({"": large})))
     assert len(compute.names) == num_checks
     large[-1] = NAN
     if refuse:
         with pytest.raises(InvalidArgumentError, match=r"got nan at \[1048575\]"):
-            await acc.apply(None, Contribution(), lambda: nullcontext(Gradient({"": large})))
+            await acc.apply(None, Contribution(), opened(Gradient({"": large})))
     compute.close()

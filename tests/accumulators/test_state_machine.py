@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +27,7 @@ from gradserve_server.errors import AbortedError, DeadlineExceededError, Invalid
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.resources import ResourceKey
 from gradserve_server.tensors.quotas import Quota
+from tests.accumulators.bench import opened
 
 KEY = ResourceKey("test", "acc")
 SPEC = AccumulatorSpec((ComponentSpec("", np.dtype(np.float64), PartialShape((2,))),))
@@ -213,7 +213,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
     @rule(ahead=steps)
     def apply_malformed(self, ahead: int) -> None:
         self.number += 1
-        bad = lambda: nullcontext(Gradient({"": np.zeros(3)}))  # noqa: E731
+        bad = opened(Gradient({"": np.zeros(3)}))
         self.fails(
             InvalidArgumentError, self.acc.apply(self.id(self.number), Contribution(self.model.step + ahead), bad)
         )
@@ -442,7 +442,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
 
 
 def gradient(value: int) -> Any:
-    return lambda: nullcontext(Gradient({"": np.array([value, value], np.float64)}))
+    return opened(Gradient({"": np.array([value, value], np.float64)}))
 
 
 AccumulatorMachine.TestCase.settings = settings(

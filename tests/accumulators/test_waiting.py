@@ -264,6 +264,7 @@ class TestReadAverage:
         acc = bench.accumulator()
         readers = [asyncio.create_task(acc.read_average(2, 5)) for _ in range(3)]
         newest = asyncio.create_task(acc.read_average(None, 5))
+        await turns()
         for step in range(2):
             await apply(acc, step + 1, local_step=step)
             await take(acc, 1)

@@ -107,7 +107,9 @@ def test_the_drawn_tree_is_complete(tree: Any) -> None:
     defined = {
         name
         for name, value in vars(tree).items()
-        if getattr(value, "__module__", "") == tree.__name__ and isinstance(value, type)
+        if getattr(value, "__module__", "") == tree.__name__
+        and isinstance(value, type)
+        and issubclass(value, Exception)
     }
     drawn = {word for word in tree.__doc__.replace("(", " ").split() if word in defined}
     assert drawn == defined

@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from gradserve_server.accumulators.averages import KeptAverages, average_of
 from gradserve_server.accumulators.diagnosis import diagnose
@@ -18,15 +17,24 @@ from gradserve_server.accumulators.round_sum import RoundSum
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.under_way import CallsUnderWay
 from gradserve_server.accumulators.waiting import TakeQueue, Waiter
+from gradserve_server.eager import Begun
 from gradserve_server.errors import DeadlineExceededError, InvalidArgumentError, ServiceError
 from gradserve_server.state.journal import Journal
 from gradserve_server.tensors.quotas import Quota
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
-OpenGradient = Callable[[], AbstractAsyncContextManager[Gradient]]
-"""Opens the gradient of a call, in host memory. Leaving the context without an exception means that it was accepted or
-dropped."""
+
+class OpenGradient(Protocol):
+    """Opens the gradient of a call, in host memory."""
+
+    def __call__(self, use: Callable[[Gradient], Awaitable[T]]) -> Awaitable[T]:
+        """Calls a function with the gradient, which is there until it returns; returns its result.
+
+        If the function raises nothing, the gradient was accepted or dropped.
+        """
+        ...
 
 
 class Accumulator:
@@ -127,10 +135,11 @@ class Accumulator:
                 assert isinstance(first, Waiter), "another kind of call has another fingerprint"
                 return await self._wait(first, timeout), True
             waiter = Waiter(num_required, call=call)
-            self._under_way.begin(call, waiter)
-            waiter.answer.add_done_callback(lambda _: self._under_way.end(call, waiter))
             self._queue.append(waiter)
             self._wake()
+            if not waiter.answer.done():
+                self._under_way.begin(call, waiter)
+                waiter.answer.add_done_callback(lambda _: self._under_way.end(call, waiter))
             return await self._wait(waiter, timeout), False
 
     async def push_pull(
@@ -201,7 +210,7 @@ class Accumulator:
 
     async def set_global_step(self, step: int) -> None:
         """Sets the step; gradients in the round stay in it."""
-        await asyncio.shield(self._own(self._set_global_step(step)))
+        await self._finished(self._exclusively(self._set_global_step, step))
 
     def close(self, error: ServiceError) -> None:
         """Ends every wait with `error`, refuses later calls with it, and frees the memory."""
@@ -213,11 +222,10 @@ class Accumulator:
     # Changes
 
     async def _set_global_step(self, step: int) -> None:
-        async with self._exclusive():
-            event = StepSet(step)
-            await self._journal.append(event)
-            self._ledger.replay(event)
-            self._averages.history.step_set(step)
+        event = StepSet(step)
+        await self._journal.append(event)
+        self._ledger.replay(event)
+        self._averages.history.step_set(step)
 
     async def _apply(
         self,
@@ -229,19 +237,30 @@ class Accumulator:
         one_per_worker: bool,
     ) -> Applied:
         with self._ledger.room_for(call):
-            async with open_gradient() as given, self._exclusive():
-                outcome = self._ledger.judge(contribution, one_per_worker=one_per_worker)
-                gradient = await self._sum.check(given, joins=outcome is not Outcome.STALE)
-                event = GradientAnswered(call, contribution, outcome, awaits_average=pull is not None)
-                if outcome is Outcome.ACCEPTED:
-                    await self._add(gradient, event)
-                else:
-                    await self._journal.append(event)
-                applied = self._ledger.answer(event)
-                if pull is not None and applied.round is not None and not pull.answer.cancelled():
-                    pull.round = applied.round
-                    self._queue.append(pull)
-                return applied
+            return await open_gradient(
+                lambda given: self._exclusively(self._answer, call, contribution, given, pull, one_per_worker)
+            )
+
+    async def _answer(
+        self,
+        call: RequestId | None,
+        contribution: Contribution,
+        given: Gradient,
+        pull: Waiter | None,
+        one_per_worker: bool,
+    ) -> Applied:
+        outcome = self._ledger.judge(contribution, one_per_worker=one_per_worker)
+        gradient = await self._sum.check(given, joins=outcome is not Outcome.STALE)
+        event = GradientAnswered(call, contribution, outcome, awaits_average=pull is not None)
+        if outcome is Outcome.ACCEPTED:
+            await self._add(gradient, event)
+        else:
+            await self._journal.append(event)
+        applied = self._ledger.answer(event)
+        if pull is not None and applied.round is not None and not pull.answer.cancelled():
+            pull.round = applied.round
+            self._queue.append(pull)
+        return applied
 
     async def _add(self, gradient: Gradient, event: GradientAnswered) -> None:
         staged = await self._sum.stage(gradient, event.contribution)
@@ -269,14 +288,13 @@ class Accumulator:
             self._sum.settle()
             self._queue.serve(head, ended, average)
 
-    @asynccontextmanager
-    async def _exclusive(self) -> AsyncIterator[None]:
-        """Holds the lock; serves waiting takes and finishes the sum before releasing it."""
+    async def _exclusively(self, change: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Makes a change under the lock; serves waiting takes and finishes the sum before releasing it."""
         try:
             async with self._lock:
                 self._check_open()
                 try:
-                    yield
+                    return await change(*args, **kwargs)
                 finally:
                     try:
                         await self._serve_takers()
@@ -296,8 +314,7 @@ class Accumulator:
             except Exception as error:
                 # An error of the taker, not of the lock's holder, whose change is done.
                 self._queue.remove(head)
-                if not head.answer.done():
-                    head.answer.set_exception(error)
+                head.fail(error)
 
     # Calls, and waits
 
@@ -317,11 +334,13 @@ class Accumulator:
             applied = known if isinstance(known, Applied) else await asyncio.shield(known)
             # Frees what a repeated call brought along as the first call did, unless it is the same.
             with contextlib.suppress(ServiceError):
-                async with open_gradient():
-                    pass
+                await open_gradient(_drop)
             return applied, True
         once = one_per_worker or self.spec.one_per_worker
-        task = self._own(self._apply(call, contribution, open_gradient, pull, one_per_worker=once))
+        applying = Begun(self._apply(call, contribution, open_gradient, pull, one_per_worker=once))
+        if applying.is_done:
+            return applying.result(), False
+        task = self._own(applying.rest())
         self._under_way.begin(call, task)
         task.add_done_callback(partial(self._under_way.end, call))
         return await asyncio.shield(task), False
@@ -348,6 +367,8 @@ class Accumulator:
 
     async def _wait(self, waiter: Waiter, timeout: float | None) -> Average:
         """Waits for the answer, for at most `timeout` seconds."""
+        if waiter.answer.done():
+            return waiter.answer.result()
         waiter.listeners += 1
         try:
             async with asyncio.timeout(timeout):
@@ -374,13 +395,11 @@ class Accumulator:
             self._wake()
 
     def _wake(self) -> None:
-        """Serves takers soon, unless the lock is held: its holder serves them before releasing it."""
+        """Serves takers, unless the lock is held: its holder serves them before releasing it."""
         if not self._lock.locked() and self._queue.head(self.num_accumulated) is not None:
-            self._own(self._serve())
-
-    async def _serve(self) -> None:
-        async with self._exclusive():
-            pass
+            serving = Begun(self._exclusively(_change_nothing))
+            if not serving.is_done:
+                self._own(serving.rest())
 
     def _diagnosis(self) -> str:
         return diagnose(self._ledger.rounds, len(self._queue))
@@ -400,6 +419,11 @@ class Accumulator:
         if self._closed is not None:
             raise self._closed.with_traceback(None)
 
+    async def _finished(self, work: Coroutine[Any, Any, T]) -> T:
+        """Does work that continues when its caller is cancelled."""
+        begun = Begun(work)
+        return begun.result() if begun.is_done else await asyncio.shield(self._own(begun.rest()))
+
     def _own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Runs work that continues when its caller is cancelled."""
         task = asyncio.get_running_loop().create_task(work)
@@ -407,6 +431,14 @@ class Accumulator:
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(_retrieve)
         return task
+
+
+async def _change_nothing() -> None:
+    """A change for the sake of what follows every change."""
+
+
+async def _drop(_gradient: Gradient) -> None:
+    """Does nothing with a gradient."""
 
 
 def _retrieve(done: asyncio.Future[Any]) -> None:

@@ -1,8 +1,7 @@
 """Adds component names to errors, because indices in a request say little about a model of a hundred components."""
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Protocol
 
 from gradserve_server.errors import ServiceError
@@ -17,19 +16,24 @@ class Named(Protocol):
         ...
 
 
-@contextmanager
-def components_named(field: str, components: Sequence[Named]) -> Iterator[None]:
-    """Puts the component's name, if it has one, at the beginning of the message of an error about it.
+class components_named:  # noqa: N801
+    """Puts the component's name, if it has one, at the beginning of the message of a block's error about it."""
 
-    Args:
-        field: The path of the components in the request.
-        components: The components in that field.
-    """
-    try:
-        yield
-    except ServiceError as error:
-        place = re.match(rf"{re.escape(field)}\[(\d+)\]", error.field or "")
-        name = components[int(place[1])].name if place else ""
+    __slots__ = ("_components", "_field")
+
+    def __init__(self, field: str, components: Sequence[Named]) -> None:
+        """Takes the path of the components in the request, and the components there."""
+        self._field = field
+        self._components = components
+
+    def __enter__(self) -> None:
+        """Does nothing."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        """Changes the message of an error."""
+        if not isinstance(error, ServiceError):
+            return
+        place = re.match(rf"{re.escape(self._field)}\[(\d+)\]", error.field or "")
+        name = self._components[int(place[1])].name if place else ""
         if name and repr(name) not in error.message:
             error.message = f"component {name!r}: {error.message}"
-        raise

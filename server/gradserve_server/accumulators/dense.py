@@ -65,7 +65,7 @@ class DenseSums:
     @property
     def nbytes(self) -> int:
         """The memory of the sums."""
-        return sum(each.nbytes for each in self._sums)
+        return sum([each.nbytes for each in self._sums])
 
     def growth(self, gradient: Gradient) -> int:
         """Returns the bytes of the memory quota that adding `gradient` takes."""

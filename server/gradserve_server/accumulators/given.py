@@ -1,9 +1,8 @@
 """Builds the gradient of a request from the tensors that the request names."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -13,6 +12,8 @@ from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, L
 from gradserve_server.errors import InvalidArgumentError, request_fields
 from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
 from gradserve_server.tensors.references import Reference
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,16 @@ class GivenGradient:
     release: bool = False
 
 
-@asynccontextmanager
-async def open_gradient(opener: TensorOpener, spec: AccumulatorSpec, given: GivenGradient) -> AsyncIterator[Gradient]:
-    """Holds the tensors of a gradient in host memory while the accumulator uses them.
+async def use_gradient(
+    opener: TensorOpener, spec: AccumulatorSpec, given: GivenGradient, use: Callable[[Gradient], Awaitable[T]]
+) -> T:
+    """Holds the tensors of a gradient in host memory while a function uses them; returns what it returns.
 
     Args:
         opener: Opens the tensors.
         spec: The accumulator's spec.
         given: The gradient as the request has it.
+        use: The function.
 
     Raises:
         InvalidArgumentError: The components are not those of the spec, or a tensor is malformed.
@@ -77,11 +80,14 @@ async def open_gradient(opener: TensorOpener, spec: AccumulatorSpec, given: Give
         if not tensors.is_on_host:
             await tensors.bring_to_host()
         # Indices must not change once they are checked, and rows are used more than once.
-        await tensors.copy_live(path for path in references if ".sparse." in path)
+        rows = [path for path in references if ".sparse." in path]
+        if rows:
+            await tensors.copy_live(rows)
         values = _values(spec, components, tensors)
         live = any(tensors.is_live(path) for path in references)
+        exclusive = tensors.exclusive
         with request_fields(_component_paths(spec, components)):
-            yield Gradient(values, tensors.exclusive, tensors.memory if tensors.exclusive else (), live=live)
+            return await use(Gradient(values, exclusive, tensors.memory if exclusive else (), live=live))
 
 
 def _references(components: Sequence[GivenComponent]) -> dict[str, Reference]:

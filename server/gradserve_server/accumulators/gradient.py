@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -60,10 +61,10 @@ class Gradient:
         """True if the accumulator may take over the memory of the arrays."""
         return self.owned and not self.live
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """The memory of all values."""
-        return sum(value.nbytes for value in self.values.values())
+        return sum([value.nbytes for value in self.values.values()])
 
     @property
     def dense(self) -> dict[str, Array]:
@@ -85,10 +86,10 @@ class Gradient:
         """The memory of the dense values."""
         return self.nbytes - self.sparse_nbytes
 
-    @property
+    @cached_property
     def sparse_nbytes(self) -> int:
         """The memory of the sparse values, whose indices are read one by one."""
-        return sum(value.nbytes for value in self.sparse.values())
+        return sum([value.nbytes for value in self.values.values() if isinstance(value, SparseSlices)])
 
 
 @dataclass(frozen=True)
@@ -128,10 +129,10 @@ class Average:
     total_weight: float
     worker_ids: tuple[str, ...]
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """The memory of all values."""
-        return sum(value.nbytes for value in self.values.values())
+        return sum([value.nbytes for value in self.values.values()])
 
     @property
     def arrays(self) -> list[Array]:

@@ -25,7 +25,7 @@ class AverageHistory:
     @property
     def nbytes(self) -> int:
         """The memory of the averages."""
-        return sum(average.nbytes for average in self._averages.values())
+        return sum([average.nbytes for average in self._averages.values()])
 
     @property
     def rounds(self) -> frozenset[int]:

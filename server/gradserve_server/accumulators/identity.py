@@ -1,10 +1,10 @@
 """Request ids, and the memory of calls that makes each count once, however often it is sent."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
 from gradserve_server.state.id_window import IdWindow
@@ -105,7 +105,6 @@ class CallMemory(Generic[RecordT]):
         known = self._clients.get(call.client_id) if call is not None else None
         if call is None or known is None:
             return None
-        self._heard_of(call.client_id)
         found = known.calls.recall(call.sequence)
         if found is None:
             if call.sequence <= known.floor:
@@ -116,6 +115,7 @@ class CallMemory(Generic[RecordT]):
                 )
             return None
         call.check_content(found.fingerprint)
+        self._heard_of(call.client_id)
         return found.record
 
     def windows(self) -> dict[str, ClientWindow[RecordT]]:
@@ -140,43 +140,66 @@ class CallMemory(Generic[RecordT]):
         for client_id in client_ids:
             self._clients.pop(client_id, None)
 
-    @contextmanager
-    def room_for(self, call: RequestId | None) -> Iterator[None]:
-        """Makes sure that the outcome of a call can be remembered at the end of the block.
+    def room_for(self, call: RequestId | None) -> AbstractContextManager[None]:
+        """Makes sure that the outcome of a call can be remembered at the end of a block.
+
+        At its beginning, ResourceExhaustedError says that too many clients are remembered already.
+        """
+        return nullcontext() if call is None else _Running(self, call)
+
+    def begin(self, call: RequestId) -> ClientWindow[RecordT]:
+        """Notes that a call has begun; returns the window of its client.
 
         Raises:
             ResourceExhaustedError: Too many clients are remembered already.
         """
-        if call is None:
-            yield
-            return
         if call.client_id not in self._clients and len(self._clients) >= self._max_clients:
             raise ResourceExhaustedError(
                 f"too many clients use request ids here: {self._max_clients} allowed", field="request_id.client_id"
             )
         window = self._heard_of(call.client_id)
         window.num_running += 1
-        try:
-            yield
-        finally:
-            window.num_running -= 1
-            if self._clients.get(call.client_id) is window:
-                self._heard_of(call.client_id)
-                if not len(window.calls) and window.floor < 0 and not window.num_running:
-                    # Clients that come, fail and go take up no place.
-                    del self._clients[call.client_id]
+        return window
+
+    def end(self, call: RequestId, window: ClientWindow[RecordT]) -> None:
+        """Notes that a call has ended."""
+        window.num_running -= 1
+        if self._clients.get(call.client_id) is window:
+            self._heard_of(call.client_id)
+            if not len(window.calls) and window.floor < 0 and not window.num_running:
+                # Clients that come, fail and go take up no place.
+                del self._clients[call.client_id]
 
     def remember(self, call: RequestId | None, record: RecordT) -> None:
         """Remembers the outcome of a call in the place of the client's oldest."""
         if call is None:
             return
-        window = self._heard_of(call.client_id)
+        window = self._clients.get(call.client_id) or self._heard_of(call.client_id)
         forgotten = window.calls.remember(call.sequence, CallRecord(call.fingerprint, record))
-        window.floor = max([window.floor, *forgotten])
+        if forgotten:
+            window.floor = max(window.floor, *forgotten)
 
     def _heard_of(self, client_id: str) -> ClientWindow[RecordT]:
         """Returns the window of a client, after making it the one last heard of."""
-        window = self._clients.setdefault(client_id, ClientWindow(IdWindow(self._window)))
+        window = self._clients.get(client_id)
+        if window is None:
+            window = self._clients[client_id] = ClientWindow(IdWindow(self._window))
         window.last_used = self._clock()
         self._clients.move_to_end(client_id)
         return window
+
+
+class _Running(AbstractContextManager[None]):
+    """A call while it is carried out."""
+
+    __slots__ = ("_call", "_memory", "_window")
+
+    def __init__(self, memory: CallMemory[Any], call: RequestId) -> None:
+        self._memory = memory
+        self._call = call
+
+    def __enter__(self) -> None:
+        self._window = self._memory.begin(self._call)
+
+    def __exit__(self, *_: object) -> None:
+        self._memory.end(self._call, self._window)

@@ -70,10 +70,11 @@ class Ledger:
         if call is None:
             return []
         events: list[Event] = []
-        awaiting = (earlier.sequence for earlier in self._awaiting.get(call.client_id, ()))
-        received = tuple(sorted(sequence for sequence in awaiting if call.acknowledges(sequence)))
-        if received:
-            events.append(AnswersReceived(call.client_id, received))
+        awaiting = self._awaiting.get(call.client_id)
+        if awaiting:
+            received = sorted(each.sequence for each in awaiting if call.acknowledges(each.sequence))
+            if received:
+                events.append(AnswersReceived(call.client_id, tuple(received)))
         silent = self.calls.silent(call)
         if silent:
             events.append(ClientsForgotten(silent))

@@ -138,8 +138,10 @@ class ArrivalOrderSum:
         """
         weight = contribution.weight
         values: Mapping[str, Any] = gradient.values
-        with np.errstate(all="ignore"):
-            commits = [each.stage(values[name], weight) for name, each in self._sparse.items()]
+        commits: list[Callable[[], None]] = []
+        if self._sparse:
+            with np.errstate(all="ignore"):
+                commits += [each.stage(values[name], weight) for name, each in self._sparse.items()]
         commits.append(self._dense.stage(gradient, weight, memory))
         return Staged(partial(_carry_out, commits), 0)
 
@@ -164,12 +166,13 @@ class ArrivalOrderSum:
             MemoryError: There is not enough memory.
         """
         reduction = self._spec.reduction
-        with np.errstate(all="ignore"):
-            ends = {
-                component.name: self._sparse[component.name].stage_average(component.dtype, reduction, total_weight)
-                for component in self._spec.components
-                if component.layout is Layout.SPARSE
-            }
+        ends: dict[str, Callable[[], Value]] = {}
+        if self._sparse:
+            with np.errstate(all="ignore"):
+                for component in self._spec.components:
+                    if component.layout is Layout.SPARSE:
+                        staged = self._sparse[component.name].stage_average(component.dtype, reduction, total_weight)
+                        ends[component.name] = staged
         dtypes = [each.dtype for each in self._dense_components]
         end_dense = self._dense.stage_average(dtypes, reduction, total_weight, memory)
 

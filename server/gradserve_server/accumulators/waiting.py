@@ -26,15 +26,14 @@ class Waiter:
         self.call = call
         self.round: Round | None = None
         self.answer: asyncio.Future[Average] = asyncio.get_running_loop().create_future()
-        # An answer that arrives after everybody has left is not an error.
-        self.answer.add_done_callback(_retrieve)
         self.listeners = 0
         self.serving = False
 
-
-def _retrieve(answer: "asyncio.Future[Average]") -> None:
-    if not answer.cancelled():
-        answer.exception()
+    def fail(self, error: Exception) -> None:
+        """Answers with an error, unless there is an answer already."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+            self.answer.exception()  # retrieved here, because everybody may have left
 
 
 class TakeQueue:
@@ -78,7 +77,6 @@ class TakeQueue:
     def fail_all(self, error: Exception) -> None:
         """Answers all waiters with an error."""
         for waiter in self._waiters:
-            if not waiter.answer.done():
-                waiter.answer.set_exception(error)
+            waiter.fail(error)
         self._waiters.clear()
         self._by_round.clear()

@@ -1,7 +1,6 @@
 """The lifetimes of all resources of a server."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from gradserve_server.leases.clients import Client, ClientLeases, Delete, End, Owned
 from gradserve_server.leases.lease import Lease, LeaseQueue
@@ -25,16 +24,15 @@ class Life:
         for lease in self._leases:
             lease.renew()
 
-    @contextmanager
-    def use(self) -> Iterator[None]:
-        """Keeps the resource alive until the end of the block."""
+    def begin_use(self) -> None:
+        """Keeps the resource alive until as many uses have ended as have begun."""
         for lease in self._leases:
             lease.begin_use()
-        try:
-            yield
-        finally:
-            for lease in self._leases:
-                lease.end_use()
+
+    def end_use(self) -> None:
+        """Ends a use."""
+        for lease in self._leases:
+            lease.end_use()
 
     def end(self) -> None:
         """Ends the life of a resource that was deleted."""

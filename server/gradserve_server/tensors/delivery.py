@@ -1,10 +1,9 @@
 """Delivers results to the places that requests ask for."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import ResourceExhaustedError, request_fields
@@ -58,7 +57,7 @@ class DeliveryLimits:
 
 
 class Delivery:
-    """The results of one call. If the call fails, none of them is left on the server.
+    """The results of one call, made in a block. If the call fails, none of them is left on the server.
 
     Attributes:
         room: Memory that the call reserved for results. Kept results take it over; the rest is freed at the end.
@@ -131,9 +130,15 @@ class Delivery:
             arrays = await self._residence.copy_to_host(arrays)
         return self.deliver(arrays, shared=shared)
 
-    def take_back(self) -> None:
-        """Deletes the results that were kept."""
-        self._store.delete(self._handles)
+    def __enter__(self) -> Self:
+        """Returns the delivery."""
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        """Deletes, after an error, the results that were kept; frees what is left of the reserved memory."""
+        if error is not None:
+            self._store.delete(self._handles)
+        self.room.settle(0)
 
 
 class TensorDeliverer:
@@ -146,20 +151,13 @@ class TensorDeliverer:
         self._memory = memory
         self._limits = limits
 
-    @contextmanager
-    def begin(self, placement: Placement) -> Iterator[Delivery]:
-        """Checks a placement, and delivers results in the block. After an exception none of them is left.
+    def begin(self, placement: Placement) -> Delivery:
+        """Checks a placement; returns a context manager that delivers results to it.
 
         Raises:
             InvalidArgumentError: The lease is not positive.
         """
-        with request_fields({"lease": "placement.lease"}):
-            self._store.lease_seconds(placement.lease)
-        delivery = Delivery(placement, self._limits, self._store, self._residence, Account(self._memory))
-        try:
-            yield delivery
-        except BaseException:
-            delivery.take_back()
-            raise
-        finally:
-            delivery.room.settle(0)
+        if placement.lease is not None:
+            with request_fields({"lease": "placement.lease"}):
+                self._store.lease_seconds(placement.lease)
+        return Delivery(placement, self._limits, self._store, self._residence, Account(self._memory))

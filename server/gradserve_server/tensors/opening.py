@@ -1,9 +1,8 @@
 """Opens the tensors to which requests refer."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +14,8 @@ from gradserve_server.tensors.references import Attached, Inline, Live, Malforme
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.spec import TensorSpec
 from gradserve_server.tensors.store import HeldTensors, TensorStore
+
+T = TypeVar("T")
 
 
 class OpenedTensors:
@@ -91,12 +92,15 @@ class OpenedTensors:
     @property
     def exclusive(self) -> bool:
         """True if the call may write to all tensors: nobody else sees them, now or later, and none is used twice."""
-        kinds = Counter(type(each) for each in self._references.values())
-        if kinds[Live] or not kinds[Stored] + kinds[Attached]:
-            return False
-        if not all(each.payload.is_filled for each in self._references.values() if isinstance(each, Attached)):
-            return False
-        return not kinds[Stored] or (self._held.exclusive and kinds[Stored] == len(self._held.arrays))
+        num_stored = num_attached = 0
+        for each in self._references.values():
+            if isinstance(each, Live) or (isinstance(each, Attached) and not each.payload.is_filled):
+                return False
+            num_stored += isinstance(each, Stored)
+            num_attached += isinstance(each, Attached)
+        if num_stored:
+            return self._held.exclusive and num_stored == len(self._held.arrays)
+        return num_attached > 0
 
     @property
     def memory(self) -> tuple[Account, ...]:
@@ -154,8 +158,9 @@ class TensorOpener:
         self._store = store
         self._residence = residence
 
-    @contextmanager
-    def open(self, references: Mapping[str, Reference], *, release: bool = False) -> Iterator[OpenedTensors]:
+    def open(
+        self, references: Mapping[str, Reference], *, release: bool = False
+    ) -> AbstractContextManager[OpenedTensors]:
         """Holds the tensors of a request while a call uses them, and renews their leases.
 
         Args:
@@ -163,30 +168,44 @@ class TensorOpener:
             release: Whether to delete the stored ones when the block is left without an exception. Nobody else can
                 find them from the start; after an exception everybody can again.
 
-        Raises:
-            NotFoundError: A stored tensor does not exist.
+        The block raises NotFoundError at its beginning if a stored tensor does not exist.
         """
         stored = {path: each.handle for path, each in references.items() if isinstance(each, Stored)}
-        with _using_payloads(references):
-            if not stored:
-                yield OpenedTensors(references, HeldTensors(()), self._residence)
-                return
-            fields = [f"{path}.handle" for path in stored]
-            with self._store.use(list(stored.values()), release=release, fields=fields) as held:
-                yield OpenedTensors(references, held, self._residence)
+        if stored:
+            return self._open_stored(references, stored, release)
+        return _InUse(references, OpenedTensors(references, HeldTensors(()), self._residence))
+
+    @contextmanager
+    def _open_stored(
+        self, references: Mapping[str, Reference], stored: Mapping[str, str], release: bool
+    ) -> Iterator[OpenedTensors]:
+        fields = [f"{path}.handle" for path in stored]
+        with (
+            _InUse(references, None),
+            self._store.use(list(stored.values()), release=release, fields=fields) as held,
+        ):
+            yield OpenedTensors(references, held, self._residence)
 
 
-@contextmanager
-def _using_payloads(references: Mapping[str, Reference]) -> Iterator[None]:
-    payloads: Counter[PayloadMemory] = Counter(
-        each.payload for each in references.values() if isinstance(each, Attached | Live)
-    )
-    for payload, num_tensors in payloads.items():
-        payload.begin_use(num_tensors)
-    try:
-        yield
-    finally:
-        for payload in payloads:
+class _InUse(AbstractContextManager[T]):
+    """Notes that a call uses the payloads of its references."""
+
+    __slots__ = ("_payloads", "_value")
+
+    def __init__(self, references: Mapping[str, Reference], value: T) -> None:
+        self._value = value
+        self._payloads: dict[PayloadMemory, int] = {}
+        for each in references.values():
+            if isinstance(each, Attached | Live):
+                self._payloads[each.payload] = self._payloads.get(each.payload, 0) + 1
+
+    def __enter__(self) -> T:
+        for payload, num_tensors in self._payloads.items():
+            payload.begin_use(num_tensors)
+        return self._value
+
+    def __exit__(self, *_: object) -> None:
+        for payload in self._payloads:
             payload.end_use()
 
 

@@ -1,8 +1,5 @@
 """Quotas shared by everything on the server."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from gradserve_server.errors import ResourceExhaustedError
 
 
@@ -34,18 +31,27 @@ class Quota:
         """Returns `amount` to the quota."""
         self.used -= amount
 
-    @contextmanager
-    def hold(self, amount: int = 1) -> Iterator[None]:
-        """Takes `amount` until the end of a block.
+    def hold(self, amount: int = 1) -> "Held":
+        """Takes `amount` for a block, which begins with ResourceExhaustedError if that much is not left."""
+        return Held(self, amount)
 
-        Raises:
-            ResourceExhaustedError: That much is not left.
-        """
-        self.acquire(amount)
-        try:
-            yield
-        finally:
-            self.release(amount)
+
+class Held:
+    """A part of a quota that is taken during a block. Made by `Quota.hold`."""
+
+    __slots__ = ("_amount", "_quota")
+
+    def __init__(self, quota: Quota, amount: int) -> None:
+        self._quota = quota
+        self._amount = amount
+
+    def __enter__(self) -> None:
+        """Takes it."""
+        self._quota.acquire(self._amount)
+
+    def __exit__(self, *_: object) -> None:
+        """Returns it."""
+        self._quota.release(self._amount)
 
 
 class Account:

@@ -7,7 +7,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -36,6 +36,7 @@ from gradserve_server.errors import ServiceError
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.resources import ResourceKey
 from gradserve_server.tensors.quotas import Quota
+from tests.accumulators.bench import opened
 from tests.servers.polling import PATIENCE_SECONDS
 
 Shape = tuple[int | None, ...] | None
@@ -110,7 +111,7 @@ class CoreAcc:
         value = self._value(gradient)
         with client_errors():
             applied, _duplicate = await self._accumulator.apply(
-                None, Contribution(local_step=local_step), lambda: nullcontext(Gradient({"": value}))
+                None, Contribution(local_step=local_step), opened(Gradient({"": value}))
             )
         return gradserve.STALE if applied.round is None else gradserve.ACCEPTED
 

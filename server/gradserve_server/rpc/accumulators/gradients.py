@@ -6,13 +6,13 @@ import numpy as np
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2
+from gradserve.wire.dtypes import to_data_type
 from gradserve_server.accumulators.given import GivenComponent, GivenDense, GivenGradient, GivenSparse
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.rpc.tensors.messages import MAX_COMPONENTS, check_count, decode_reference
 from gradserve_server.tensors.payload import Payload
 from gradserve_server.tensors.references import Attached, Inline, Live, Malformed, Reference, Stored
-from gradserve_server.tensors.spec import TensorSpec
 
 _SUMMARY_BYTES = 4096
 MAX_UNANSWERED = 1024
@@ -27,7 +27,7 @@ def decode_take_id(request: messages_pb2.TakeGradientRequest) -> RequestId | Non
     """Returns the id of a take, None if it has none."""
     if not request.HasField("request_id"):
         return None
-    return _request_id(request.request_id, "take", request.num_required)
+    return _request_id(request.request_id, b"take %d" % request.num_required)
 
 
 def decode_gradient(request: GradientRequest, payload: Payload) -> tuple[RequestId | None, Contribution, GivenGradient]:
@@ -66,19 +66,14 @@ def _gradient_id(request: GradientRequest, given: GivenGradient) -> RequestId | 
     pull = None
     if isinstance(request, messages_pb2.PushPullRequest):
         pull = (request.num_required, counts_one_per_worker(request))
-    return _request_id(
-        request.request_id,
-        type(request).__name__,
-        pull,
-        request.local_step,
-        request.weight if request.HasField("weight") else 1.0,
-        request.worker_id,
-        _digest(given),
-    )
+    weight = request.weight if request.HasField("weight") else 1.0
+    what = (type(request).__name__, pull, request.local_step, weight, request.worker_id)
+    digest = blake2b(repr(what).encode(), digest_size=16)
+    _add_gradient(digest, given)
+    return _request_id(request.request_id, digest.digest())
 
 
-def _digest(given: GivenGradient) -> bytes:
-    digest = blake2b(digest_size=16)
+def _add_gradient(digest: blake2b, given: GivenGradient) -> None:
     by_contents = _contents_bytes(given) <= _LONGEST_CONTENTS
     for component in given.components:
         digest.update(component.name.encode() + b"\0")
@@ -89,7 +84,6 @@ def _digest(given: GivenGradient) -> bytes:
                 _add_tensor(digest, indices, by_contents=by_contents)
                 _add_tensor(digest, values, by_contents=by_contents)
                 digest.update(repr(dense_shape).encode())
-    return digest.digest()
 
 
 def _contents_bytes(given: GivenGradient) -> int:
@@ -101,24 +95,26 @@ def _contents_bytes(given: GivenGradient) -> int:
                 tensors.append(tensor)
             case GivenSparse(indices, values):
                 tensors += [indices, values]
-    return sum(each.array.nbytes for each in tensors if isinstance(each, Inline | Attached | Live))
+    return sum([each.array.nbytes for each in tensors if isinstance(each, (Inline, Attached, Live))])
 
 
 def _add_tensor(digest: blake2b, tensor: Reference, *, by_contents: bool) -> None:
     """Adds what very probably differs for different contents, fast even for megabytes: both ends, and all folded."""
-    if isinstance(tensor, Stored | Malformed):
+    if isinstance(tensor, (Stored, Malformed)):
         digest.update(repr(tensor.spec if isinstance(tensor, Stored) else tensor).encode())
         return
+    array = tensor.array
+    digest.update(repr((int(to_data_type(array.dtype)), array.shape)).encode())
     if not by_contents:
-        digest.update(repr(TensorSpec(tensor.array.dtype, tensor.array.shape)).encode())
         return
-    content = tensor.array.reshape(-1).view(np.uint8)
+    content = array.reshape(-1).view(np.uint8)
+    if content.size <= 2 * _SUMMARY_BYTES:
+        digest.update(content.data)
+        return
     words = content.size // 8
-    digest.update(repr((tensor.array.dtype.name, tensor.array.shape)).encode())
     digest.update(content[:_SUMMARY_BYTES].data)
     digest.update(content[-_SUMMARY_BYTES:].data)
-    if words:
-        digest.update(np.bitwise_xor.reduce(content[: words * 8].view(np.uint64)).tobytes())
+    digest.update(np.bitwise_xor.reduce(content[: words * 8].view(np.uint64)).tobytes())
 
 
 def counts_one_per_worker(request: messages_pb2.PushPullRequest) -> bool:
@@ -126,9 +122,8 @@ def counts_one_per_worker(request: messages_pb2.PushPullRequest) -> bool:
     return request.one_per_worker if request.HasField("one_per_worker") else True
 
 
-def _request_id(message: accumulator_pb2.RequestId, *content: object) -> RequestId:
+def _request_id(message: accumulator_pb2.RequestId, fingerprint: bytes) -> RequestId:
     check_count(message.unanswered, MAX_UNANSWERED, "numbers", "request_id.unanswered")
-    fingerprint = blake2b(repr(content).encode(), digest_size=16).digest()
     return RequestId(message.client_id, message.sequence, fingerprint, frozenset(message.unanswered))
 
 

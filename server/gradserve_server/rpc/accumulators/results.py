@@ -68,13 +68,13 @@ def _encode_average(average: Average, delivery: Delivery, contents: Contents) ->
     tensors = iter(encode_delivered(delivery.deliver(average.arrays, shared=True), contents))
     components = []
     for name, value in average.values.items():
-        component = accumulator_pb2.ComponentGradient(name=name)
         if isinstance(value, SparseSlices):
+            component = accumulator_pb2.ComponentGradient(name=name)
             component.sparse.indices.CopyFrom(next(tensors))
             component.sparse.values.CopyFrom(next(tensors))
             component.sparse.dense_shape.dims.extend(value.dense_shape or ())
         else:
-            component.dense.CopyFrom(next(tensors))
+            component = accumulator_pb2.ComponentGradient(name=name, dense=next(tensors))
         components.append(component)
     return accumulator_pb2.Average(
         components=components,

@@ -7,7 +7,7 @@ from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.contents import WithContents
 from gradserve_server.accumulators.accumulator import Accumulator, OpenGradient
-from gradserve_server.accumulators.given import GivenGradient, open_gradient
+from gradserve_server.accumulators.given import GivenGradient, use_gradient
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.resources import DEFAULT_CONTAINER
 from gradserve_server.rpc.accumulators.gradients import counts_one_per_worker, decode_gradient, decode_take_id
@@ -117,7 +117,7 @@ class AccumulatorServicer:
         return self._registry.use(decode_key(ref), ref.incarnation)
 
     def _opening(self, accumulator: Accumulator, given: GivenGradient) -> OpenGradient:
-        return partial(open_gradient, self._opener, accumulator.spec, given)
+        return partial(use_gradient, self._opener, accumulator.spec, given)
 
     def _delivery(self, placement: tensor_pb2.Placement, call: Call) -> AbstractContextManager[Delivery]:
         return self._deliverer.begin(decode_placement(placement, call))

@@ -23,6 +23,7 @@ from gradserve.wire.frames import (
     pack_segments,
     unpack_segments,
 )
+from gradserve_server.eager import Begun
 from gradserve_server.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
@@ -44,7 +45,6 @@ _log = logging.getLogger(__name__)
 
 _HELLO_SECONDS = 10.0
 _MAX_HELLO_BYTES = 4096
-_ONLY_REGION = "expected a descriptor with REGION only"
 
 
 class _LeftError(Exception):
@@ -107,10 +107,7 @@ class Connection:
     async def _open(self) -> None:
         try:
             async with asyncio.timeout(_HELLO_SECONDS):
-                header, descriptor = await self._stream.read_header()
-                if descriptor is not None:
-                    os.close(descriptor)
-                    raise FrameError(_ONLY_REGION)
+                header = await self._stream.read_header()
                 if header.kind is not FrameKind.HELLO or header.number != PROTOCOL:
                     raise FrameError("expected HELLO as the first frame")
                 if header.name_bytes or header.payload_bytes or header.message_bytes > _MAX_HELLO_BYTES:
@@ -129,31 +126,27 @@ class Connection:
         await self._stream.write([FrameHeader(FrameKind.REPLY).pack()])
 
     async def _next_frame(self) -> None:
-        header, descriptor = await self._stream.read_header()
-        try:
-            if descriptor is not None and header.kind is not FrameKind.REGION:
-                raise FrameError(_ONLY_REGION)
-            if header.has_more and header.kind in (FrameKind.REGION, FrameKind.DROP, FrameKind.RELEASE):
-                raise FrameError(f"expected {header.kind.name} to be a header and nothing else")
-            match header.kind:
-                case FrameKind.CALL:
-                    self.is_idle = False
-                    await self._call(header)
-                    self.is_idle = True
-                case FrameKind.REGION:
-                    await self._add_region(header, descriptor)
-                case FrameKind.DROP:
-                    self._client_regions.drop(header.number)
-                case FrameKind.RELEASE:
-                    self._server_regions.release(header)
-                case FrameKind.HELLO | FrameKind.REPLY:
-                    raise FrameError(f"expected a call, got {header.kind.name}")
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
+        header = await self._stream.read_header()
+        kind = header.kind
+        if kind is FrameKind.CALL:
+            self.is_idle = False
+            await self._call(header)
+            self.is_idle = True
+            return
+        if kind in (FrameKind.HELLO, FrameKind.REPLY):
+            raise FrameError(f"expected a call, got {kind.name}")
+        if header.has_more:
+            raise FrameError(f"expected {kind.name} to be a header and nothing else")
+        if kind is FrameKind.REGION:
+            await self._add_region(header)
+        elif kind is FrameKind.DROP:
+            self._client_regions.drop(header.number)
+        else:
+            self._server_regions.release(header)
 
-    async def _add_region(self, header: FrameHeader, descriptor: int | None) -> None:
-        if not self._has_regions or descriptor is None:
+    async def _add_region(self, header: FrameHeader) -> None:
+        descriptor = self._stream.take_descriptor()
+        if descriptor is None:
             raise FrameError("expected REGION with a descriptor, over a Unix socket")
         try:
             self._client_regions.add(header.number, header.size, descriptor)
@@ -161,6 +154,8 @@ class Connection:
             await self._reply_error(error)
         else:
             await self._stream.write([FrameHeader(FrameKind.REPLY).pack()])
+        finally:
+            os.close(descriptor)
 
     async def _call(self, header: FrameHeader) -> None:
         if header.message_bytes > self._context.max_message_bytes:
@@ -277,6 +272,28 @@ class Connection:
         return await self._context.compute.run(live, lambda: [copy(each) for each in segments])
 
     async def _answer(self, method: Method, request: Any, call: Call) -> None:
+        try:
+            begun = Begun(method.handle(request, call))
+            response = begun.result() if begun.is_done else await self._rest(begun, call)
+        except TimeoutError:
+            return await self._reply_error(DeadlineExceededError("the call's time limit has passed"))
+        except ServiceError as error:
+            # Its frames refer to the client's memory, which would stay mapped until the next garbage collection.
+            error.__traceback__ = error.__context__ = None
+            return await self._reply_error(error)
+        finally:
+            call.payload.close()
+            if not self._payload_is_done.is_set():
+                await self._payload_is_done.wait()
+        return await self._reply(response)
+
+    async def _rest(self, begun: Begun[Any], call: Call) -> Any:
+        """Returns the response of a call that has to wait, unless the client gives it up.
+
+        Raises:
+            TimeoutError: Its time is over.
+            ServiceError: It failed.
+        """
         task = asyncio.current_task()
         assert task is not None
 
@@ -289,25 +306,17 @@ class Connection:
         self._stream.watch(give_up)
         try:
             async with asyncio.timeout(None if call.deadline is None else call.time_left()):
-                response = await method.handle(request, call)
-            if self._gave_up:
-                raise _LeftError("it gave up a call that could not be cancelled any more")
+                response = await begun.rest()
         except asyncio.CancelledError:
             if not self._gave_up or task.cancelling() > 1:
                 raise
             task.uncancel()
             raise _LeftError("it gave up a call") from None
-        except TimeoutError:
-            return await self._reply_error(DeadlineExceededError("the call's time limit has passed"))
-        except ServiceError as error:
-            # Its frames refer to the client's memory, which would stay mapped until the next garbage collection.
-            error.__traceback__ = error.__context__ = None
-            return await self._reply_error(error)
         finally:
             self._stream.unwatch()
-            call.payload.close()
-            await self._payload_is_done.wait()
-        return await self._reply(response)
+        if self._gave_up:
+            raise _LeftError("it gave up a call that could not be cancelled any more")
+        return response
 
     async def _reply(self, response: Any) -> None:
         contents = Contents()

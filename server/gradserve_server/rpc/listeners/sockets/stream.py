@@ -9,12 +9,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve.wire.frames import HEADER_BYTES, FrameError, FrameHeader
+from gradserve.wire.frames import HEADER_BYTES, FrameError, FrameHeader, FrameKind
 from gradserve_server.rpc.listeners.sockets.transfers import Discarding, Receiving, Sending, Transfers
 
 _SMALL_BYTES = 1 << 16
 """Payloads of up to this size are moved at once: waking up a thread takes longer."""
+_READ_BYTES = 20 << 10
+"""What one system call reads at most: a frame whose tensors are in its message, as small ones are."""
 _ONE_DESCRIPTOR = socket.CMSG_LEN(array.array("i").itemsize)
+_CUT_OFF = int(socket.MSG_CTRUNC)
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 _IOV_MAX = 1024
 
 
@@ -33,7 +37,10 @@ class FrameStream:
         self._loop = asyncio.get_running_loop()
         self._takes_descriptors = sock.family == socket.AF_UNIX
         # asyncio looks for descriptors only, and describes at length a socket that it does not find.
-        self._descriptor = sock.fileno()
+        self._number = sock.fileno()
+        self._received = b""
+        self._position = 0
+        self._descriptor: int | None = None
         self._is_listening = False
         self._reader: asyncio.Future[None] | None = None
         self._watcher: Callable[[], None] | None = None
@@ -42,30 +49,43 @@ class FrameStream:
         """Closes the socket."""
         self._ignore()
         self._sock.close()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def finish(self) -> None:
         """Closes the sending side."""
         self._sock.shutdown(socket.SHUT_WR)
 
-    async def read_header(self) -> tuple[FrameHeader, int | None]:
-        """Reads the header of the next frame; returns it with the descriptor that came along, which is the caller's.
+    async def read_header(self) -> FrameHeader:
+        """Reads the header of the next frame. The descriptor of a REGION is then at `take_descriptor`.
 
         Raises:
             EOFError: The client has closed the connection.
-            FrameError: It is no header, or there is more than one descriptor.
+            FrameError: It is no header, or has descriptors that are not allowed.
             SilentError: Only a part of it came.
             OSError: The connection is gone.
         """
-        data = bytearray(HEADER_BYTES)
-        descriptors: list[int] = []
-        try:
-            await self._fill_with_descriptors(memoryview(data), descriptors)
-            header = FrameHeader.unpack(data)
-        except BaseException:
-            for each in descriptors:
-                os.close(each)
-            raise
-        return header, descriptors[0] if descriptors else None
+        while self._has_read_all:
+            await self._readable(None)  # between two frames a client may be silent for as long as it likes
+            self._receive("the client has closed the connection")
+        while len(self._received) - self._position < HEADER_BYTES:
+            await self._readable(self._idle_seconds)
+            self._receive("the client left in the middle of a frame")
+        start = self._position
+        self._position += HEADER_BYTES
+        header = FrameHeader.unpack(self._received[start : self._position])
+        if self._descriptor is not None and header.kind is not FrameKind.REGION:
+            # Nothing is received ahead beyond the frame with a descriptor.
+            end = self._position + header.head_bytes + header.payload_bytes
+            if end >= len(self._received):
+                raise FrameError("expected a descriptor with REGION only")
+        return header
+
+    def take_descriptor(self) -> int | None:
+        """Returns the descriptor that came with the frame, which is the caller's; None if there is none."""
+        descriptor, self._descriptor = self._descriptor, None
+        return descriptor
 
     async def read(self, num_bytes: int) -> memoryview:
         """Reads the next bytes, which are few.
@@ -73,6 +93,11 @@ class FrameStream:
         Raises:
             EOFError, SilentError, OSError: See `read_header`.
         """
+        end = self._position + num_bytes
+        if end <= len(self._received):
+            data = memoryview(self._received)[self._position : end]
+            self._position = end
+            return data
         data = memoryview(bytearray(num_bytes))
         await self._fill(data)
         return data
@@ -85,9 +110,9 @@ class FrameStream:
         """
         data = memory.data
         if len(data) <= _SMALL_BYTES:
-            await self._fill(data)
-        else:
-            await self._transfer(Receiving(self._sock, data))
+            return await self._fill(data)
+        data = data[self._move(data) :]
+        return await self._transfer(Receiving(self._sock, data))
 
     async def discard(self, num_bytes: int) -> None:
         """Reads the next bytes and forgets them.
@@ -95,7 +120,9 @@ class FrameStream:
         Raises:
             EOFError, SilentError, OSError: See `read_header`.
         """
-        await self._transfer(Discarding(self._sock, num_bytes))
+        here = min(len(self._received) - self._position, num_bytes)
+        self._position += here
+        await self._transfer(Discarding(self._sock, num_bytes - here))
 
     async def _transfer(self, job: Receiving | Discarding) -> None:
         try:
@@ -110,7 +137,7 @@ class FrameStream:
             OSError: The connection is gone.
         """
         ancillary = [] if descriptor is None else [_rights(descriptor)]
-        num_bytes = sum(len(piece) for piece in pieces)
+        num_bytes = sum([len(piece) for piece in pieces])
         sent = 0
         try:
             batch = [memoryview(piece)[:_SMALL_BYTES] for piece in pieces[:1]] if num_bytes > _SMALL_BYTES else pieces
@@ -126,13 +153,21 @@ class FrameStream:
     def watch(self, on_event: Callable[[], None]) -> None:
         """Calls a function when the client sends something, or leaves, until `unwatch`."""
         self._watcher = on_event
-        self._listen()
+        if self._has_read_all:
+            self._listen()
+        else:
+            self._loop.call_soon(self._tell)
 
     def unwatch(self) -> None:
         """Ends `watch`."""
         self._watcher = None
 
+    @property
+    def _has_read_all(self) -> bool:
+        return self._position == len(self._received)
+
     async def _fill(self, data: memoryview) -> None:
+        data = data[self._move(data) :]
         while data:
             try:
                 count = self._sock.recv_into(data)
@@ -143,29 +178,36 @@ class FrameStream:
                 raise EOFError("the client left in the middle of a frame")
             data = data[count:]
 
-    async def _fill_with_descriptors(self, data: memoryview, descriptors: list[int]) -> None:
-        """Fills memory with the next bytes, and a list with the descriptors that come along."""
-        is_new = True
-        while data:
-            try:
-                count = self._receive_into(data, descriptors)
-            except BlockingIOError:
-                # Between two frames a client may be silent for as long as it likes.
-                await self._readable(None if is_new else self._idle_seconds)
-                continue
-            if not count:
-                raise EOFError("the client has closed the connection")
-            is_new = False
-            data = data[count:]
-
-    def _receive_into(self, data: memoryview, descriptors: list[int]) -> int:
-        if not self._takes_descriptors:
-            return self._sock.recv_into(data)
-        count, ancillary, flags, _ = self._sock.recvmsg_into([data], _ONE_DESCRIPTOR, socket.MSG_CMSG_CLOEXEC)
-        descriptors += _descriptors(ancillary)
-        if flags & socket.MSG_CTRUNC or len(descriptors) > 1:
-            raise FrameError("expected at most one descriptor, got several")
+    def _move(self, data: memoryview) -> int:
+        """Moves what was received ahead to the beginning of some memory; returns its size."""
+        count = min(len(self._received) - self._position, len(data))
+        data[:count] = memoryview(self._received)[self._position : self._position + count]
+        self._position += count
         return count
+
+    def _receive(self, at_the_end: str) -> None:
+        """Receives the next bytes ahead, if there are any."""
+        try:
+            if self._takes_descriptors:
+                data, ancillary, flags, _ = self._sock.recvmsg(_READ_BYTES, _ONE_DESCRIPTOR, _CLOSE_ON_EXEC)
+                if ancillary or flags & _CUT_OFF:
+                    self._keep(_descriptors(ancillary), is_cut_off=bool(flags & _CUT_OFF))
+            else:
+                data = self._sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            raise EOFError(at_the_end)
+        self._received = data if self._has_read_all else self._received[self._position :] + data
+        self._position = 0
+
+    def _keep(self, descriptors: list[int], *, is_cut_off: bool) -> None:
+        if len(descriptors) == 1 and self._descriptor is None and not is_cut_off:
+            (self._descriptor,) = descriptors
+            return
+        for each in descriptors:
+            os.close(each)
+        raise FrameError("expected at most one descriptor, got several")
 
     async def _readable(self, seconds: float | None) -> None:
         self._reader = self._loop.create_future()
@@ -182,41 +224,44 @@ class FrameStream:
 
     async def _writable(self) -> None:
         ready = self._loop.create_future()
-        self._loop.add_writer(self._descriptor, _wake, ready)
+        self._loop.add_writer(self._number, _wake, ready)
         try:
             await ready
         finally:
-            self._loop.remove_writer(self._descriptor)
+            self._loop.remove_writer(self._number)
 
     def _listen(self) -> None:
         # The loop goes on listening between calls, which saves most of the system calls of a small one.
         if not self._is_listening:
-            self._loop.add_reader(self._descriptor, self._has_bytes)
+            self._loop.add_reader(self._number, self._has_bytes)
             self._is_listening = True
 
     def _ignore(self) -> None:
         if self._is_listening:
-            self._loop.remove_reader(self._descriptor)
+            self._loop.remove_reader(self._number)
             self._is_listening = False
 
     def _has_bytes(self) -> None:
         if self._reader is not None:
             _wake(self._reader)
-        elif not self._has_read_all():
+        elif self._is_readable():
             # Nobody reads them now: they would wake the loop again and again.
             self._ignore()
-            if self._watcher is not None:
-                self._watcher()
+            self._tell()
 
-    def _has_read_all(self) -> bool:
-        """Returns True if the loop saw bytes that have been read meanwhile."""
+    def _tell(self) -> None:
+        if self._watcher is not None:
+            self._watcher()
+
+    def _is_readable(self) -> bool:
+        """Returns False if the bytes that the loop saw have been read meanwhile."""
         try:
             self._sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
-            return True
-        except OSError:
             return False
-        return False
+        except OSError:
+            return True
+        return True
 
 
 def _wake(ready: asyncio.Future[None]) -> None:
