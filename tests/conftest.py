@@ -1,10 +1,12 @@
 """A real server on a free port, and clients of it; a GPU for the tests that are marked `cuda`."""
 
+import gc
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 import gradserve
 from gradserve.transport.route import PROXY_VARIABLES
@@ -14,6 +16,20 @@ from tests.accumulators.bench import Bench
 from tests.devices.cuda.gpu import has_gpu
 from tests.servers.kernels import compile_once
 from tests.servers.polling import PATIENCE_SECONDS
+
+settings.register_profile("no limit of time", deadline=None)  # a busy machine is slow
+settings.load_profile("no limit of time")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keeps the collector of garbage off what is collected: millions of objects, which live as long as the process."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -23,8 +23,7 @@ DTYPES = [to_dtype(tensor_pb2.TensorSpec(dtype=name).dtype) for name in NAMES]
 VARINT_EDGES = [0, 1, 127, 128, 16383, 16384, (1 << 21) - 1, 1 << 21, 1 << 20]
 NOISE = random.Random(5).randbytes((1 << 21) + 1)
 
-settings.register_profile("codec", deadline=None, max_examples=150)
-settings.load_profile("codec")
+many = settings(max_examples=150)
 
 
 def chunk_of(payload: bytes, cuts: Iterable[int] = ()) -> Chunk:
@@ -69,6 +68,7 @@ def test_encoded_chunk_is_the_generated_message(message_class: Any, size: int) -
     assert encode_part(chunk_of(payload, [size // 3, size // 3, size // 2])) == expected
 
 
+@many
 @given(payload=st.binary(max_size=300), cuts=st.lists(st.integers(0, 300), max_size=8))
 def test_pieces_do_not_show(payload: bytes, cuts: list[int]) -> None:
     within = [min(each, len(payload)) for each in cuts]
@@ -92,6 +92,7 @@ def test_decoded_chunk_is_a_view_of_the_generated_message(message_class: Any, si
         assert np.shares_memory(np.frombuffer(part, np.uint8), np.frombuffer(message, np.uint8))
 
 
+@many
 @given(
     message_class=st.sampled_from(STREAM_CLASSES),
     specs=st.lists(st.tuples(st.integers(0, 20), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4)), max_size=4),
@@ -126,6 +127,7 @@ def fields(draw: st.DrawFn) -> bytes:
     return tag + varint(length, draw(st.sampled_from([0, 0, 0, 1, 2, 4, 9]))) + payload
 
 
+@many
 @given(
     message_class=st.sampled_from(STREAM_CLASSES),
     message=st.lists(st.composite(fields)(), max_size=4).map(b"".join),
@@ -153,6 +155,7 @@ def test_odd_encodings_are_read_as_the_generated_parser_does(message_class: Any,
     assert outcome(PartDecoder(message_class.FromString), message) == outcome(message_class.FromString, message)
 
 
+@many
 @given(message=st.binary(max_size=40) | st.binary(max_size=40).map(b"\x12".__add__))
 def test_any_bytes_are_read_as_the_generated_parser_does(message: bytes) -> None:
     for message_class in STREAM_CLASSES:
@@ -180,6 +183,7 @@ def same_bits(got: Sequence[Array], expected: Sequence[Array]) -> bool:
     return [(a.dtype, a.shape, a.tobytes()) for a in got] == [(a.dtype, a.shape, a.tobytes()) for a in expected]
 
 
+@many
 @given(payload=st.lists(arrays(), max_size=5), chunk_bytes=st.integers(1, 200))
 def test_cut_and_assembly_round_trip(payload: list[Array], chunk_bytes: int) -> None:
     total = sum(array.nbytes for array in payload)
@@ -201,6 +205,7 @@ def test_cut_and_assembly_round_trip(payload: list[Array], chunk_bytes: int) -> 
     assert sizes == [chunk_bytes] * full + [rest] * bool(rest)
 
 
+@many
 @given(
     payload=st.lists(arrays(), min_size=1, max_size=4),
     boundaries=st.lists(st.integers(0, 600), max_size=6),

@@ -209,6 +209,15 @@ def test_operations_run_in_the_calling_thread(transport: Any, calls: ClientCalls
     assert set(transport.run(together(identified(), identified()))) == {(threading.get_ident(), calls._ids.worker_id())}
 
 
+@pytest.fixture
+def _interrupts() -> Iterator[None]:
+    """SIGINT is an interrupt, also in a run in the background of a shell, which would ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interrupts")
 def test_an_interrupt_ends_all(transport: Any, accumulators: list[ConditionalAccumulatorCalls]) -> None:
     ended: list[str] = []
 

@@ -44,26 +44,10 @@ def shared(function: Callable[..., None]) -> Callable[..., None]:
 
     It takes a board and the row of a job on it, or 0 to do all the work itself, before the arguments of `function`.
     """
-    outline = _outline(function)
-
-    @register_jitable
-    def share(board: Any, job: Any, arguments: Any) -> None:
-        code, frame = outline(arguments)
-        if job > 0:
-            board[job, CODE], board[job, FRAME] = code, frame
-            add_atomically(board, job, STATE, 1)
-            _enter(code, frame)
-            add_atomically(board, job, STATE, 1)
-            # The arguments are in this thread's stack, so it must not leave before the helpers.
-            while read_atomically(board, job, INSIDE) > 0:
-                yield_processor()
-            add_atomically(board, job, STATE, -2)
-        else:
-            _enter(code, frame)
-
     # Numba compiles no function with *arguments for given types.
     names = ", ".join(inspect.signature(function).parameters)
-    kernel: Callable[..., None] = eval(f"lambda board, job, {names}: share(board, job, ({names},))", {"share": share})
+    functions = {"share": _share, "outline": _outline(function)}
+    kernel: Callable[..., None] = eval(f"lambda board, job, {names}: share(board, job, outline(({names},)))", functions)
     # Numba names compiled code after these, and code from its cache may come from any process.
     kernel.__name__, kernel.__qualname__ = function.__name__, function.__qualname__
     kernel.__module__ = function.__module__
@@ -103,6 +87,23 @@ def attend(board: Any, num_calls: Any, allowance: Any, most: Any) -> None:
             break
         yield_processor()
     add_atomically(board, 0, SPINNING, -1)
+
+
+# The outlined code is no part of this function: LLVM would optimise it here, and once more in the kernel.
+@register_jitable
+def _share(board: Any, job: Any, outlined: Any) -> None:
+    code, frame = outlined
+    if job > 0:
+        board[job, CODE], board[job, FRAME] = code, frame
+        add_atomically(board, job, STATE, 1)
+        _enter(code, frame)
+        add_atomically(board, job, STATE, 1)
+        # The arguments are in this thread's stack, so it must not leave before the helpers.
+        while read_atomically(board, job, INSIDE) > 0:
+            yield_processor()
+        add_atomically(board, job, STATE, -2)
+    else:
+        _enter(code, frame)
 
 
 def _outline(function: Callable[..., None]) -> Any:
