@@ -66,7 +66,7 @@ class BriefErrors:
         self._handled = sys.exception()
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, GradserveError):
+        if error is not None and isinstance(error, GradserveError):
             error.__traceback__ = None
             if error.__suppress_context__ and error.__cause__ is None:  # raised from None, inside the caller's handler
                 error.__context__ = self._handled

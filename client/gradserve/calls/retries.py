@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from gradserve.calls.exchange import (
     Background,
     Download,
-    Exchange,
     Local,
     Operation,
     Pause,
@@ -22,6 +21,9 @@ from gradserve.calls.time_limits import TimeLimits
 from gradserve.errors import GradserveError, UnavailableError
 
 T = TypeVar("T")
+
+_Sent: TypeAlias = Unary | Whole | Upload | Download
+_NEVER_REPEATED = Pause | Background | Together | Local
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class RetryPolicy:
 class Attempt(NamedTuple):
     """One attempt of an exchange, which may take `timeout` seconds; None for no limit."""
 
-    exchange: Unary | Whole | Upload | Download
+    exchange: _Sent
     timeout: float | None
 
 
@@ -79,7 +81,18 @@ def with_retries(
         exchange = next(operation)
         while True:
             try:
-                answer = yield from _attempts(exchange, times, policy, clock)
+                if isinstance(exchange, _NEVER_REPEATED):
+                    answer = yield exchange
+                else:
+                    left = exchange.time_limit(times)
+                    end = clock() + left
+                    failure = None
+                    try:
+                        answer = yield Attempt(exchange, None if left == math.inf else left)
+                    except UnavailableError as error:
+                        failure = error
+                    if failure is not None:
+                        answer = yield from _further_attempts(exchange, failure, end, policy, clock)
             except GradserveError as error:
                 exchange = operation.throw(error)
             else:
@@ -91,33 +104,27 @@ def with_retries(
         operation.close()
 
 
-def _attempts(exchange: Exchange, times: TimeLimits, policy: RetryPolicy, clock: Callable[[], float]) -> Attempts[Any]:
-    if isinstance(exchange, Pause | Background | Together | Local):
-        return (yield exchange)
-    left = exchange.time_limit(times)
-    end = clock() + left
-    pauses = policy.pauses_now() if _is_repeatable(exchange) else iter(())
-    failures: list[UnavailableError] = []
-    while True:
+def _further_attempts(
+    exchange: _Sent, failure: UnavailableError, end: float, policy: RetryPolicy, clock: Callable[[], float]
+) -> Attempts[Any]:
+    """Repeats an exchange whose first attempt has failed, until it is answered or the time is over."""
+    failures = [failure]
+    for pause in policy.pauses_now() if _is_repeatable(exchange) else ():
+        left = end - clock() - pause
+        if left <= 0:
+            break
+        yield Pause(pause)
         try:
             return (yield Attempt(exchange, None if left == math.inf else left))
         except UnavailableError as error:
             failures.append(error)
         except GradserveError as error:
-            if failures:
-                error.add_note(f"an earlier attempt failed: {failures[0]}")
+            error.add_note(f"an earlier attempt failed: {failure}")
             raise
-        pause = next(pauses, None)
-        if pause is None:
-            break
-        left = end - clock() - pause
-        if left <= 0:
-            break
-        yield Pause(pause)
     raise _unavailable(failures) from None
 
 
-def _is_repeatable(exchange: Unary | Whole | Upload | Download) -> bool:
+def _is_repeatable(exchange: _Sent) -> bool:
     match exchange:
         case Download():
             return False

@@ -69,7 +69,7 @@ def closed() -> GradserveError:
 
 
 def _make_unary(channel: Any, service: str, method: str) -> Any:
-    found = methods.unary(service, method)
+    found = methods.unary_method(service, method)
     return channel.unary_unary(found.path, found.encode, found.decode)
 
 

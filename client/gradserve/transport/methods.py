@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
 from google.protobuf import message_factory
@@ -36,14 +37,26 @@ _SERVICES = {
 
 @dataclass(frozen=True)
 class Method:
-    """The path and the serializers of a method."""
+    """The path and the serializers of a method.
+
+    Attributes:
+        path: The path over gRPC.
+        encode: Serializes a request.
+        decode: Parses a response.
+    """
 
     path: str
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
 
+    @cached_property
+    def frame_name(self) -> bytes:
+        """The name in a frame on a socket."""
+        return self.path[1:].replace("/", ".").encode()
 
-def unary(service: str, method: str) -> Method:
+
+@cache
+def unary_method(service: str, method: str) -> Method:
     """Returns the path and the serializers of a unary method."""
     descriptor = _SERVICES[service]
     found = descriptor.methods_by_name[method]

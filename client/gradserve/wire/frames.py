@@ -1,10 +1,9 @@
 """The frames on a server's sockets. docs/sockets.md specifies them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
-from typing import Self
+from typing import NamedTuple, Self
 
 PROTOCOL = 0x31535247
 """The number of a HELLO frame: "GRS1"."""
@@ -44,8 +43,10 @@ class FrameKind(IntEnum):
     """The client has ended `size` reads of the server's region `number`."""
 
 
-@dataclass(frozen=True, slots=True)
-class FrameHeader:
+_KINDS = {int(kind): kind for kind in FrameKind}
+
+
+class FrameHeader(NamedTuple):
     """The header of a frame.
 
     Attributes:
@@ -68,9 +69,7 @@ class FrameHeader:
 
     def pack(self) -> bytes:
         """Returns the header as it is sent."""
-        return _HEADER.pack(
-            self.kind, self.code, self.name_bytes, self.message_bytes, self.payload_bytes, self.number, self.size
-        )
+        return _HEADER.pack(*self)
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> Self:
@@ -79,15 +78,13 @@ class FrameHeader:
         Raises:
             FrameError: The kind is unknown, or a name or a table of segments is too long.
         """
-        kind, code, name_bytes, message_bytes, payload_bytes, number, size = _HEADER.unpack(data)
-        try:
-            known = FrameKind(kind)
-        except ValueError:
-            raise FrameError(f"expected a known kind of frame, got {kind}") from None
-        header = cls(known, code, name_bytes, message_bytes, payload_bytes, number, size)
-        if name_bytes > MAX_NAME_BYTES:
-            raise FrameError(f"expected a name of at most {MAX_NAME_BYTES} bytes, got {name_bytes}")
-        if header.num_segments > MAX_SEGMENTS:
+        kind, *others = _HEADER.unpack(data)
+        if kind not in _KINDS:
+            raise FrameError(f"expected a known kind of frame, got {kind}")
+        header = cls(_KINDS[kind], *others)
+        if header.name_bytes > MAX_NAME_BYTES:
+            raise FrameError(f"expected a name of at most {MAX_NAME_BYTES} bytes, got {header.name_bytes}")
+        if header.size > MAX_SEGMENTS and header.num_segments:
             raise FrameError(f"expected at most {MAX_SEGMENTS} segments, got {header.num_segments}")
         return header
 
@@ -107,8 +104,7 @@ class FrameHeader:
         return self.name_bytes + self.num_segments * SEGMENT_BYTES + self.message_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """The place of a part of a payload.
 
     Attributes:
@@ -131,7 +127,7 @@ def aligned(offset: int) -> int:
 
 def pack_segments(segments: Sequence[Segment]) -> bytes:
     """Returns segments as they are sent."""
-    return b"".join(_SEGMENT.pack(each.start, each.num_bytes, each.region, each.offset) for each in segments)
+    return b"".join([_SEGMENT.pack(*each) for each in segments])
 
 
 def unpack_segments(data: memoryview, header: FrameHeader) -> list[Segment]:
@@ -146,7 +142,7 @@ def unpack_segments(data: memoryview, header: FrameHeader) -> list[Segment]:
     """
     if not header.num_segments:
         return [Segment(0, header.payload_bytes, 0, 0)] if header.payload_bytes else []
-    segments = [Segment(*each) for each in _SEGMENT.iter_unpack(data)]
+    segments = list(map(Segment._make, _SEGMENT.iter_unpack(data)))
     end = end_in_frame = 0
     for each in segments:
         if each.start % ALIGNMENT or each.offset % ALIGNMENT:

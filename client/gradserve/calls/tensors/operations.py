@@ -82,7 +82,7 @@ def call_with_arrays(
     """
     contents = Contents()
     whole = WithContents(request(contents.tensors(arrays)), contents)
-    num_bytes = sum(array.nbytes for array in arrays)
+    num_bytes = sum([array.nbytes for array in arrays])
     reply: Reply | NotCarried = yield Whole(
         Unary(service, method, whole, wait, in_place=in_place),
         over_grpc=num_bytes <= INLINE_LIMIT_BYTES,

@@ -1,7 +1,6 @@
 """The sockets of one server, for the asyncio transport."""
 
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 from gradserve.calls.exchange import Reply, Unary
@@ -12,8 +11,10 @@ from gradserve.transport.carrying import carry_out_async
 from gradserve.transport.route import Route
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.sockets.aio import AsyncConnection
-from gradserve.transport.sockets.carrier import AskForTicket, Carrier, CarrierStep, Connect, Converse
+from gradserve.transport.sockets.carrier import AskForTicket, Carrier, CarrierStep, Connect
 from gradserve.transport.sockets.connection import silent
+from gradserve.transport.sockets.conversation import call
+from gradserve.transport.sockets.places import Place
 from gradserve.transport.sockets.time_limit import TimeLimit
 from gradserve.v1 import server_messages_pb2
 
@@ -45,26 +46,33 @@ class AsyncSockets:
 
     async def call(self, unary: Unary, limit: TimeLimit) -> Reply | None:
         """Makes a call; returns None if gRPC has to carry it."""
-        return await carry_out_async(self._carrier.call(unary, limit), self._perform)
+        connection = self._carrier.idle() or await carry_out_async(self._carrier.connect(limit), self._perform)
+        if connection is None:
+            return None
+        try:
+            conversation = call(unary, limit.left(), connection.payloads, connection.inbox)
+            outcome = await connection.converse(conversation, limit, self._probe)
+        except BaseException as error:
+            self._carrier.failed(connection, error)
+            raise
+        return self._carrier.answered(connection, outcome)
 
     def close(self) -> None:
         """Closes the connections; calls under way end with CallCancelledError."""
         self._carrier.connections.close()
 
-    async def _perform(self, step: CarrierStep[AsyncConnection]) -> Any:
+    async def _perform(self, step: CarrierStep) -> Any:
         match step:
-            case AskForTicket(call, limit):
-                return await self._over_grpc(call, limit.timeout())
+            case AskForTicket(question, limit):
+                return await self._over_grpc(question, limit.timeout())
             case Connect():
                 return await AsyncConnection.open(step, self._settings)
-            case Converse(connection, conversation, limit):
-                return await connection.converse(conversation, limit, partial(self._probe, connection))
 
-    async def _probe(self, connection: AsyncConnection) -> None:
+    async def _probe(self, place: Place) -> None:
         question = Unary(
             "ServerService", "GetServerInfo", server_messages_pb2.GetServerInfoRequest(), target=self._target
         )
         try:
             await self._over_grpc(question, self._settings.keepalive.timeout)
         except (DeadlineExceededError, UnavailableError) as error:
-            raise silent(connection.place, error) from None
+            raise silent(place, error) from None

@@ -40,17 +40,16 @@ class BlockingServer:
             attempt: The call.
             watch: Told what interrupts the call, from another thread. None: nothing does but closing.
         """
-        exchange = attempt.exchange
-        if not isinstance(exchange, Unary | Whole):
-            return self._answer(lambda: self._stream(exchange, attempt.timeout, watch))
-        call = exchange.call if isinstance(exchange, Whole) else exchange
-        limit = TimeLimit(attempt.timeout, self._settings)
-        reply = self._sockets.call(call, limit, watch)
-        if reply is None and isinstance(exchange, Whole) and not exchange.over_grpc:
-            return NOT_CARRIED
-        if reply is None:
-            reply = Reply(self._answer(lambda: self._unary(call, limit.timeout(), watch)))
-        return reply if isinstance(exchange, Whole) else reply.message
+        exchange, timeout = attempt
+        match exchange:
+            case Whole(call, over_grpc):
+                reply = self._call(call, timeout, watch, over_grpc=over_grpc)
+                return NOT_CARRIED if reply is None else reply
+            case Unary():
+                reply = self._call(exchange, timeout, watch, over_grpc=True)
+                return None if reply is None else reply.message
+            case Upload() | Download():
+                return self._answer(lambda: self._stream(exchange, timeout, watch))
 
     def start_over_grpc(self, unary: Unary, timeout: float | None) -> Any:
         """Starts a unary call over gRPC; returns gRPC's future for it."""
@@ -65,6 +64,13 @@ class BlockingServer:
     def abandon(self) -> None:
         """Closes the sockets of a forgotten client, which has no calls; gRPC's channel closes itself."""
         self._sockets.close()
+
+    def _call(self, call: Unary, timeout: float | None, watch: Watch | None, *, over_grpc: bool) -> Reply | None:
+        limit = TimeLimit(timeout, self._settings)
+        reply = self._sockets.call(call, limit, watch)
+        if reply is None and over_grpc:
+            return Reply(self._answer(lambda: self._unary(call, limit.timeout(), watch)))
+        return reply
 
     def _ask(self, unary: Unary, timeout: float | None) -> Any:
         return self._answer(lambda: self._unary(unary, timeout, None))

@@ -1,7 +1,6 @@
 """The sockets of one server, for the blocking transport."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from gradserve.calls.exchange import Reply, Unary
@@ -12,8 +11,10 @@ from gradserve.transport.carrying import carry_out
 from gradserve.transport.route import Route
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.sockets.blocking import BlockingConnection
-from gradserve.transport.sockets.carrier import AskForTicket, Carrier, CarrierStep, Connect, Converse
+from gradserve.transport.sockets.carrier import AskForTicket, Carrier, CarrierStep, Connect
 from gradserve.transport.sockets.connection import silent
+from gradserve.transport.sockets.conversation import call
+from gradserve.transport.sockets.places import Place
 from gradserve.transport.sockets.time_limit import TimeLimit
 from gradserve.v1 import server_messages_pb2
 
@@ -48,28 +49,35 @@ class BlockingSockets:
 
     def call(self, unary: Unary, limit: TimeLimit, watch: Watch | None) -> Reply | None:
         """Makes a call; returns None if gRPC has to carry it."""
-        return carry_out(self._carrier.call(unary, limit), partial(self._perform, watch))
+        connection = self._carrier.idle() or carry_out(self._carrier.connect(limit), self._perform)
+        if connection is None:
+            return None
+        try:
+            if watch is not None:
+                watch(connection.interrupt)
+            conversation = call(unary, limit.left(), connection.payloads, connection.inbox)
+            outcome = connection.converse(conversation, limit, self._probe)
+        except BaseException as error:
+            self._carrier.failed(connection, error)
+            raise
+        return self._carrier.answered(connection, outcome)
 
     def close(self) -> None:
         """Closes the connections; calls under way in other threads end with CallCancelledError."""
         self._carrier.connections.close()
 
-    def _perform(self, watch: Watch | None, step: CarrierStep[BlockingConnection]) -> Any:
+    def _perform(self, step: CarrierStep) -> Any:
         match step:
-            case AskForTicket(call, limit):
-                return self._over_grpc(call, limit.timeout())
+            case AskForTicket(question, limit):
+                return self._over_grpc(question, limit.timeout())
             case Connect():
                 return BlockingConnection.open(step, self._settings)
-            case Converse(connection, conversation, limit):
-                if watch is not None:
-                    watch(connection.interrupt)
-                return connection.converse(conversation, limit, partial(self._probe, connection))
 
-    def _probe(self, connection: BlockingConnection) -> None:
+    def _probe(self, place: Place) -> None:
         question = Unary(
             "ServerService", "GetServerInfo", server_messages_pb2.GetServerInfoRequest(), target=self._target
         )
         try:
             self._over_grpc(question, self._settings.keepalive.timeout)
         except (DeadlineExceededError, UnavailableError) as error:
-            raise silent(connection.place, error) from None
+            raise silent(place, error) from None

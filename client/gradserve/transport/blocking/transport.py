@@ -37,7 +37,7 @@ class NetworkTransport:
     def run(self, operation: Operation[T], /) -> T:
         """Returns the result of an operation, or raises its error."""
         self._process.check()
-        return carry_out(self._attempts(operation), self._perform)
+        return carry_out(attempts(operation, self._settings), self._perform)
 
     def close(self) -> None:
         """Disconnects; calls under way in other threads end with CallCancelledError."""
@@ -75,8 +75,8 @@ class NetworkTransport:
 
     def _perform(self, step: Step) -> Any:
         match step:
-            case Attempt():
-                return self.carry(step, None)
+            case Attempt(exchange):
+                return self._servers[exchange.target].carry(step, None)
             case Pause(seconds):
                 return time.sleep(seconds)
             case Background(begin):

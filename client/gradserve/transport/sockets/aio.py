@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any, Self, TypeVar
 
 from gradserve.errors import UnavailableError
@@ -12,8 +11,10 @@ from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.sockets.buffers import Buffers
 from gradserve.transport.sockets.carrier import Connect
 from gradserve.transport.sockets.connection import Connection
-from gradserve.transport.sockets.conversation import Conversation, Receive, Send, hello
+from gradserve.transport.sockets.conversation import hello
 from gradserve.transport.sockets.opening import NO_SIGNAL, not_connected, prepare
+from gradserve.transport.sockets.places import Place
+from gradserve.transport.sockets.steps import Conversation, Fill, Receive, Send
 from gradserve.transport.sockets.time_limit import TimeLimit
 
 T = TypeVar("T")
@@ -41,7 +42,8 @@ class AsyncConnection(Connection):
         connection = cls(connected, place, step.payloads, settings)
         try:
             limit = TimeLimit(settings.sockets.hello, settings)
-            refused = await connection.converse(hello(step.ticket, step.client_id, step.payloads), limit, _no_probe)
+            greeting = hello(step.ticket, step.client_id, step.payloads, connection.inbox)
+            refused = await connection.converse(greeting, limit, _no_probe)
         except BaseException:
             connection.close()
             raise
@@ -51,14 +53,14 @@ class AsyncConnection(Connection):
         return connection
 
     async def converse(
-        self, conversation: Conversation[T], limit: TimeLimit, probe: Callable[[], Awaitable[None]]
+        self, conversation: Conversation[T], limit: TimeLimit, probe: Callable[[Place], Awaitable[None]]
     ) -> T:
         """Carries out a conversation; gives it up in case of an error, or if the task is cancelled.
 
         Args:
             conversation: The conversation.
             limit: Its time limit.
-            probe: Raises UnavailableError if the server gives no sign of life.
+            probe: Raises UnavailableError if the server, of which this is a socket, gives no sign of life.
 
         Raises:
             UnavailableError: The connection broke.
@@ -66,8 +68,10 @@ class AsyncConnection(Connection):
         """
         unsent: UnavailableError | None = None
         try:
+            step = next(conversation)
             while True:
-                match next(conversation):
+                answer = None
+                match step:
                     case Send(buffers, descriptor):
                         self.is_sending = True
                         try:
@@ -75,11 +79,13 @@ class AsyncConnection(Connection):
                         except UnavailableError as error:
                             unsent = error  # the server may have said why it closed the connection
                         self.is_sending = False
-                    case Receive() as step:
-                        limit.extend_for(step.num_bytes_expected)
-                        receive = partial(self._receive, step.descriptors)
-                        ask = probe if step.may_take_long else self._stalled
-                        await self._move(Buffers(step.buffers), receive, limit, ask, sends=False)
+                    case Receive():
+                        answer = await self._receive(step, limit, probe)
+                    case Fill(buffers, payload_bytes):
+                        if payload_bytes:
+                            limit.extend_for(payload_bytes)
+                        await self._move(Buffers(buffers), self._fill, limit, self._stalled, sends=False)
+                step = conversation.send(answer)
         except StopIteration as stop:
             result: T = stop.value
             return result
@@ -96,13 +102,13 @@ class AsyncConnection(Connection):
         buffers: Buffers,
         move: Callable[[Buffers], int | None],
         limit: TimeLimit,
-        probe: Callable[[], Awaitable[None]],
+        probe: Callable[[Place], Awaitable[None]],
         *,
         sends: bool,
     ) -> None:
         """Sends or fills buffers; `move` returns how many bytes it moved, 0 at the end, or None if it has to wait."""
         in_turn = 0
-        while buffers:
+        while buffers.left:
             try:
                 num_bytes = move(buffers)
             except OSError as error:
@@ -111,13 +117,13 @@ class AsyncConnection(Connection):
                 in_turn = 0
                 if not await self._ready(limit.patience(), sends=sends):
                     limit.left()
-                    await probe()
+                    await probe(self.place)
                 continue
             if not num_bytes:
                 raise self.lost(None)
             buffers.advance(num_bytes)
             in_turn += num_bytes
-            if in_turn >= _TURN_BYTES and buffers:
+            if in_turn >= _TURN_BYTES and buffers.left:
                 in_turn = 0
                 await asyncio.sleep(0)
 
@@ -127,11 +133,29 @@ class AsyncConnection(Connection):
         except BlockingIOError:
             return None
 
-    def _receive(self, descriptors: list[int] | None, buffers: Buffers) -> int | None:
+    def _fill(self, buffers: Buffers) -> int | None:
         try:
-            return self._fill(buffers.next(_TURN_BYTES), descriptors)
+            return self._socket.recvmsg_into(buffers.next(_TURN_BYTES))[0]
         except BlockingIOError:
             return None
+
+    async def _receive(self, step: Receive, limit: TimeLimit, probe: Callable[[Place], Awaitable[None]]) -> int:
+        num_bytes = 0
+        while num_bytes < step.at_least:
+            if not await self._ready(limit.patience(), sends=False):
+                limit.left()
+                await probe(self.place)
+                continue
+            try:
+                received = self._receive_some(step.memory[num_bytes:], step.descriptors)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise self.lost(error) from None
+            if not received:
+                raise self.lost(None)
+            num_bytes += received
+        return num_bytes
 
     async def _ready(self, seconds: float, *, sends: bool) -> bool:
         """Waits until the socket can send or receive; returns False if it cannot for so long."""
@@ -147,7 +171,7 @@ class AsyncConnection(Connection):
             remove(self._socket)
         return is_ready
 
-    async def _stalled(self) -> None:
+    async def _stalled(self, _place: Place) -> None:
         raise self.stalled()
 
     async def _give_up(self) -> None:
@@ -192,5 +216,5 @@ async def _connected(made: socket.socket, address: Any) -> socket.socket:
     return made
 
 
-async def _no_probe() -> None:
+async def _no_probe(_place: Place) -> None:
     """A server that does not answer a hello is given up when the time is over."""

@@ -16,13 +16,16 @@ from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.sockets.buffers import Buffers
 from gradserve.transport.sockets.carrier import Connect
 from gradserve.transport.sockets.connection import Connection
-from gradserve.transport.sockets.conversation import Conversation, Receive, Send, hello
+from gradserve.transport.sockets.conversation import hello
 from gradserve.transport.sockets.opening import NO_SIGNAL, not_connected, prepare
 from gradserve.transport.sockets.payloads import Payloads
 from gradserve.transport.sockets.places import Place
+from gradserve.transport.sockets.steps import Conversation, Fill, Receive, Send
 from gradserve.transport.sockets.time_limit import TimeLimit
 
 T = TypeVar("T")
+
+_ALL = int(socket.MSG_WAITALL)
 
 
 class BlockingConnection(Connection):
@@ -33,7 +36,7 @@ class BlockingConnection(Connection):
     ) -> None:
         super().__init__(connected, place, payloads, settings)
         connected.setblocking(True)
-        self._timeouts: dict[int, float] = {}
+        self._timeouts = {socket.SO_SNDTIMEO: 0.0, socket.SO_RCVTIMEO: 0.0}
 
     @classmethod
     def open(cls, step: Connect, settings: ConnectionSettings) -> Self:
@@ -54,7 +57,8 @@ class BlockingConnection(Connection):
         connection = cls(connected, place, step.payloads, settings)
         try:
             limit = TimeLimit(settings.sockets.hello, settings)
-            refused = connection.converse(hello(step.ticket, step.client_id, step.payloads), limit, _no_probe)
+            greeting = hello(step.ticket, step.client_id, step.payloads, connection.inbox)
+            refused = connection.converse(greeting, limit, _no_probe)
         except BaseException:
             connection.close()
             raise
@@ -63,13 +67,13 @@ class BlockingConnection(Connection):
             raise refused
         return connection
 
-    def converse(self, conversation: Conversation[T], limit: TimeLimit, probe: Callable[[], None]) -> T:
+    def converse(self, conversation: Conversation[T], limit: TimeLimit, probe: Callable[[Place], None]) -> T:
         """Carries out a conversation; gives it up in case of an error.
 
         Args:
             conversation: The conversation.
             limit: Its time limit.
-            probe: Raises UnavailableError if the server gives no sign of life.
+            probe: Raises UnavailableError if the server, of which this is a socket, gives no sign of life.
 
         Raises:
             UnavailableError: The connection broke.
@@ -77,18 +81,22 @@ class BlockingConnection(Connection):
         """
         unsent: UnavailableError | None = None
         try:
+            step = next(conversation)
             while True:
-                match next(conversation):
-                    case Send(buffers, descriptor):
+                answer = None
+                match step:
+                    case Send():
                         self.is_sending = True
                         try:
-                            self._send(Buffers(buffers, descriptor), limit, probe)
+                            self._send(step, limit, probe)
                         except UnavailableError as error:
                             unsent = error  # the server may have said why it closed the connection
                         self.is_sending = False
-                    case Receive() as step:
-                        limit.extend_for(step.num_bytes_expected)
-                        self._receive(step, limit, probe if step.may_take_long else self._stalled)
+                    case Receive():
+                        answer = self._receive(step, limit, probe)
+                    case Fill():
+                        self._fill(step, limit)
+                step = conversation.send(answer)
         except StopIteration as stop:
             result: T = stop.value
             return result
@@ -100,40 +108,54 @@ class BlockingConnection(Connection):
         finally:
             conversation.close()
 
-    def _send(self, buffers: Buffers, limit: TimeLimit, probe: Callable[[], None]) -> None:
-        while buffers:
+    def _send(self, step: Send, limit: TimeLimit, probe: Callable[[Place], None]) -> None:
+        buffers = Buffers(step.buffers, step.descriptor)
+        while buffers.left:
             self._set_timeout(socket.SO_SNDTIMEO, limit.patience())
             try:
                 buffers.advance(self._socket.sendmsg(buffers.next(), buffers.ancillary, NO_SIGNAL))
             except BlockingIOError:
-                self._ask(limit, probe)
+                limit.left()
+                probe(self.place)
             except OSError as error:
                 raise self.lost(error) from None
 
-    def _receive(self, step: Receive, limit: TimeLimit, probe: Callable[[], None]) -> None:
-        buffers = Buffers(step.buffers)
-        while buffers:
+    def _receive(self, step: Receive, limit: TimeLimit, probe: Callable[[Place], None]) -> int:
+        num_bytes = 0
+        while num_bytes < step.at_least:
             self._set_timeout(socket.SO_RCVTIMEO, limit.patience())
             try:
-                num_bytes = self._fill(buffers.next(), step.descriptors, socket.MSG_WAITALL)
+                received = self._receive_some(step.memory[num_bytes:], step.descriptors)
             except BlockingIOError:
-                self._ask(limit, probe)
+                limit.left()
+                probe(self.place)
                 continue
             except OSError as error:
                 raise self.lost(error) from None
-            if not num_bytes:
+            if not received:
                 raise self.lost(None)
-            buffers.advance(num_bytes)
+            num_bytes += received
+        return num_bytes
 
-    def _ask(self, limit: TimeLimit, probe: Callable[[], None]) -> None:
-        limit.left()
-        probe()
-
-    def _stalled(self) -> None:
-        raise self.stalled()
+    def _fill(self, step: Fill, limit: TimeLimit) -> None:
+        buffers = Buffers(step.buffers)
+        if step.payload_bytes:
+            limit.extend_for(step.payload_bytes)
+        while buffers.left:
+            self._set_timeout(socket.SO_RCVTIMEO, limit.patience())
+            try:
+                received = self._socket.recvmsg_into(buffers.next(), 0, _ALL)[0]
+            except BlockingIOError:
+                limit.left()
+                raise self.stalled() from None
+            except OSError as error:
+                raise self.lost(error) from None
+            if not received:
+                raise self.lost(None)
+            buffers.advance(received)
 
     def _set_timeout(self, option: int, seconds: float) -> None:
-        if self._timeouts.get(option) != seconds:
+        if self._timeouts[option] != seconds:
             whole = int(seconds)
             microseconds = max(int((seconds - whole) * 1e6), 0 if whole else 1)
             self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", whole, microseconds))
@@ -161,5 +183,5 @@ def _connect_unix(path: str, seconds: float) -> socket.socket:
     return made
 
 
-def _no_probe() -> None:
+def _no_probe(_place: Place) -> None:
     """A server that does not answer a hello is given up when the time is over."""

@@ -3,7 +3,6 @@
 import socket
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import islice
 
 _MAX_BUFFERS = 1024
 """The most buffers of a system call (IOV_MAX)."""
@@ -13,28 +12,28 @@ class Buffers:
     """The part of several buffers that has not been sent or filled.
 
     Attributes:
+        left: The buffers that are left; none of them is empty.
         ancillary: What to send along with the first bytes.
     """
 
     def __init__(self, buffers: Iterable[bytes | memoryview], descriptor: int | None = None) -> None:
         """Takes buffers of bytes, of which some may be empty, and a descriptor to send along."""
+        self.left = [each for each in buffers if each]
         self.ancillary: Sequence[tuple[int, int, array[int]]] = ()
         if descriptor is not None:
             self.ancillary = ((socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor])),)
-        self._rest = [memoryview(each) for each in buffers if len(each)]
-        self._first = 0
 
     def __bool__(self) -> bool:
-        return self._first < len(self._rest)
+        return bool(self.left)
 
-    def next(self, num_bytes: int | None = None) -> list[memoryview]:
+    def next(self, num_bytes: int | None = None) -> list[bytes | memoryview]:
         """Returns what comes next, for one system call: at most `num_bytes`, None for any number."""
-        buffers = list(islice(self._rest, self._first, self._first + _MAX_BUFFERS))
+        buffers = self.left[:_MAX_BUFFERS]
         if num_bytes is None:
             return buffers
-        limited = []
+        limited: list[bytes | memoryview] = []
         for each in buffers:
-            limited.append(each[:num_bytes])
+            limited.append(memoryview(each)[:num_bytes])
             num_bytes -= len(limited[-1])
             if not num_bytes:
                 break
@@ -43,10 +42,11 @@ class Buffers:
     def advance(self, num_bytes: int) -> None:
         """Takes away the next bytes, which were sent or filled."""
         self.ancillary = ()
-        while num_bytes:
-            current = self._rest[self._first]
-            if num_bytes < len(current):
-                self._rest[self._first] = current[num_bytes:]
-                return
-            num_bytes -= len(current)
-            self._first += 1
+        num_done = 0
+        for each in self.left:
+            if num_bytes < len(each):
+                self.left[num_done] = memoryview(each)[num_bytes:]
+                break
+            num_bytes -= len(each)
+            num_done += 1
+        del self.left[:num_done]

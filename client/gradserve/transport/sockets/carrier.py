@@ -19,7 +19,6 @@ from gradserve.transport.channel import closed
 from gradserve.transport.route import Route
 from gradserve.transport.settings import ConnectionSettings, Way
 from gradserve.transport.sockets.choice import Choice
-from gradserve.transport.sockets.conversation import Conversation, call
 from gradserve.transport.sockets.payloads import FollowingPayloads, Payloads
 from gradserve.transport.sockets.places import Place, find_places
 from gradserve.transport.sockets.pool import ConnectionPool, ConnectionT
@@ -53,16 +52,7 @@ class Connect:
     payloads: Payloads
 
 
-@dataclass(frozen=True)
-class Converse(Generic[ConnectionT]):
-    """A step: makes a call on a connection, answered by the result of the conversation."""
-
-    connection: ConnectionT
-    conversation: Conversation[Reply | GradserveError]
-    limit: TimeLimit
-
-
-CarrierStep: TypeAlias = AskForTicket | Connect | Converse[ConnectionT]
+CarrierStep: TypeAlias = AskForTicket | Connect
 
 
 class Carrier(Generic[ConnectionT]):
@@ -82,51 +72,52 @@ class Carrier(Generic[ConnectionT]):
         """The way in use."""
         return self._choice.info
 
-    def call(self, unary: Unary, limit: TimeLimit) -> Generator[CarrierStep[ConnectionT], Any, Reply | None]:
-        """Makes a call over a socket; returns None if gRPC has to carry it.
+    def idle(self) -> ConnectionT | None:
+        """Returns an idle connection for a call, which `answered` or `failed` must follow; None if there is none.
 
         Raises:
-            GradserveError: The server's error, or UnavailableError if the connection broke or the wanted way is not
-                possible.
+            CallCancelledError: The client is closed.
         """
-        if not self._choice.ways:
-            return None
-        connection = self.connections.take()
-        if connection is None:
-            connection = yield from self._connect(limit)
-        if connection is None:
-            return None
-        try:
-            conversation = call(unary, limit.left(), connection.payloads)
-            outcome = yield Converse(connection, conversation, limit)
-        except UnavailableError as error:
-            self.connections.drop(connection)
-            if self.connections.is_closed:
-                raise closed() from None
-            self.connections.drop_idle()
-            self._choice.broke(str(error))
-            raise
-        except DeadlineExceededError:
-            self.connections.drop(connection)
-            if connection.is_sending:
-                self._choice.broke(f"the connection to {connection.place} stalled in the middle of a request")
-            raise
-        except BaseException:
-            self.connections.drop(connection)
-            raise
+        return self.connections.take() if self._choice.ways else None
+
+    def answered(self, connection: ConnectionT, outcome: Reply | GradserveError) -> Reply:
+        """Returns the reply of a call, and gives its connection back.
+
+        Raises:
+            GradserveError: The server's error, if the outcome is one.
+        """
         self._choice.worked()
+        if isinstance(outcome, Reply):
+            self.connections.give_back(connection)
+            return outcome
         if isinstance(outcome, UnavailableError):
             # The server is stopping; another one may have its place soon.
             self.connections.drop(connection)
         else:
             self.connections.give_back(connection)
-        if isinstance(outcome, GradserveError):
-            raise outcome
-        reply: Reply = outcome
-        return reply
+        raise outcome
 
-    def _connect(self, limit: TimeLimit) -> Generator[CarrierStep[ConnectionT], Any, ConnectionT | None]:
-        """Opens a connection, over the fastest way that is possible; returns None if none is."""
+    def failed(self, connection: ConnectionT, error: BaseException) -> None:
+        """Drops the connection of a call that ended with an error which is not the server's.
+
+        Raises:
+            CallCancelledError: It broke because the client was closed.
+        """
+        self.connections.drop(connection)
+        if isinstance(error, UnavailableError):
+            if self.connections.is_closed:
+                raise closed() from None
+            self.connections.drop_idle()
+            self._choice.broke(str(error))
+        elif isinstance(error, DeadlineExceededError) and connection.is_sending:
+            self._choice.broke(f"the connection to {connection.place} stalled in the middle of a request")
+
+    def connect(self, limit: TimeLimit) -> Generator[CarrierStep, Any, ConnectionT | None]:
+        """Opens a connection for a call, over the fastest way that is possible; returns None if none is.
+
+        Raises:
+            GradserveError: The server cannot be reached, or the wanted way is not possible.
+        """
         if not self._choice.may_open() or not self.connections.reserve():
             return None
         has_connection = False
@@ -140,7 +131,7 @@ class Carrier(Generic[ConnectionT]):
             self.connections.add(connection)
         return connection
 
-    def _try_places(self, limit: TimeLimit) -> Generator[CarrierStep[ConnectionT], Any, ConnectionT | None]:
+    def _try_places(self, limit: TimeLimit) -> Generator[CarrierStep, Any, ConnectionT | None]:
         # Of any size: how large the replies will be is not known.
         request = messages_pb2.IssueTicketRequest(
             client_id=self._client_id, direction=messages_pb2.IssueTicketRequest.DIRECTION_BOTH

@@ -26,11 +26,15 @@ class Choice:
     after a pause, which doubles with each further failure.
 
     Safe to use from several threads.
+
+    Attributes:
+        ways: The ways to try, the fastest first, apart from gRPC.
     """
 
     def __init__(self, settings: ConnectionSettings, server: str, clock: Callable[[], float] = time.monotonic) -> None:
         """Takes the settings, the server's address for logs, and a monotonic clock in seconds."""
         self._transport = transport = settings.transport
+        self.ways: Sequence[Way] = _WAYS[transport]
         self._settings = settings.sockets
         self._server = server
         self._clock = clock
@@ -41,11 +45,6 @@ class Choice:
         self._has_decided = False
         if not self.ways:
             self._info = TransportInfo(Way.GRPC.value, f"transport={str(transport)!r} was asked for")
-
-    @property
-    def ways(self) -> Sequence[Way]:
-        """The ways to try, the fastest first, apart from gRPC."""
-        return _WAYS[self._transport]
 
     @property
     def info(self) -> TransportInfo:

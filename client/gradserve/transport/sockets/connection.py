@@ -3,16 +3,18 @@
 import array
 import contextlib
 import os
+import select
 import socket
 import sys
 
 from gradserve.errors import GradserveError, UnavailableError
 from gradserve.transport.settings import ConnectionSettings
+from gradserve.transport.sockets.inbox import Inbox
 from gradserve.transport.sockets.payloads import Payloads
 from gradserve.transport.sockets.places import Place
 
 _DESCRIPTOR_SPACE = 256 if sys.platform == "win32" else socket.CMSG_SPACE(32)
-_CLOSE_ON_EXEC: int = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 
 
 class Connection:
@@ -21,6 +23,7 @@ class Connection:
     Attributes:
         place: The socket's address.
         payloads: The payloads of its frames.
+        inbox: What has arrived.
         last_used: When it became idle, by a monotonic clock.
         is_sending: Whether a request is on its way.
     """
@@ -30,21 +33,18 @@ class Connection:
     ) -> None:
         self.place = place
         self.payloads = payloads
+        self.inbox = Inbox(takes_descriptors=payloads.has_regions)
         self.last_used = 0.0
         self.is_sending = False
         self._socket = connected
         self._settings = settings
+        self._arrivals = select.poll()
+        self._arrivals.register(connected, select.POLLIN)
         self._pid = os.getpid()
 
     def is_usable(self) -> bool:
         """Returns True if an idle connection can carry a call: the server has neither closed it nor sent anything."""
-        try:
-            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
+        return not self._arrivals.poll(0)
 
     def interrupt(self) -> None:
         """Ends the call that another thread or task makes on it."""
@@ -56,12 +56,13 @@ class Connection:
         if os.getpid() == self._pid:
             self.interrupt()
         self._socket.close()
+        self.inbox.close()
 
-    def _fill(self, buffers: list[memoryview], descriptors: list[int] | None, flags: int = 0) -> int:
-        """Receives into buffers; returns how many bytes came, 0 at the end."""
+    def _receive_some(self, memory: memoryview, descriptors: list[int] | None) -> int:
+        """Receives what there is; returns how many bytes came, 0 at the end."""
         if descriptors is None:
-            return self._socket.recvmsg_into(buffers, 0, flags)[0]
-        num_bytes, ancillary, _, _ = self._socket.recvmsg_into(buffers, _DESCRIPTOR_SPACE, flags | _CLOSE_ON_EXEC)
+            return self._socket.recv_into(memory)
+        num_bytes, ancillary, _, _ = self._socket.recvmsg_into((memory,), _DESCRIPTOR_SPACE, _CLOSE_ON_EXEC)
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 received = array.array("i")

@@ -1,22 +1,24 @@
 """What client and server say to each other on a socket, step by step: without I/O, for both transports."""
 
 import math
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
 from gradserve.calls.exchange import Reply, Unary
 from gradserve.errors import GradserveError, InternalError
 from gradserve.memory.regions import Region
-from gradserve.transport import methods
+from gradserve.transport.methods import Method, unary_method
+from gradserve.transport.sockets.inbox import Inbox
 from gradserve.transport.sockets.payloads import Outgoing, Payloads
+from gradserve.transport.sockets.steps import Conversation, Fill, Send
 from gradserve.transport.status import error_from_reply
 from gradserve.v1 import socket_messages_pb2
-from gradserve.wire.contents import Contents, WithContents, tensors_beside
+from gradserve.wire.contents import WithContents, tensors_beside
 from gradserve.wire.frames import (
     HEADER_BYTES,
     PROTOCOL,
@@ -27,48 +29,14 @@ from gradserve.wire.frames import (
     pack_segments,
     unpack_segments,
 )
-
-T = TypeVar("T")
+from gradserve.wire.payload import Array
 
 _MAX_MESSAGE_BYTES = (1 << 31) - 1
 """The longest message of protobuf."""
 _STATUSES = {code.value[0]: code for code in grpc.StatusCode}
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
-    """A step: sends buffers, one after the other.
-
-    Attributes:
-        buffers: The buffers.
-        descriptor: A descriptor to send with the first byte.
-    """
-
-    buffers: Sequence[bytes | memoryview]
-    descriptor: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Receive:
-    """A step: fills buffers, one after the other.
-
-    Attributes:
-        buffers: The buffers.
-        num_bytes_expected: The size of the payload that begins here, for which there is more time.
-        descriptors: Gets the descriptors that come with the bytes; None if none may come.
-        may_take_long: Whether the server may be working before it sends them.
-    """
-
-    buffers: Sequence[memoryview]
-    num_bytes_expected: int = 0
-    descriptors: list[int] | None = None
-    may_take_long: bool = False
-
-
-Conversation: TypeAlias = Generator[Send | Receive, None, T]
-
-
-def hello(ticket: bytes, client_id: str, payloads: Payloads) -> Conversation[GradserveError | None]:
+def hello(ticket: bytes, client_id: str, payloads: Payloads, inbox: Inbox) -> Conversation[GradserveError | None]:
     """Opens the connection; returns the server's error if it refuses.
 
     Raises:
@@ -76,111 +44,123 @@ def hello(ticket: bytes, client_id: str, payloads: Payloads) -> Conversation[Gra
     """
     message = socket_messages_pb2.Hello(ticket=ticket, client_id=client_id).SerializeToString()
     header = FrameHeader(FrameKind.HELLO, message_bytes=len(message), number=PROTOCOL)
-    yield Send([header.pack() + message])
+    yield Send((header.pack() + message,))
     try:
-        answer, body = yield from _receive_reply(payloads)
+        answer, body = yield from _receive_reply(payloads, inbox)
+        inbox.check_empty()
         return _error_in(answer, body) if answer.code else None
     except (DecodeError, FrameError) as error:
         raise _malformed(error) from None
 
 
-def call(unary: Unary, seconds: float, payloads: Payloads) -> Conversation[Reply | GradserveError]:
+def call(unary: Unary, seconds: float, payloads: Payloads, inbox: Inbox) -> Conversation[Reply | GradserveError]:
     """Makes a call; returns its response, or the error that the server answered with.
 
     Args:
         unary: The call.
         seconds: Its time limit; math.inf for none.
         payloads: The payloads of the connection.
+        inbox: What arrives on the connection.
 
     Raises:
         InternalError: The server's reply is malformed; the connection cannot be used any more.
     """
-    message, contents = _parted(unary.request)
+    request = unary.request
+    message, contents = (request.message, request.contents) if isinstance(request, WithContents) else (request, None)
+    method = unary_method(unary.service, unary.method)
     outgoing = payloads.outgoing(contents)
-    while outgoing.new_regions:
-        for region in outgoing.new_regions:
-            accepted = yield from _hand_over(region, payloads)
-            payloads.handed_over(region, accepted=accepted)
-        again = payloads.outgoing(contents)
-        outgoing = replace(again, prefix=outgoing.prefix + again.prefix)
     try:
-        return (yield from _call(unary, seconds, payloads, message, outgoing))
+        while outgoing.new_regions:
+            for region in outgoing.new_regions:
+                accepted = yield from _hand_over(region, payloads, inbox)
+                payloads.handed_over(region, accepted=accepted)
+            again = payloads.outgoing(contents)
+            outgoing = replace(again, prefix=outgoing.prefix + again.prefix)
+        yield Send((_call_frame(method, message.SerializeToString(), seconds, outgoing), *outgoing.following))
+        answer, body = yield from _receive_reply(payloads, inbox)
+        if answer.code:
+            reply: Reply | GradserveError = _error_in(answer, body)
+        else:
+            response = method.decode(bytes(body[answer.size * SEGMENT_BYTES :]))
+            arrays: Mapping[int, Array] = {}
+            if answer.payload_bytes or answer.size:
+                arrays = yield from _receive_arrays(answer, body, response, payloads, inbox, in_place=unary.in_place)
+            reply = Reply(response, arrays)
+        inbox.check_empty()
+    except (DecodeError, FrameError) as error:
+        payloads.abandon(outgoing)
+        raise _malformed(error) from None
     except BaseException:
         payloads.abandon(outgoing)
         raise
+    if farewells := payloads.farewells():
+        yield Send((b"".join(farewells),))
+    return reply
 
 
-def _hand_over(region: Region, payloads: Payloads) -> Conversation[bool]:
+def _hand_over(region: Region, payloads: Payloads, inbox: Inbox) -> Conversation[bool]:
     header = FrameHeader(FrameKind.REGION, number=region.number, size=region.num_bytes)
-    yield Send([header.pack()], region.descriptor)
-    answer, _ = yield from _receive_reply(payloads)
+    yield Send((header.pack(),), region.descriptor)
+    answer, _ = yield from _receive_reply(payloads, inbox)
     return not answer.code
 
 
-def _call(
-    unary: Unary, seconds: float, payloads: Payloads, message: Message, outgoing: Outgoing
-) -> Conversation[Reply | GradserveError]:
-    found = methods.unary(unary.service, unary.method)
-    segments, following = outgoing.segments, outgoing.following
-    name, table, data = found.path[1:].replace("/", ".").encode(), pack_segments(segments), message.SerializeToString()
+def _call_frame(method: Method, message: bytes, seconds: float, outgoing: Outgoing) -> bytes:
+    """Returns the frame of a call up to its payload, and what to send before it."""
     header = FrameHeader(
         FrameKind.CALL,
-        name_bytes=len(name),
-        message_bytes=len(data),
-        payload_bytes=sum(map(len, following)),
+        name_bytes=len(method.frame_name),
+        message_bytes=len(message),
+        payload_bytes=sum(map(len, outgoing.following)) if outgoing.following else 0,
         number=0 if seconds == math.inf else max(round(seconds * 1e6), 1),
-        size=len(segments),
+        size=len(outgoing.segments),
     )
-    yield Send([b"".join((outgoing.prefix, header.pack(), name, table, data)), *following])
-    try:
-        answer, body = yield from _receive_reply(payloads)
-        if answer.code:
-            return _error_in(answer, body)
-        table_bytes = answer.num_segments * SEGMENT_BYTES
-        response = found.decode(bytes(body[table_bytes:]))
-        arrays = payloads.incoming(
-            list(tensors_beside(response)),
-            unpack_segments(body[:table_bytes], answer),
-            answer.payload_bytes,
-            in_place=unary.in_place,
-        )
-    except (DecodeError, FrameError) as error:
-        raise _malformed(error) from None
-    if arrays.buffers:
-        yield Receive(arrays.buffers, answer.payload_bytes)
-    if farewells := payloads.farewells():
-        yield Send([b"".join(farewells)])
-    return Reply(response, arrays.by_offset)
+    table = pack_segments(outgoing.segments) if outgoing.segments else b""
+    return b"".join((outgoing.prefix, header.pack(), method.frame_name, table, message))
 
 
-def _parted(request: Message | WithContents) -> tuple[Message, Contents]:
-    if isinstance(request, WithContents):
-        return request.message, request.contents
-    return request, Contents()
+def _receive_reply(payloads: Payloads, inbox: Inbox) -> Conversation[tuple[FrameHeader, memoryview]]:
+    """Receives a REPLY up to its payload; returns its header, and its segments and message.
 
-
-def _receive_reply(payloads: Payloads) -> Conversation[tuple[FrameHeader, memoryview]]:
-    """Receives a REPLY up to its payload; returns its header, and its segments and message."""
-    head = memoryview(bytearray(HEADER_BYTES))
+    These are valid until the next step.
+    """
     while True:
-        descriptors: list[int] = []
-        yield Receive([head], descriptors=descriptors if payloads.has_regions else None, may_take_long=True)
-        header = FrameHeader.unpack(head)
-        if header.kind is FrameKind.REPLY and not descriptors:
+        if inbox.num_bytes < HEADER_BYTES:
+            inbox.add((yield inbox.more(HEADER_BYTES)))
+        header = FrameHeader.unpack(inbox.take(HEADER_BYTES))
+        if header.kind is FrameKind.REPLY:
             break
-        payloads.notice(header, descriptors)
+        payloads.notice(header, inbox.take_descriptors() if header.kind is FrameKind.REGION else ())
     if header.name_bytes:
         raise FrameError(f"expected a REPLY without a name, got {header}")
     if header.message_bytes > _MAX_MESSAGE_BYTES or (header.code and header.payload_bytes):
         raise FrameError(f"expected a message of less than 2 GiB, and no payload with an error, got {header}")
-    body = memoryview(bytearray(header.head_bytes))
-    if body:
-        yield Receive([body])
+    num_bytes = header.head_bytes
+    body = inbox.take(num_bytes)
+    if len(body) < num_bytes:
+        arrived, body = body, memoryview(bytearray(num_bytes))
+        body[: len(arrived)] = arrived
+        yield Fill((body[len(arrived) :],))
     return header, body
 
 
+def _receive_arrays(
+    answer: FrameHeader, body: memoryview, response: Any, payloads: Payloads, inbox: Inbox, *, in_place: bool
+) -> Conversation[Mapping[int, Array]]:
+    """Receives the payload of a reply; returns the arrays in it, by `payload_offset`."""
+    arrays = payloads.incoming(
+        list(tensors_beside(response)),
+        unpack_segments(body[: answer.size * SEGMENT_BYTES], answer),
+        answer.payload_bytes,
+        in_place=in_place,
+    )
+    if rest := inbox.fill(arrays.buffers):
+        yield Fill(rest, answer.payload_bytes)
+    return arrays.by_offset
+
+
 def _error_in(header: FrameHeader, body: memoryview) -> GradserveError:
-    status = status_pb2.Status.FromString(bytes(body[header.num_segments * SEGMENT_BYTES :]))
+    status = status_pb2.Status.FromString(bytes(body[header.size * SEGMENT_BYTES :]))
     return error_from_reply(_STATUSES.get(header.code, grpc.StatusCode.UNKNOWN), status)
 
 

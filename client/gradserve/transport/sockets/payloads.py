@@ -48,6 +48,10 @@ class Outgoing:
     scratch: Array | None = None
 
 
+NOTHING = Outgoing()
+"""What to send for a call without a payload."""
+
+
 class Payloads(Protocol):
     """Puts tensors into the frames of one connection, and takes them out.
 
@@ -59,8 +63,8 @@ class Payloads(Protocol):
     lends_memory: bool
     has_regions: bool
 
-    def outgoing(self, contents: Contents, /) -> Outgoing:
-        """Returns what to send for the payload of a call."""
+    def outgoing(self, contents: Contents | None, /) -> Outgoing:
+        """Returns what to send for the payload of a call, None for none."""
         ...
 
     def handed_over(self, region: Region, /, *, accepted: bool) -> None:
@@ -130,9 +134,9 @@ class FollowingPayloads:
     def __init__(self, pool: BufferPool) -> None:
         self._pool = pool
 
-    def outgoing(self, contents: Contents, /) -> Outgoing:
+    def outgoing(self, contents: Contents | None, /) -> Outgoing:
         """See `Payloads`."""
-        return Outgoing(following=contents.pieces())
+        return Outgoing(following=contents.pieces()) if contents is not None and contents.buffers else NOTHING
 
     def handed_over(self, region: Region, /, *, accepted: bool) -> None:
         """See `Payloads`."""

@@ -43,7 +43,11 @@ class ConnectionPool(Generic[ConnectionT]):
         """
         with self._lock:
             self._check_open()
-            self._close_unused()
+            if not self._idle:
+                return None
+            latest = self._clock() - self._settings.idle
+            while self._idle and self._idle[0].last_used < latest:
+                self._idle.pop(0).close()
             while self._idle:
                 connection = self._idle.pop()
                 if connection.is_usable():
@@ -88,7 +92,6 @@ class ConnectionPool(Generic[ConnectionT]):
                 return
             connection.last_used = self._clock()
             self._idle.append(connection)
-            self._close_unused()
 
     def drop(self, connection: ConnectionT) -> None:
         """Closes a connection that cannot be used any more."""
@@ -114,8 +117,3 @@ class ConnectionPool(Generic[ConnectionT]):
     def _check_open(self) -> None:
         if self._is_closed:
             raise closed()
-
-    def _close_unused(self) -> None:
-        latest = self._clock() - self._settings.idle
-        while self._idle and self._idle[0].last_used < latest:
-            self._idle.pop(0).close()

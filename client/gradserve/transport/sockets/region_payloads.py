@@ -4,6 +4,7 @@ import os
 import weakref
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from mmap import mmap
 from typing import Any
 
@@ -38,6 +39,8 @@ class RegionPayloads(FollowingPayloads):
         super().__init__(pool)
         self._regions = regions
         self._handed_over: dict[int, weakref.ref[Region]] = {}
+        self._gone: deque[int] = deque()
+        """The regions handed over that are gone since the last call. Filled by finalizers, in any thread."""
         self._refused: set[int] = set()
         self._mapped: dict[int, mmap] = {}
         self._reads: dict[int, _Read] = {}
@@ -46,11 +49,14 @@ class RegionPayloads(FollowingPayloads):
         self._ended: deque[int] = deque()
         """The regions of reads that have ended since the last call. Filled by finalizers, in any thread."""
 
-    def outgoing(self, contents: Contents, /) -> Outgoing:
+    def outgoing(self, contents: Contents | None, /) -> Outgoing:
         """See `Payloads`."""
-        prefix = b"".join(self._farewells_to_mine() + self._releases())
-        if contents.num_bytes < MIN_BYTES:
-            return Outgoing(prefix=prefix, following=contents.pieces())
+        prefix = b""
+        if self._gone or self._ended:
+            prefix = b"".join((*self._farewells_to_mine(), *self._releases()))
+        if contents is None or contents.num_bytes < MIN_BYTES:
+            outgoing = super().outgoing(contents)
+            return replace(outgoing, prefix=prefix) if prefix else outgoing
         segments, regions, others = [], {}, {}
         for start, buffer in contents.buffers.items():
             part = self._regions.find(buffer)
@@ -81,7 +87,8 @@ class RegionPayloads(FollowingPayloads):
     def handed_over(self, region: Region, /, *, accepted: bool) -> None:
         """See `Payloads`."""
         if accepted:
-            self._handed_over[region.number] = weakref.ref(region)
+            gone, number = self._gone, region.number
+            self._handed_over[number] = weakref.ref(region, lambda _: gone.append(number))
         else:
             self._refused.add(region.number)
 
@@ -133,7 +140,7 @@ class RegionPayloads(FollowingPayloads):
 
     def farewells(self) -> Sequence[bytes]:
         """See `Payloads`."""
-        return self._releases()
+        return self._releases() if self._ended else ()
 
     def _in_region(self, placed: Placed) -> Array:
         read = self._reads[placed.region]
@@ -172,7 +179,9 @@ class RegionPayloads(FollowingPayloads):
 
     def _farewells_to_mine(self) -> list[bytes]:
         """Returns DROP frames for regions that are gone."""
-        gone = [number for number, region in self._handed_over.items() if region() is None]
-        for number in gone:
+        frames = []
+        while self._gone:
+            number = self._gone.popleft()
             del self._handed_over[number]
-        return [FrameHeader(FrameKind.DROP, number=number).pack() for number in gone]
+            frames.append(FrameHeader(FrameKind.DROP, number=number).pack())
+        return frames

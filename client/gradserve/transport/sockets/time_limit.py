@@ -19,6 +19,7 @@ class TimeLimit:
         self._clock = clock
         self._end = clock() + self._seconds
         self._settings = settings
+        self._interval = settings.keepalive.interval
 
     def left(self) -> float:
         """Returns how many seconds are left, math.inf for no limit.
@@ -41,9 +42,10 @@ class TimeLimit:
         Raises:
             DeadlineExceededError: The time is over.
         """
-        return min(self.left(), self._settings.keepalive.interval)
+        if self._end - self._clock() >= self._interval:
+            return self._interval
+        return self.left()
 
     def extend_for(self, num_bytes: int) -> None:
         """Adds the time that a payload takes on a slow network."""
-        if num_bytes:
-            self._end = max(self._end, self._clock()) + self._settings.times.transfer(num_bytes)
+        self._end = max(self._end, self._clock()) + self._settings.times.transfer(num_bytes)

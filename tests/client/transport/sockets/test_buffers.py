@@ -1,5 +1,7 @@
 """Buffers are sent and filled completely, in order, however little each system call moves."""
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,9 +37,9 @@ def test_a_system_call_gets_no_more_buffers_than_it_takes() -> None:
 def test_filling_writes_to_the_memory_itself() -> None:
     memory = bytearray(6)
     buffers = Buffers([memoryview(memory)[:2], memoryview(memory)[2:]])
-    (first, second) = buffers.next(5)
-    first[:], second[:] = b"ab", b"cde"
+    offered: list[Any] = buffers.next(5)
+    offered[0][:], offered[1][:] = b"ab", b"cde"
     buffers.advance(5)
     (rest,) = buffers.next(5)
-    rest[:] = b"f"
+    memoryview(rest)[:] = b"f"
     assert memory == b"abcdef"

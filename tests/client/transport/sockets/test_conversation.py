@@ -13,6 +13,7 @@ import gradserve
 from gradserve.calls.exchange import Reply, Unary
 from gradserve.memory.pool import BufferPool
 from gradserve.transport.sockets.conversation import call, hello
+from gradserve.transport.sockets.inbox import Inbox
 from gradserve.transport.sockets.payloads import FollowingPayloads
 from gradserve.v1 import socket_messages_pb2, tensor_messages_pb2, tensor_pb2
 from gradserve.wire.contents import Contents, WithContents
@@ -29,13 +30,15 @@ REQUEST = tensor_messages_pb2.ReadTensorsRequest(handles=["a", "b", "c"])
 READ = Unary("TensorService", "ReadTensors", REQUEST)
 
 
+def inbox() -> Inbox:
+    return Inbox(takes_descriptors=False)
+
+
 def reply_of(contents: Contents, response: Any, **fields: Any) -> bytes:
     message: bytes = response.SerializeToString()
     payload = b"".join(contents.pieces())
     header = FrameHeader(FrameKind.REPLY, message_bytes=len(message), payload_bytes=len(payload))
-    for name, value in fields.items():
-        object.__setattr__(header, name, value)
-    return header.pack() + message + payload
+    return header._replace(**fields).pack() + message + payload
 
 
 def good_reply(**fields: Any) -> bytes:
@@ -43,8 +46,8 @@ def good_reply(**fields: Any) -> bytes:
     return reply_of(contents, tensor_messages_pb2.ReadTensorsResponse(tensors=contents.tensors(ARRAYS)), **fields)
 
 
-def read(replies: bytes) -> Any:
-    return carry_out(call(READ, math.inf, PAYLOADS), replies)
+def read(replies: bytes, in_one_go: int = 1 << 20) -> Any:
+    return carry_out(call(READ, math.inf, PAYLOADS, inbox()), replies, in_one_go)
 
 
 def test_a_call_with_arrays() -> None:
@@ -52,7 +55,7 @@ def test_a_call_with_arrays() -> None:
     request = tensor_messages_pb2.StoreTensorsRequest(tensors=contents.tensors(ARRAYS))
     store = Unary("TensorService", "StoreTensors", WithContents(request, contents))
     answer = reply_of(Contents(), tensor_messages_pb2.StoreTensorsResponse(tensors=[{"handle": "h"}]))
-    reply, sent, taken = carry_out(call(store, 1.5, PAYLOADS), answer)
+    reply, sent, taken = carry_out(call(store, 1.5, PAYLOADS, inbox()), answer)
     assert isinstance(reply, Reply)
     assert reply.message.tensors[0].handle == "h"
     assert taken == len(answer)
@@ -63,9 +66,10 @@ def test_a_call_with_arrays() -> None:
     assert sent[HEADER_BYTES:] == name + message + payload
 
 
-def test_arrays_of_a_reply() -> None:
+@pytest.mark.parametrize("in_one_go", [1, 31, 33, 100, 20_001, 1 << 20])
+def test_arrays_of_a_reply(in_one_go: int) -> None:
     replies = good_reply()
-    reply, sent, taken = read(replies)
+    reply, sent, taken = read(replies, in_one_go)
     assert FrameHeader.unpack(sent[:HEADER_BYTES]).number == 0
     assert taken == len(replies)
     first, second, empty = reply.message.tensors
@@ -94,6 +98,20 @@ def test_segments_of_what_follows_the_message() -> None:
 def test_a_reply_cut_anywhere_is_not_complete(end: int) -> None:
     with pytest.raises(EndOfBytesError):
         read(good_reply()[:end])
+
+
+def test_a_message_longer_than_what_is_received_at_once() -> None:
+    replies = reply_of(
+        Contents(), tensor_messages_pb2.ReadTensorsResponse(tensors=[tensor_pb2.Tensor(content=bytes(100_000))])
+    )
+    reply, _, taken = read(replies)
+    assert len(reply.message.tensors[0].content) == 100_000
+    assert taken == len(replies)
+
+
+def test_what_follows_a_reply() -> None:
+    with pytest.raises(gradserve.InternalError, match="malformed reply: expected nothing after a REPLY, got 5 bytes"):
+        read(reply_of(Contents(), tensor_messages_pb2.ReadTensorsResponse()) + b"12345")
 
 
 @given(st.binary(min_size=HEADER_BYTES, max_size=200))
@@ -161,7 +179,7 @@ def test_an_error() -> None:
 
 
 def test_a_hello() -> None:
-    refused, sent, _ = carry_out(hello(b"t" * 16, "me", PAYLOADS), FrameHeader(FrameKind.REPLY).pack())
+    refused, sent, _ = carry_out(hello(b"t" * 16, "me", PAYLOADS, inbox()), FrameHeader(FrameKind.REPLY).pack())
     assert refused is None
     header = FrameHeader.unpack(sent[:HEADER_BYTES])
     assert (header.kind, header.number) == (FrameKind.HELLO, PROTOCOL)
@@ -172,4 +190,7 @@ def test_a_hello() -> None:
 
 def test_something_else_answers_a_hello() -> None:
     with pytest.raises(gradserve.InternalError, match="malformed reply"):
-        carry_out(hello(b"t" * 16, "me", PAYLOADS), b"HTTP/1.1 400 Bad Request\r\nServer: another\r\n\r\n")
+        carry_out(
+            hello(b"t" * 16, "me", PAYLOADS, inbox()),
+            b"HTTP/1.1 400 Bad Request\r\nServer: another\r\n\r\n",
+        )

@@ -12,8 +12,10 @@ import gradserve
 from gradserve.memory.pool import BufferPool
 from gradserve.memory.regions import RegionPool
 from gradserve.memory.sealed import make_region
-from gradserve.transport.sockets.conversation import Receive, Send, call
+from gradserve.transport.sockets.conversation import call
+from gradserve.transport.sockets.inbox import Inbox
 from gradserve.transport.sockets.region_payloads import RegionPayloads
+from gradserve.transport.sockets.steps import Receive, Send
 from gradserve.v1 import tensor_messages_pb2, tensor_pb2
 from gradserve.wire.frames import FrameHeader, FrameKind, Segment, pack_segments
 from tests.client.transport.sockets.test_conversation import READ
@@ -39,21 +41,28 @@ def reply(offset: int, num_bytes: int, number: int = 7) -> bytes:
 
 def carry_out(payloads: RegionPayloads, frames: list[tuple[bytes, list[int]]]) -> tuple[Any, bytes]:
     """Returns the reply and what the client sent; each frame of the server may bring descriptors."""
-    conversation = call(READ, math.inf, payloads)
-    sent, unread = b"", b""
+    inbox = Inbox(takes_descriptors=True)
+    conversation = call(READ, math.inf, payloads, inbox)
+    sent = b""
     try:
+        step = next(conversation)
         while True:
-            match next(conversation):
+            answer = None
+            match step:
                 case Send(buffers):
                     sent += b"".join(buffers)
-                case Receive([buffer], _, descriptors):
-                    if not unread:
-                        unread, brought = frames.pop(0)
-                        assert descriptors is not None
-                        descriptors += map(os.dup, brought)
-                    buffer[:], unread = unread[: len(buffer)], unread[len(buffer) :]
+                case Receive(memory, at_least, descriptors):
+                    arrived, brought = frames.pop(0)
+                    assert len(arrived) >= at_least
+                    assert descriptors is not None
+                    descriptors += map(os.dup, brought)
+                    memory[: len(arrived)] = arrived
+                    answer = len(arrived)
+            step = conversation.send(answer)
     except StopIteration as stop:
         return stop.value, sent
+    finally:
+        inbox.close()
 
 
 def test_a_region_is_read_and_released(region: int) -> None:

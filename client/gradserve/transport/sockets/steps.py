@@ -1,0 +1,52 @@
+"""The steps of a conversation on a socket, which a transport carries out."""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Sends buffers, one after the other. Answered by None.
+
+    Attributes:
+        buffers: The buffers.
+        descriptor: A descriptor to send with the first byte.
+    """
+
+    buffers: Sequence[bytes | memoryview]
+    descriptor: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Receives what comes, for which the server may have to work first. Answered by the number of bytes.
+
+    Attributes:
+        memory: Where to put it.
+        at_least: The number of bytes to wait for.
+        descriptors: Gets the descriptors that come with the bytes; None if none may come.
+    """
+
+    memory: memoryview
+    at_least: int
+    descriptors: list[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Fills buffers with the rest of a frame, one after the other. Answered by None.
+
+    Attributes:
+        buffers: The buffers.
+        payload_bytes: The size of the payload that begins here, for which there is more time.
+    """
+
+    buffers: Sequence[memoryview]
+    payload_bytes: int = 0
+
+
+Step: TypeAlias = Send | Receive | Fill
+Conversation: TypeAlias = Generator[Step, Any, T]
