@@ -20,6 +20,7 @@ _ONE_DESCRIPTOR = socket.CMSG_LEN(array.array("i").itemsize)
 _CUT_OFF = int(socket.MSG_CTRUNC)
 _CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 _IOV_MAX = 1024
+_ONLY_REGION = "expected a descriptor with REGION only"
 
 
 class SilentError(Exception):
@@ -66,12 +67,10 @@ class FrameStream:
             SilentError: Only a part of it came.
             OSError: The connection is gone.
         """
-        while self._has_read_all:
-            await self._readable(None)  # between two frames a client may be silent for as long as it likes
-            self._receive("the client has closed the connection")
+        if self._has_read_all:
+            await self._more(None)  # between two frames a client may be silent for as long as it likes
         while len(self._received) - self._position < HEADER_BYTES:
-            await self._readable(self._idle_seconds)
-            self._receive("the client left in the middle of a frame")
+            await self._more(self._idle_seconds)
         start = self._position
         self._position += HEADER_BYTES
         header = FrameHeader.unpack(self._received[start : self._position])
@@ -79,7 +78,7 @@ class FrameStream:
             # Nothing is received ahead beyond the frame with a descriptor.
             end = self._position + header.head_bytes + header.payload_bytes
             if end >= len(self._received):
-                raise FrameError("expected a descriptor with REGION only")
+                raise FrameError(_ONLY_REGION)
         return header
 
     def take_descriptor(self) -> int | None:
@@ -172,8 +171,10 @@ class FrameStream:
             try:
                 count = self._sock.recv_into(data)
             except BlockingIOError:
-                await self._readable(self._idle_seconds)
-                continue
+                await self._more(self._idle_seconds)
+                if self._descriptor is not None:
+                    raise FrameError(_ONLY_REGION) from None
+                count = self._move(data)
             if not count:
                 raise EOFError("the client left in the middle of a frame")
             data = data[count:]
@@ -185,19 +186,16 @@ class FrameStream:
         self._position += count
         return count
 
-    def _receive(self, at_the_end: str) -> None:
-        """Receives the next bytes ahead, if there are any."""
-        try:
-            if self._takes_descriptors:
-                data, ancillary, flags, _ = self._sock.recvmsg(_READ_BYTES, _ONE_DESCRIPTOR, _CLOSE_ON_EXEC)
-                if ancillary or flags & _CUT_OFF:
-                    self._keep(_descriptors(ancillary), is_cut_off=bool(flags & _CUT_OFF))
-            else:
-                data = self._sock.recv(_READ_BYTES)
-        except BlockingIOError:
-            return
+    def _receive(self) -> None:
+        """Receives the next bytes ahead."""
+        if self._takes_descriptors:
+            data, ancillary, flags, _ = self._sock.recvmsg(_READ_BYTES, _ONE_DESCRIPTOR, _CLOSE_ON_EXEC)
+            if ancillary or flags & _CUT_OFF:
+                self._keep(_descriptors(ancillary), is_cut_off=bool(flags & _CUT_OFF))
+        else:
+            data = self._sock.recv(_READ_BYTES)
         if not data:
-            raise EOFError(at_the_end)
+            raise EOFError("the client has closed the connection")
         self._received = data if self._has_read_all else self._received[self._position :] + data
         self._position = 0
 
@@ -209,7 +207,8 @@ class FrameStream:
             os.close(each)
         raise FrameError("expected at most one descriptor, got several")
 
-    async def _readable(self, seconds: float | None) -> None:
+    async def _more(self, seconds: float | None) -> None:
+        """Waits until more bytes are received ahead."""
         self._reader = self._loop.create_future()
         self._listen()
         try:
@@ -242,8 +241,19 @@ class FrameStream:
             self._is_listening = False
 
     def _has_bytes(self) -> None:
-        if self._reader is not None:
-            _wake(self._reader)
+        reader = self._reader
+        if reader is not None:
+            if reader.done():
+                return
+            # Here and not where the reader goes on: the loop would find the socket readable once more until then.
+            try:
+                self._receive()
+            except BlockingIOError:
+                return
+            except (EOFError, FrameError, OSError) as error:
+                reader.set_exception(error)
+            else:
+                reader.set_result(None)
         elif self._is_readable():
             # Nobody reads them now: they would wake the loop again and again.
             self._ignore()
