@@ -66,11 +66,16 @@ class BriefErrors:
         self._handled = sys.exception()
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if error is not None and isinstance(error, GradserveError):
-            error.__traceback__ = None
-            if error.__suppress_context__ and error.__cause__ is None:  # raised from None, inside the caller's handler
-                error.__context__ = self._handled
-                error.__suppress_context__ = False
+        if isinstance(error, GradserveError):
+            shorten(error, self._handled)
+
+
+def shorten(error: GradserveError, handled: BaseException | None) -> None:
+    """Removes the frames of an error, as `BriefErrors` does; `handled` is what its caller was handling."""
+    error.__traceback__ = None
+    if error.__suppress_context__ and error.__cause__ is None:  # raised from None, inside the caller's handler
+        error.__context__ = handled
+        error.__suppress_context__ = False
 
 
 def with_operations(
@@ -100,8 +105,12 @@ def blocking(
 
     @described_as(operation)
     def method(self: BlockingFace[CallsT], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with BriefErrors():
+        handled = sys.exception()
+        try:  # a BriefErrors block would take as long as all of this
             return self._transport.run(operation(self._calls, *args, **kwargs))
+        except GradserveError as error:
+            shorten(error, handled)
+            raise
 
     return method
 
@@ -126,8 +135,12 @@ def awaiting(
 
     @described_as(operation)
     async def method(self: AsyncFace[CallsT], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with BriefErrors():
+        handled = sys.exception()
+        try:
             return await self._transport.run(operation(self._calls, *args, **kwargs))
+        except GradserveError as error:
+            shorten(error, handled)
+            raise
 
     return method
 

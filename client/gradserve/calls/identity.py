@@ -46,8 +46,9 @@ class RequestIds:
             self._thread.worker_id = worker_id
         return worker_id
 
-    def message(self, number: int, accumulator: AccumulatorKey) -> accumulator_pb2.RequestId:
-        """Returns the id of a call on an accumulator, as a message."""
-        return accumulator_pb2.RequestId(
-            client_id=self.client_id, sequence=number, unanswered=self.open_calls.before(accumulator, number)
-        )
+    def write(self, message: accumulator_pb2.RequestId, number: int, accumulator: AccumulatorKey) -> None:
+        """Writes the id of a call on an accumulator to its message."""
+        message.client_id = self.client_id
+        message.sequence = number
+        if unanswered := self.open_calls.before(accumulator, number):
+            message.unanswered.extend(unanswered)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from gradserve.calls.exchange import Allocate, Background, Exchange, Operation, Pause, Together, Whole
+from gradserve.calls.exchange import Allocate, Background, Exchange, Operation, Pause, Together, Unary, Whole
 from gradserve.errors import GradserveError
 
 T = TypeVar("T")
@@ -46,7 +46,9 @@ def _aimed(target: int, exchange: Exchange) -> Exchange:
             return Background(lambda: at_target(target, begin()))
         case Together(operations):
             return Together(tuple(at_target(target, each) for each in operations))
+        case Unary():
+            return exchange._replace(target=target)
         case Whole(call):
-            return replace(exchange, call=replace(call, target=target))
+            return exchange._replace(call=call._replace(target=target))
     aimed: Any = replace(exchange, target=target)
     return aimed  # type: ignore[no-any-return]

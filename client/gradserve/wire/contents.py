@@ -8,7 +8,7 @@ written into the finished bytes, which the generated classes read as usual; that
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -78,8 +78,7 @@ def _described(array: Array, **data: Any) -> tensor_pb2.Tensor:
     return tensor_pb2.Tensor(dtype=to_data_type(array.dtype), shape=array.shape, **data)
 
 
-@dataclass(frozen=True)
-class WithContents:
+class WithContents(NamedTuple):
     """A message, and the contents beside it."""
 
     message: Message

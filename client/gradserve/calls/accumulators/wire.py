@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from google.protobuf.message import Message
@@ -37,6 +37,11 @@ from gradserve.wire.dtypes import to_data_type
 from gradserve.wire.durations import decode_duration
 from gradserve.wire.payload import Array
 
+_NumberedRequest: TypeAlias = (
+    messages_pb2.ApplyGradientRequest | messages_pb2.PushPullRequest | messages_pb2.TakeGradientRequest
+)
+"""A request of a call that counts once."""
+
 _SERVICE = "AccumulatorService"
 _OUTCOMES = {
     accumulator_pb2.APPLY_OUTCOME_ACCEPTED: Outcome.ACCEPTED,
@@ -49,8 +54,7 @@ _PLAIN_OPTIONS = ("deterministic", "keep_averages", "one_per_worker", "refuse_no
 _REDUCTIONS = {"MEAN": accumulator_pb2.REDUCTION_MEAN, "SUM": accumulator_pb2.REDUCTION_SUM}
 
 
-@dataclass(frozen=True)
-class Contribution:
+class Contribution(NamedTuple):
     """The step, weight and sender of a gradient; see ApplyGradientRequest in the protos.
 
     Attributes:
@@ -116,13 +120,19 @@ class AccumulatorWire:
         number = self._number(request_id)
         values = self.components.gradient(gradient)
         arrays, has_handles = _arrays(values)
-        fields = self._gradient_fields(messages_pb2.ApplyGradientRequest, number, how, has_handles=has_handles)
+        fields = self._gradient_fields(messages_pb2.ApplyGradientRequest, how, has_handles=has_handles)
 
         def request(tensors: Sequence[tensor_pb2.Tensor]) -> Message:
-            return messages_pb2.ApplyGradientRequest(**fields, gradient=_gradient(values, tensors))
+            message = messages_pb2.ApplyGradientRequest(**fields)
+            self._address(message, number)
+            _add_gradient(message, values, tensors)
+            return message
 
-        with _Identified(number):
+        try:
             reply = yield from call_with_arrays(_SERVICE, "ApplyGradient", arrays, request, released=not has_handles)
+        except GradserveError as error:
+            _identify(error, number)
+            raise
         answer: messages_pb2.ApplyGradientResponse = reply.message
         return ApplyResult(_OUTCOMES[answer.outcome], answer.duplicate, answer.global_step, answer.num_accumulated)
 
@@ -133,15 +143,18 @@ class AccumulatorWire:
         in_place = _in_place(copy)
         number = self._number(request_id)
         request = messages_pb2.TakeGradientRequest(
-            accumulator=self.ref,
-            request_id=self._ids.message(number, self._key),
             **plain_fields(messages_pb2.TakeGradientRequest, {"num_required": num_required}),
-            placement=_AUTO,
             timeout=encode_timeout(timeout),
         )
-        with _Identified(number, waits=True), self._ids.open_calls.opened(self._key, number):
-            reply: Reply = yield Whole(Unary(_SERVICE, "TakeGradient", request, wait=timeout, in_place=in_place))
-            return (yield from self._receive_average(reply, in_place=in_place))
+        self._address(request, number)
+        request.placement.CopyFrom(_AUTO)
+        try:
+            with self._ids.open_calls.opened(self._key, number):
+                reply: Reply = yield Whole(Unary(_SERVICE, "TakeGradient", request, timeout, in_place=in_place))
+                return (yield from self._receive_average(reply, in_place=in_place))
+        except GradserveError as error:
+            _identify(error, number, waits=True)
+            raise
 
     def push_pull(
         self,
@@ -159,37 +172,38 @@ class AccumulatorWire:
         number = self._number(request_id)
         values = self.components.gradient(gradient)
         arrays, has_handles = _arrays(values)
-        fields = self._gradient_fields(messages_pb2.PushPullRequest, number, how, has_handles=has_handles)
+        fields = self._gradient_fields(messages_pb2.PushPullRequest, how, has_handles=has_handles)
         fields |= plain_fields(
             messages_pb2.PushPullRequest, {"num_required": num_required, "one_per_worker": one_per_worker}
         )
 
         def request(tensors: Sequence[tensor_pb2.Tensor]) -> Message:
-            return messages_pb2.PushPullRequest(
-                **fields,
-                gradient=_gradient(values, tensors),
-                placement=_AUTO,
-                timeout=encode_timeout(timeout),
-            )
+            message = messages_pb2.PushPullRequest(**fields, timeout=encode_timeout(timeout))
+            self._address(message, number)
+            message.placement.CopyFrom(_AUTO)
+            _add_gradient(message, values, tensors)
+            return message
 
-        with contextlib.ExitStack() as under_way:
-            if one_per_worker and how.worker_id is None and self._has_default_workers:
-                under_way.enter_context(self._ids.open_calls.alone(self._key, self._ids.worker_id()))
-            under_way.enter_context(_Identified(number, waits=True))
-            under_way.enter_context(self._ids.open_calls.opened(self._key, number))
-            reply = yield from call_with_arrays(
-                _SERVICE,
-                "PushPull",
-                arrays,
-                request,
-                wait=timeout,
-                released=not has_handles,
-                in_place=in_place,
-            )
-            answer: messages_pb2.PushPullResponse = reply.message
-            average = Average({}, None, answer.global_step, 0, 0.0, ())
-            if answer.HasField("average"):
-                average = yield from self._receive_average(reply, in_place=in_place)
+        is_alone = one_per_worker and how.worker_id is None and self._has_default_workers
+        with self._ids.open_calls.alone(self._key, self._ids.worker_id()) if is_alone else contextlib.nullcontext():
+            try:
+                with self._ids.open_calls.opened(self._key, number):
+                    reply = yield from call_with_arrays(
+                        _SERVICE,
+                        "PushPull",
+                        arrays,
+                        request,
+                        wait=timeout,
+                        released=not has_handles,
+                        in_place=in_place,
+                    )
+                    answer: messages_pb2.PushPullResponse = reply.message
+                    average = Average({}, None, answer.global_step, 0, 0.0, ())
+                    if answer.HasField("average"):
+                        average = yield from self._receive_average(reply, in_place=in_place)
+            except GradserveError as error:
+                _identify(error, number, waits=True)
+                raise
         return PushPullResult(
             **vars(average),
             outcome=_OUTCOMES[answer.outcome],
@@ -251,22 +265,23 @@ class AccumulatorWire:
     def _number(self, request_id: int | None) -> int:
         return self._ids.next() if request_id is None else as_integer(request_id, Argument("request_id"), UINT64)
 
-    def _gradient_fields(
-        self, request: type[Message], number: int, how: Contribution, *, has_handles: bool
-    ) -> dict[str, Any]:
-        """Returns the fields that apply and push_pull share, except the gradient."""
+    def _address(self, request: _NumberedRequest, number: int) -> None:
+        """Writes the accumulator and the request id to a request."""
+        # Copying into a request is much faster than passing messages to its constructor, which serializes them.
+        request.accumulator.CopyFrom(self.ref)
+        self._ids.write(request.request_id, number, self._key)
+
+    def _gradient_fields(self, request: type[Message], how: Contribution, *, has_handles: bool) -> dict[str, Any]:
+        """Returns the plain fields that apply and push_pull share."""
         plain = {"local_step": how.local_step, "weight": how.weight, "worker_id": self._worker_id(how)}
-        return {
-            **plain_fields(request, plain),
-            "accumulator": self.ref,
-            "request_id": self._ids.message(number, self._key),
-            # Tensors of the caller's stay on the server; what was uploaded for this call need not.
-            "release_handles": not has_handles,
-        }
+        fields = plain_fields(request, plain)
+        # Tensors of the caller's stay on the server; what was uploaded for this call need not.
+        fields["release_handles"] = not has_handles
+        return fields
 
 
 def _arrays(values: Mapping[str, Value | TensorHandle]) -> tuple[list[Array], bool]:
-    """Returns the arrays of a gradient, in the order in which `_gradient` takes their messages.
+    """Returns the arrays of a gradient, in the order in which `_add_gradient` takes their messages.
 
     Also returns whether it has handles.
     """
@@ -282,24 +297,25 @@ def _arrays(values: Mapping[str, Value | TensorHandle]) -> tuple[list[Array], bo
     return arrays, has_handles
 
 
-def _gradient(
-    values: Mapping[str, Value | TensorHandle], tensors: Sequence[tensor_pb2.Tensor]
-) -> list[accumulator_pb2.ComponentGradient]:
-    """Returns a gradient with the messages of its arrays."""
+def _add_gradient(
+    request: messages_pb2.ApplyGradientRequest | messages_pb2.PushPullRequest,
+    values: Mapping[str, Value | TensorHandle],
+    tensors: Sequence[tensor_pb2.Tensor],
+) -> None:
+    """Adds a gradient to a request, with the messages of its arrays."""
     supply = iter(tensors)
-    parts = []
     for name, value in values.items():
+        part = request.gradient.add(name=name)
         if isinstance(value, np.ndarray):
-            parts.append(accumulator_pb2.ComponentGradient(name=name, dense=next(supply)))
+            part.dense.CopyFrom(next(supply))
         elif isinstance(value, IndexedSlices):
-            sparse = accumulator_pb2.SparseGradient(indices=next(supply), values=next(supply))
+            part.sparse.indices.CopyFrom(next(supply))
+            part.sparse.values.CopyFrom(next(supply))
             if value.dense_shape is not None:
-                sparse.dense_shape.dims.extend(value.dense_shape)
-                sparse.dense_shape.SetInParent()
-            parts.append(accumulator_pb2.ComponentGradient(name=name, sparse=sparse))
+                part.sparse.dense_shape.dims.extend(value.dense_shape)
+                part.sparse.dense_shape.SetInParent()
         else:
-            parts.append(accumulator_pb2.ComponentGradient(name=name, dense={"handle": value.handle}))
-    return parts
+            part.dense.handle = value.handle
 
 
 def create(
@@ -358,21 +374,11 @@ def list_accumulators(container: str) -> Operation[list[AccumulatorInfo]]:
         request = messages_pb2.ListAccumulatorsRequest(container=container, page_token=reply.next_page_token)
 
 
-class _Identified(contextlib.AbstractContextManager[None]):
-    """Puts the request id on errors, so that callers can send the call again or wait on."""
-
-    def __init__(self, number: int, *, waits: bool = False) -> None:
-        self._number = number
-        self._waits = waits
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, GradserveError):
-            error.request_id = self._number
-            if self._waits and isinstance(error, DeadlineExceededError):
-                error.message += f"; to wait on, make the same call again with request_id={self._number}"
+def _identify(error: GradserveError, number: int, *, waits: bool = False) -> None:
+    """Puts the request id on an error, so that callers can send the call again or wait on."""
+    error.request_id = number
+    if waits and isinstance(error, DeadlineExceededError):
+        error.message += f"; to wait on, make the same call again with request_id={number}"
 
 
 def _in_place(copy: bool) -> bool:

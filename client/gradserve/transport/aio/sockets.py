@@ -35,6 +35,7 @@ class AsyncSockets:
         `over_grpc` takes a call and its time limit, None for none; it returns the response or raises a GradserveError.
         """
         self._carrier: Carrier[AsyncConnection] = Carrier(route, target, settings, memory)
+        self._is_used = self._carrier.is_used
         self._target = target
         self._settings = settings
         self._over_grpc = over_grpc
@@ -46,6 +47,8 @@ class AsyncSockets:
 
     async def call(self, unary: Unary, limit: TimeLimit) -> Reply | None:
         """Makes a call; returns None if gRPC has to carry it."""
+        if not self._is_used:
+            return None
         connection = self._carrier.idle() or await carry_out_async(self._carrier.connect(limit), self._perform)
         if connection is None:
             return None

@@ -38,6 +38,7 @@ class BlockingSockets:
         `over_grpc` takes a call and its time limit, None for none; it returns the response or raises a GradserveError.
         """
         self._carrier: Carrier[BlockingConnection] = Carrier(route, target, settings, memory)
+        self._is_used = self._carrier.is_used
         self._target = target
         self._settings = settings
         self._over_grpc = over_grpc
@@ -49,6 +50,8 @@ class BlockingSockets:
 
     def call(self, unary: Unary, limit: TimeLimit, watch: Watch | None) -> Reply | None:
         """Makes a call; returns None if gRPC has to carry it."""
+        if not self._is_used:
+            return None
         connection = self._carrier.idle() or carry_out(self._carrier.connect(limit), self._perform)
         if connection is None:
             return None

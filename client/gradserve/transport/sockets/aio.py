@@ -162,13 +162,15 @@ class AsyncConnection(Connection):
         loop = asyncio.get_running_loop()
         add, remove = (loop.add_writer, loop.remove_writer) if sends else (loop.add_reader, loop.remove_reader)
         ready = loop.create_future()
-        add(self._socket, _settle, ready, True)
+        # asyncio describes at length a socket object that it does not know yet, so it gets the number.
+        descriptor = self._socket.fileno()
+        add(descriptor, _settle, ready, True)
         timer = loop.call_later(seconds, _settle, ready, False)
         try:
             is_ready: bool = await ready
         finally:
             timer.cancel()
-            remove(self._socket)
+            remove(descriptor)
         return is_ready
 
     async def _stalled(self, _place: Place) -> None:

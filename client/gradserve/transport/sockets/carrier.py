@@ -68,6 +68,11 @@ class Carrier(Generic[ConnectionT]):
         self.connections: ConnectionPool[ConnectionT] = ConnectionPool(settings.sockets)
 
     @property
+    def is_used(self) -> bool:
+        """True if calls may take sockets at all."""
+        return bool(self._choice.ways)
+
+    @property
     def info(self) -> TransportInfo:
         """The way in use."""
         return self._choice.info
@@ -78,7 +83,7 @@ class Carrier(Generic[ConnectionT]):
         Raises:
             CallCancelledError: The client is closed.
         """
-        return self.connections.take() if self._choice.ways else None
+        return self.connections.take()
 
     def answered(self, connection: ConnectionT, outcome: Reply | GradserveError) -> Reply:
         """Returns the reply of a call, and gives its connection back.

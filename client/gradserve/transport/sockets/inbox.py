@@ -43,9 +43,12 @@ class Inbox:
     def take(self, num_bytes: int) -> memoryview:
         """Takes the first bytes, or all if there are fewer. They are valid until the next step."""
         start = self._start
-        end = start + min(num_bytes, self.num_bytes)
-        self.num_bytes -= end - start
-        self._start = end if self.num_bytes else 0
+        if num_bytes < self.num_bytes:
+            self.num_bytes -= num_bytes
+            self._start = end = start + num_bytes
+        else:
+            end = start + self.num_bytes
+            self.num_bytes = self._start = 0
         return self._memory[start:end]
 
     def fill(self, buffers: Iterable[memoryview]) -> list[memoryview]:

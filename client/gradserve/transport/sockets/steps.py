@@ -1,14 +1,12 @@
 """The steps of a conversation on a socket, which a transport carries out."""
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(NamedTuple):
     """Sends buffers, one after the other. Answered by None.
 
     Attributes:
@@ -20,8 +18,7 @@ class Send:
     descriptor: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Receive:
+class Receive(NamedTuple):
     """Receives what comes, for which the server may have to work first. Answered by the number of bytes.
 
     Attributes:
@@ -35,8 +32,7 @@ class Receive:
     descriptors: list[int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fill:
+class Fill(NamedTuple):
     """Fills buffers with the rest of a frame, one after the other. Answered by None.
 
     Attributes:
