@@ -28,7 +28,7 @@ CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test lint types protos check-protos face-types check-cudnn golden bench image constraints clean
+.PHONY: help install install-node demo serve test lint types protos check-protos face-types check-cudnn golden bench image constraints clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -55,6 +55,8 @@ $(DEMO_INSTALLED): pyproject.toml constraints.txt
 $(INSTALLED): pyproject.toml constraints.txt
 	$(call install_extra,dev,1.4 GB,everything for development with compilers for C and CUDA)
 	@touch $(SERVER_INSTALLED) $(DEMO_INSTALLED) $@
+
+install-node: $(NODE_INSTALLED)  ## Install what the JavaScript example needs
 
 $(NODE_INSTALLED): $(JAVASCRIPT)/package.json
 	@echo "Installing gRPC for Node.js into $(JAVASCRIPT)/node_modules: 14 MB"

@@ -22,12 +22,13 @@ def prepare(*, everything: bool = False) -> Iterator[str]:
         KernelError: One cannot be made.
     """
     wide = (FLOAT32, np.dtype(np.float64))
+    # What takes longest comes last: where something is missing, that is soon found.
     some: list[tuple[str, KernelTable[Any], tuple[np.dtype[Any], ...]]] = [
-        ("FusedBatchNorm", FUSED_BATCH_NORM, (FLOAT16,)),
+        ("LayerNorm", LAYER_NORM, (FLOAT16,)),
         ("conversions", CONVERSIONS, (FLOAT16, BFLOAT16)),
         ("activation functions", IN_FLOAT32, (FLOAT32,)),
-        ("LayerNorm", LAYER_NORM, (FLOAT16,)),
         ("sums", REDUCTION, (FLOAT16,)),
+        ("FusedBatchNorm", FUSED_BATCH_NORM, (FLOAT16,)),
     ]
     rest: list[tuple[str, KernelTable[Any], tuple[np.dtype[Any], ...]]] = [
         ("FusedBatchNorm", FUSED_BATCH_NORM, (BFLOAT16, *wide)),
