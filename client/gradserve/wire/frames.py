@@ -43,7 +43,11 @@ class FrameKind(IntEnum):
     """The client has ended `size` reads of the server's region `number`."""
 
 
+# Python 3.11 takes longer to find a member of an enumeration than to use it.
+CALL, REPLY = FrameKind.CALL, FrameKind.REPLY
+
 _KINDS = {int(kind): kind for kind in FrameKind}
+_WITH_SEGMENTS = (CALL, REPLY)
 
 
 class FrameHeader(NamedTuple):
@@ -91,7 +95,7 @@ class FrameHeader(NamedTuple):
     @property
     def num_segments(self) -> int:
         """The number of segments that follow the name."""
-        return self.size if self.kind in (FrameKind.CALL, FrameKind.REPLY) else 0
+        return self.size if self.kind in _WITH_SEGMENTS else 0
 
     @property
     def has_more(self) -> bool:

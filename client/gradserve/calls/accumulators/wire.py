@@ -389,8 +389,7 @@ def _receive_values(reply: Reply, *, in_place: bool) -> Operation[dict[str, Valu
     message: accumulator_pb2.Average = reply.message.average
     tensors: list[tensor_pb2.Tensor] = []
     for part in message.components:
-        sparse = part.WhichOneof("value") == "sparse"
-        tensors += [part.sparse.indices, part.sparse.values] if sparse else [part.dense]
+        tensors += [part.sparse.indices, part.sparse.values] if part.HasField("sparse") else [part.dense]
     received = yield from receive_results(reply, tensors)
     if in_place:
         # Whichever way they came, so that programs do not depend on it.
@@ -399,7 +398,7 @@ def _receive_values(reply: Reply, *, in_place: bool) -> Operation[dict[str, Valu
     arrays = iter(received)
     components: dict[str, Value] = {}
     for part in message.components:
-        if part.WhichOneof("value") == "sparse":
+        if part.HasField("sparse"):
             indices = next(arrays)
             components[part.name] = IndexedSlices(next(arrays), indices, tuple(part.sparse.dense_shape.dims))
         else:

@@ -161,16 +161,18 @@ class AsyncConnection(Connection):
         """Waits until the socket can send or receive; returns False if it cannot for so long."""
         loop = asyncio.get_running_loop()
         add, remove = (loop.add_writer, loop.remove_writer) if sends else (loop.add_reader, loop.remove_reader)
-        ready = loop.create_future()
+        ready: asyncio.Future[bool] = loop.create_future()
         # asyncio describes at length a socket object that it does not know yet, so it gets the number.
         descriptor = self._socket.fileno()
-        add(descriptor, _settle, ready, True)
+        add(descriptor, _found_ready, ready, remove, descriptor)
         timer = loop.call_later(seconds, _settle, ready, False)
+        is_ready = False
         try:
-            is_ready: bool = await ready
+            is_ready = await ready
         finally:
             timer.cancel()
-            remove(descriptor)
+            if not is_ready:
+                remove(descriptor)
         return is_ready
 
     async def _stalled(self, _place: Place) -> None:
@@ -185,6 +187,11 @@ class AsyncConnection(Connection):
                     await self._ready(self._settings.sockets.giving_up, sends=False)
                     if not self._socket.recv(1 << 16):
                         return
+
+
+def _found_ready(ready: asyncio.Future[bool], remove: Callable[[int], object], descriptor: int) -> None:
+    remove(descriptor)  # at once, or the loop finds it ready again before the task runs
+    _settle(ready, True)
 
 
 def _settle(ready: asyncio.Future[bool], value: bool) -> None:

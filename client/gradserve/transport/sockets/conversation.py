@@ -20,8 +20,10 @@ from gradserve.transport.status import error_from_reply
 from gradserve.v1 import socket_messages_pb2
 from gradserve.wire.contents import WithContents, tensors_beside
 from gradserve.wire.frames import (
+    CALL,
     HEADER_BYTES,
     PROTOCOL,
+    REPLY,
     SEGMENT_BYTES,
     FrameError,
     FrameHeader,
@@ -108,11 +110,11 @@ def _hand_over(region: Region, payloads: Payloads, inbox: Inbox) -> Conversation
 def _call_frame(method: Method, message: bytes, seconds: float, outgoing: Outgoing) -> bytes:
     """Returns the frame of a call up to its payload, and what to send before it."""
     header = FrameHeader(
-        FrameKind.CALL,
+        CALL,
         name_bytes=len(method.frame_name),
         message_bytes=len(message),
         payload_bytes=sum(map(len, outgoing.following)) if outgoing.following else 0,
-        number=0 if seconds == math.inf else max(round(seconds * 1e6), 1),
+        number=0 if seconds == math.inf else int(seconds * 1e6) or 1,
         size=len(outgoing.segments),
     )
     table = pack_segments(outgoing.segments) if outgoing.segments else b""
@@ -128,7 +130,7 @@ def _receive_reply(payloads: Payloads, inbox: Inbox) -> Conversation[tuple[Frame
         if inbox.num_bytes < HEADER_BYTES:
             inbox.add((yield inbox.more(HEADER_BYTES)))
         header = FrameHeader.unpack(inbox.take(HEADER_BYTES))
-        if header.kind is FrameKind.REPLY:
+        if header.kind is REPLY:
             break
         payloads.notice(header, inbox.take_descriptors() if header.kind is FrameKind.REGION else ())
     if header.name_bytes:

@@ -42,7 +42,8 @@ class ConnectionPool(Generic[ConnectionT]):
             CallCancelledError: The pool is closed.
         """
         with self._lock:
-            self._check_open()
+            if self._is_closed:
+                raise closed()
             if not self._idle:
                 return None
             latest = self._clock() - self._settings.idle
