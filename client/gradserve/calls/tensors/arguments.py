@@ -125,9 +125,10 @@ def array_of(tensor: tensor_pb2.Tensor, beside: Mapping[int, Array]) -> Array:
         InternalError: The reply does not follow the protos.
     """
     if tensor.WhichOneof("data") == "payload_offset":
-        if tensor.payload_offset not in beside:
+        if tensor.payload_offset in beside:
+            return beside[tensor.payload_offset]
+        if 0 not in tensor.shape:
             raise InternalError(f"the server sent a tensor without its elements, at {tensor.payload_offset}")
-        return beside[tensor.payload_offset]
     array = np.empty(tuple(tensor.shape), to_dtype(tensor.dtype))
     buffer_of(array)[:] = tensor.content
     return array

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import gradserve
 from gradserve.calls.exchange import Reply, Unary
+from gradserve.calls.tensors.arguments import array_of
 from gradserve.memory.pool import BufferPool
 from gradserve.transport.sockets.conversation import call, hello
 from gradserve.transport.sockets.inbox import Inbox
@@ -107,6 +108,14 @@ def test_a_message_longer_than_what_is_received_at_once() -> None:
     reply, _, taken = read(replies)
     assert len(reply.message.tensors[0].content) == 100_000
     assert taken == len(replies)
+
+
+def test_a_tensor_without_elements_needs_no_payload() -> None:
+    reply, _, _ = read(reply_of(Contents(), tensor_messages_pb2.ReadTensorsResponse(tensors=[tensor(0, (0, 3))])))
+    assert array_of(reply.message.tensors[0], reply.arrays).shape == (0, 3)
+    reply, _, _ = read(reply_of(Contents(), tensor_messages_pb2.ReadTensorsResponse(tensors=[tensor(64, (3,))])))
+    with pytest.raises(gradserve.InternalError, match="a tensor without its elements, at 64"):
+        array_of(reply.message.tensors[0], reply.arrays)
 
 
 def test_what_follows_a_reply() -> None:
