@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from gradserve_demo.command import demo
+from gradserve_server.event_loop import new_event_loop
 from gradserve_server.process import allow_many_descriptors, end_process, silence_grpc
 from gradserve_server.settings import SettingsError, config_options, make_config, read_settings
 from gradserve_server.signals import StopSignals
@@ -76,7 +77,8 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
             await stop.wait()
 
     try:
-        asyncio.run(run())
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(run())
     except NoSuchDeviceError as error:
         raise click.ClickException(f"{settings['device'].source}: {error}") from None
     except OSError as error:

@@ -8,6 +8,7 @@ from typing import Any, Self, TypeVar
 import gradserve_server.installed  # noqa: F401
 from gradserve_server.app import Server
 from gradserve_server.config import ServerConfig
+from gradserve_server.event_loop import new_event_loop
 from gradserve_server.parts import Parts
 
 T = TypeVar("T")
@@ -80,7 +81,8 @@ class LocalServer:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._serve())
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                runner.run(self._serve())
         except BaseException as error:
             self._failure = error
             self._ready.set()
