@@ -1,5 +1,6 @@
 """Gradients of requests: no socket, no protobuf, on a server whose ops run on a device with memory of its own."""
 
+import weakref
 from functools import partial
 from typing import Any
 
@@ -80,6 +81,15 @@ async def test_what_is_wrong_is_said_in_the_order_of_the_request(
     with pytest.raises(InvalidArgumentError) as error:
         await given(opening, MODEL, **values)(noted)
     assert (error.value.message, error.value.field) == (message, field)
+
+
+async def test_tensors_are_forgotten_after_their_use(opening: Opening) -> None:
+    array = np.ones(3, F32)
+    kept = weakref.ref(array)
+    opened = given(opening, ONE, x=GivenDense(Inline(array)))
+    del array
+    await opened(noted)
+    assert kept() is None, "a push_pull waits for others with this"
 
 
 async def test_handles_are_looked_up_first(opening: Opening) -> None:

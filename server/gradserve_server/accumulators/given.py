@@ -43,12 +43,12 @@ class GivenComponent:
     value: GivenValue | None
 
 
-@dataclass(frozen=True)
+@dataclass
 class GivenGradient:
-    """A gradient as a request has it.
+    """A gradient as a request has it, to be used once.
 
     Attributes:
-        components: The components, in the order of the request.
+        components: The components, in the order of the request; none after the use.
         release: Whether to delete its stored tensors once it was accepted or dropped.
     """
 
@@ -61,6 +61,8 @@ async def use_gradient(
 ) -> T:
     """Holds the tensors of a gradient in host memory while a function uses them; returns what it returns.
 
+    The gradient is then forgotten: a push_pull may wait long for others, and needs the memory no more.
+
     Args:
         opener: Opens the tensors.
         spec: The accumulator's spec.
@@ -72,7 +74,8 @@ async def use_gradient(
         NotFoundError: A handle does not exist.
         MemoryError: There is no memory for tensors that must be copied to the host.
     """
-    components, references = given.components, _references(given.components)
+    components, given.components = given.components, ()
+    references = _references(components)
     with (
         components_named("gradient", components),
         opener.open(references, release=given.release) as tensors,

@@ -7,10 +7,8 @@ import os
 import time
 from typing import Any
 
-import numpy as np
 from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
-from numpy.typing import NDArray
 
 from gradserve.v1 import socket_messages_pb2 as messages_pb2
 from gradserve.wire.contents import Contents, WithContents, encode_message, tensors_beside
@@ -21,7 +19,6 @@ from gradserve.wire.frames import (
     FrameHeader,
     FrameKind,
     pack_segments,
-    unpack_segments,
 )
 from gradserve_server.eager import Begun
 from gradserve_server.errors import (
@@ -35,11 +32,10 @@ from gradserve_server.rpc.boundary.status import status_message, unimplemented
 from gradserve_server.rpc.listeners.sockets.client_regions import ClientRegions
 from gradserve_server.rpc.listeners.sockets.context import SocketContext
 from gradserve_server.rpc.listeners.sockets.methods import Method
+from gradserve_server.rpc.listeners.sockets.payload_receiver import PayloadReceiver, check_payload_bytes
 from gradserve_server.rpc.listeners.sockets.server_regions import ServerRegions
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream, SilentError
 from gradserve_server.rpc.sockets.tickets import Grant
-from gradserve_server.tensors.payload import NO_PAYLOAD, Payload, PayloadSegment
-from gradserve_server.tensors.quotas import Account
 
 _log = logging.getLogger(__name__)
 
@@ -69,9 +65,7 @@ class Connection:
         self._server_regions = ServerRegions()
         self._grant: Grant | None = None
         self._gave_up = False
-        self._payload: Payload | None = None
-        self._payload_is_done = asyncio.Event()
-        self._payload_is_done.set()
+        self._payloads = PayloadReceiver(stream, context, self._client_regions)
         self.is_idle = True
         """Whether no call is under way."""
 
@@ -163,12 +157,14 @@ class Connection:
                 f"the message has {header.message_bytes} bytes, at most {self._context.max_message_bytes} are allowed"
             )
         assert self._grant is not None
-        self._check_allowed(header.payload_bytes)
+        allowed = self._grant.max_payload_bytes if self._grant.to_server else 0
+        check_payload_bytes(header.payload_bytes, allowed)
         deadline = time.monotonic() + header.number * 1e-6 if header.number else None
         head = await self._stream.read(header.head_bytes)
         method = self._context.methods.get(bytes(head[: header.name_bytes]))
         try:
-            payload = await self._receive(header, head, method)
+            in_place = method is None or method.reads_in_place
+            payload = await self._payloads.receive(header, head, allowed, in_place=in_place)
         except ServiceError as error:
             return await self._reply_error(error)
         except MemoryError:
@@ -184,93 +180,6 @@ class Connection:
         call = Call(method.name, deadline, payload, carries_results=self._grant.to_client)
         return await self._answer(method, request, call)
 
-    def _check_allowed(self, num_bytes: int) -> None:
-        assert self._grant is not None
-        allowed = self._grant.max_payload_bytes if self._grant.to_server else 0
-        if num_bytes > allowed:
-            raise FrameError(f"expected a payload of at most {allowed} bytes, as the ticket says, got {num_bytes}")
-
-    async def _receive(self, header: FrameHeader, head: memoryview, method: Method | None) -> Payload:
-        """Receives a payload, and returns it with what lies in regions.
-
-        Raises:
-            MemoryError, ResourceExhaustedError: There is no memory for it; it has been received and dropped.
-        """
-        if not header.payload_bytes and not header.num_segments:
-            return NO_PAYLOAD
-        places = unpack_segments(head[header.name_bytes : -header.message_bytes or None], header)
-        self._check_allowed(sum(each.num_bytes for each in places))
-        in_flight, memory = self._context.in_flight, Account(self._context.memory)
-        own = await self._receive_own(header.payload_bytes, memory)
-        try:
-            segments = []
-            for each in places:
-                if each.region:
-                    part = self._client_regions.part(each.region, each.offset, each.num_bytes)
-                    segments.append(PayloadSegment(each.start, part, is_live=True))
-                else:
-                    segments.append(PayloadSegment(each.start, own[each.offset : each.offset + each.num_bytes]))
-            if method is not None and not method.reads_in_place:
-                segments = await self._copied(segments, memory)
-        except BaseException:
-            memory.settle(0)
-            if header.payload_bytes:
-                in_flight.leave(header.payload_bytes)
-            raise
-
-        def done() -> None:
-            if header.payload_bytes:
-                in_flight.leave(header.payload_bytes)
-            self._payload_is_done.set()
-
-        self._payload_is_done.clear()
-        return Payload(segments, memory, done)
-
-    async def _receive_own(self, num_bytes: int, memory: Account) -> NDArray[np.uint8]:
-        """Receives what follows the message. Then it is in flight, and counted in an account.
-
-        Raises:
-            MemoryError, ResourceExhaustedError: There is no memory for it; it has been received and dropped.
-        """
-        if not num_bytes:
-            return np.empty(0, np.uint8)
-        in_flight = self._context.in_flight
-        waits = num_bytes <= self._context.memory.limit  # while one that never fits is dropped, others go on
-        if waits:
-            await in_flight.enter(num_bytes)
-        try:
-            memory.grow(num_bytes)
-            own = self._context.allocate((num_bytes,), np.dtype(np.uint8))
-        except (ResourceExhaustedError, MemoryError):
-            memory.settle(0)
-            if waits:
-                in_flight.leave(num_bytes)
-            await self._stream.discard(num_bytes)
-            raise
-        try:
-            await self._stream.read_into(own)
-        except BaseException:
-            memory.settle(0)
-            in_flight.leave(num_bytes)
-            raise
-        return own
-
-    async def _copied(self, segments: list[PayloadSegment], memory: Account) -> list[PayloadSegment]:
-        """Replaces segments in the client's memory by copies."""
-        live = sum(each.memory.size for each in segments if each.is_live)
-        if not live:
-            return segments
-        memory.grow(live)
-
-        def copy(segment: PayloadSegment) -> PayloadSegment:
-            if not segment.is_live:
-                return segment
-            own = self._context.allocate((segment.memory.size,), np.dtype(np.uint8))
-            np.copyto(own, segment.memory)
-            return PayloadSegment(segment.start, own)
-
-        return await self._context.compute.run(live, lambda: [copy(each) for each in segments])
-
     async def _answer(self, method: Method, request: Any, call: Call) -> None:
         try:
             begun = Begun(method.handle(request, call))
@@ -283,8 +192,8 @@ class Connection:
             return await self._reply_error(error)
         finally:
             call.payload.close()
-            if not self._payload_is_done.is_set():
-                await self._payload_is_done.wait()
+            if self._payloads.is_busy:
+                await self._payloads.wait()
         return await self._reply(response)
 
     async def _rest(self, begun: Begun[Any], call: Call) -> Any:

@@ -1,0 +1,128 @@
+"""Receives the payloads of calls."""
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve.wire.frames import FrameError, FrameHeader, Segment, unpack_segments
+from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.rpc.listeners.sockets.client_regions import ClientRegions
+from gradserve_server.rpc.listeners.sockets.context import SocketContext
+from gradserve_server.rpc.listeners.sockets.stream import FrameStream
+from gradserve_server.tensors.payload import NO_PAYLOAD, Payload, PayloadSegment
+from gradserve_server.tensors.quotas import Account
+
+
+def check_payload_bytes(num_bytes: int, allowed: int) -> None:
+    """Raises FrameError if a payload is larger than the ticket of its connection allows."""
+    if num_bytes > allowed:
+        raise FrameError(f"expected a payload of at most {allowed} bytes, as the ticket says, got {num_bytes}")
+
+
+class PayloadReceiver:
+    """Receives the payloads of one connection: one at a time, until nobody reads it any more."""
+
+    def __init__(self, stream: FrameStream, context: SocketContext, regions: ClientRegions) -> None:
+        """Takes the frames of the connection, what all connections share, and the client's regions."""
+        self._stream = stream
+        self._context = context
+        self._regions = regions
+        self._is_free = asyncio.Event()
+        self._is_free.set()
+
+    @property
+    def is_busy(self) -> bool:
+        """True while somebody may read the latest payload."""
+        return not self._is_free.is_set()
+
+    async def wait(self) -> None:
+        """Waits until nobody reads the latest payload."""
+        await self._is_free.wait()
+
+    async def receive(self, header: FrameHeader, head: memoryview, allowed: int, *, in_place: bool) -> Payload:
+        """Receives what follows the message of a call; returns it with what lies in regions.
+
+        Args:
+            header: The header of the call.
+            head: What lies between the header and the payload.
+            allowed: The most bytes that the call may bring.
+            in_place: Whether parts in the client's regions may stay there; otherwise they are copied.
+
+        Raises:
+            FrameError: The segments are not what the specification allows.
+            MemoryError, ResourceExhaustedError: There is no memory for it; it has been received and dropped.
+        """
+        if not header.payload_bytes and not header.num_segments:
+            return NO_PAYLOAD
+        places = unpack_segments(head[header.name_bytes : -header.message_bytes or None], header)
+        check_payload_bytes(sum(each.num_bytes for each in places), allowed)
+        in_flight, memory = self._context.in_flight, Account(self._context.memory)
+        own = await self._receive_own(header.payload_bytes, memory)
+        try:
+            segments = [self._segment(place, own) for place in places]
+            if not in_place:
+                segments = await self._copied(segments, memory)
+        except BaseException:
+            memory.settle(0)
+            if header.payload_bytes:
+                in_flight.leave(header.payload_bytes)
+            raise
+
+        def done() -> None:
+            if header.payload_bytes:
+                in_flight.leave(header.payload_bytes)
+            self._is_free.set()
+
+        self._is_free.clear()
+        return Payload(segments, memory, done)
+
+    def _segment(self, place: Segment, own: NDArray[np.uint8]) -> PayloadSegment:
+        if place.region:
+            part = self._regions.part(place.region, place.offset, place.num_bytes)
+            return PayloadSegment(place.start, part, is_live=True)
+        return PayloadSegment(place.start, own[place.offset : place.offset + place.num_bytes])
+
+    async def _receive_own(self, num_bytes: int, memory: Account) -> NDArray[np.uint8]:
+        """Receives what follows the message. Then it is in flight, and counted in an account.
+
+        Raises:
+            MemoryError, ResourceExhaustedError: There is no memory for it; it has been received and dropped.
+        """
+        if not num_bytes:
+            return np.empty(0, np.uint8)
+        in_flight = self._context.in_flight
+        waits = num_bytes <= self._context.memory.limit  # while one that never fits is dropped, others go on
+        if waits:
+            await in_flight.enter(num_bytes)
+        try:
+            memory.grow(num_bytes)
+            own = self._context.allocate((num_bytes,), np.dtype(np.uint8))
+        except (ResourceExhaustedError, MemoryError):
+            memory.settle(0)
+            if waits:
+                in_flight.leave(num_bytes)
+            await self._stream.discard(num_bytes)
+            raise
+        try:
+            await self._stream.read_into(own)
+        except BaseException:
+            memory.settle(0)
+            in_flight.leave(num_bytes)
+            raise
+        return own
+
+    async def _copied(self, segments: Sequence[PayloadSegment], memory: Account) -> list[PayloadSegment]:
+        """Replaces segments in the client's memory by copies."""
+        live = sum(each.memory.size for each in segments if each.is_live)
+        memory.grow(live)
+
+        def copy(segment: PayloadSegment) -> PayloadSegment:
+            if not segment.is_live:
+                return segment
+            own = self._context.allocate((segment.memory.size,), np.dtype(np.uint8))
+            np.copyto(own, segment.memory)
+            return PayloadSegment(segment.start, own)
+
+        return await self._context.compute.run(live, lambda: [copy(each) for each in segments])
