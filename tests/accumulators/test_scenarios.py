@@ -1,4 +1,4 @@
-"""What TensorFlow's own tests of its accumulators check, run on the core, through both clients and their raw ops."""
+"""What TensorFlow's own tests of accumulators check, on the core, through both clients on every way, and by raw ops."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

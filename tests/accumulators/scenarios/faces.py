@@ -305,16 +305,25 @@ class RawOpsSparseAcc(RawOpsAcc):
         return Sparse(outputs.values, outputs.indices, tuple(outputs.shape.tolist()))
 
 
-FACES = ("core", "blocking", "aio", "raw_ops", "aio_raw_ops")
+WAYS = ("shared_memory", "bulk", "grpc")
+FACES = (
+    "core",
+    *(f"blocking over {way}" for way in WAYS),
+    *(f"aio over {way}" for way in WAYS),
+    "raw_ops",
+    "aio_raw_ops",
+)
 
 
 @asynccontextmanager
 async def open_face(kind: str, address: Callable[[], str]) -> AsyncIterator[Face]:
     """Opens one of FACES; `address` starts the server when it is needed."""
+    way: Any
+    client_kind, _, way = kind.partition(" over ")
     if kind == "core":
         yield CoreFace()
-    elif kind == "aio":
-        async with gradserve.aio.connect(address(), timeout=PATIENCE_SECONDS) as aio_client:
+    elif client_kind == "aio":
+        async with gradserve.aio.connect(address(), timeout=PATIENCE_SECONDS, transport=way) as aio_client:
             yield AioFace(aio_client)
     elif kind == "aio_raw_ops":
         async with gradserve.aio.connect(address(), timeout=PATIENCE_SECONDS) as aio_client:
@@ -336,7 +345,10 @@ async def open_face(kind: str, address: Callable[[], str]) -> AsyncIterator[Face
             yield RawOpsFace(in_thread, listed, dense_prefix="")
     else:
         # As many threads as a scenario has calls at once.
-        with ThreadPoolExecutor(16) as threads, gradserve.connect(address(), timeout=PATIENCE_SECONDS) as client:
+        with (
+            ThreadPoolExecutor(16) as threads,
+            gradserve.connect(address(), timeout=PATIENCE_SECONDS, transport=way) as client,
+        ):
             yield BlockingFace(client, threads)
 
 
