@@ -397,7 +397,7 @@ class Accumulator:
     def _wake(self) -> None:
         """Serves takers, unless the lock is held: its holder serves them before releasing it."""
         if not self._lock.locked() and self._queue.head(self.num_accumulated) is not None:
-            serving = Begun(self._exclusively(_change_nothing))
+            serving = Begun(self._exclusively(_change_nothing))  # whose errors are those of the takers
             if not serving.is_done:
                 self._own(serving.rest())
 
