@@ -147,14 +147,9 @@ class AsyncConnection(Connection):
                 await probe(self.place)
                 continue
             try:
-                received = self._receive_some(step.memory[num_bytes:], step.descriptors)
+                num_bytes += self._receive_some(step.memory[num_bytes:], step.descriptors)
             except BlockingIOError:
                 continue
-            except OSError as error:
-                raise self.lost(error) from None
-            if not received:
-                raise self.lost(None)
-            num_bytes += received
         return num_bytes
 
     async def _ready(self, seconds: float, *, sends: bool) -> bool:

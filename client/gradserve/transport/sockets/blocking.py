@@ -125,16 +125,10 @@ class BlockingConnection(Connection):
         while num_bytes < step.at_least:
             self._set_timeout(socket.SO_RCVTIMEO, limit.patience())
             try:
-                received = self._receive_some(step.memory[num_bytes:], step.descriptors)
+                num_bytes += self._receive_some(step.memory[num_bytes:], step.descriptors)
             except BlockingIOError:
                 limit.left()
                 probe(self.place)
-                continue
-            except OSError as error:
-                raise self.lost(error) from None
-            if not received:
-                raise self.lost(None)
-            num_bytes += received
         return num_bytes
 
     def _fill(self, step: Fill, limit: TimeLimit) -> None:

@@ -59,14 +59,29 @@ class Connection:
         self.inbox.close()
 
     def _receive_some(self, memory: memoryview, descriptors: list[int] | None) -> int:
-        """Receives what there is; returns how many bytes came, 0 at the end."""
-        if descriptors is None:
-            return self._socket.recv_into(memory)
-        num_bytes, ancillary, _, _ = self._socket.recvmsg_into((memory,), _DESCRIPTOR_SPACE, _CLOSE_ON_EXEC)
+        """Receives what there is; returns how many bytes came.
+
+        Raises:
+            BlockingIOError: There is nothing yet.
+            UnavailableError: The connection broke, or the server closed it.
+        """
+        ancillary: list[tuple[int, int, bytes]] = []
+        try:
+            if descriptors is None:
+                num_bytes = self._socket.recv_into(memory)
+            else:
+                num_bytes, ancillary, _, _ = self._socket.recvmsg_into((memory,), _DESCRIPTOR_SPACE, _CLOSE_ON_EXEC)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise self.lost(error) from None
+        if not num_bytes:
+            raise self.lost(None)
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 received = array.array("i")
                 received.frombytes(data[: len(data) - len(data) % received.itemsize])
+                assert descriptors is not None, "otherwise none are received"
                 descriptors += received
         return num_bytes
 

@@ -23,14 +23,14 @@ class Inbox:
         self._start = 0
         self._memory = memoryview(bytearray(_NUM_BYTES))
         self._descriptors: list[int] = []
-        self._step = Receive(self._memory, 0, self._descriptors if takes_descriptors else None)
+        self._received_descriptors = self._descriptors if takes_descriptors else None
 
     def more(self, num_bytes: int) -> Receive:
         """Returns the step after which there are at least so many bytes; `add` must follow it."""
         if self._start:
             self._memory[: self.num_bytes] = self._memory[self._start : self._start + self.num_bytes]
             self._start = 0
-        return Receive(self._memory[self.num_bytes :], num_bytes - self.num_bytes, self._step.descriptors)
+        return Receive(self._memory[self.num_bytes :], num_bytes - self.num_bytes, self._received_descriptors)
 
     def add(self, num_bytes: int) -> None:
         """Notes how many bytes a step received."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from gradserve.transport.sockets.buffers import Buffers
 from gradserve.wire.frames import HEADER_BYTES, FrameError, FrameHeader, FrameKind
 from gradserve_server.rpc.listeners.sockets.transfers import Discarding, Receiving, Sending, Transfers
 
@@ -146,7 +147,9 @@ class FrameStream:
                 await self._writable()
                 return await self.write(pieces, descriptor)
         if sent < num_bytes:
-            await self._transfers.run(Sending(self._sock, _after(pieces, sent)))
+            unsent = Buffers(pieces)
+            unsent.advance(sent)
+            await self._transfers.run(Sending(self._sock, unsent.left))
         return None
 
     def watch(self, on_event: Callable[[], None]) -> None:
@@ -289,15 +292,3 @@ def _descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             found.frombytes(data[: len(data) - len(data) % found.itemsize])
     return list(found)
-
-
-def _after(pieces: Sequence[bytes | memoryview], count: int) -> list[bytes | memoryview]:
-    """Returns what is left of some pieces after their first `count` bytes."""
-    left: list[bytes | memoryview] = []
-    for piece in pieces:
-        if count >= len(piece):
-            count -= len(piece)
-        else:
-            left.append(memoryview(piece)[count:])
-            count = 0
-    return left
