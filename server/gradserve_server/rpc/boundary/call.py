@@ -17,16 +17,23 @@ class Call:
         deadline: The time at which its client stops waiting, by `time.monotonic`; None for never.
         payload: What came beside the message.
         carries_results: Whether results of any size travel with the reply.
+        endings: What to do once the reply has left, or cannot leave any more.
     """
 
     method: str
     deadline: float | None = None
     payload: Payload = NO_PAYLOAD
     carries_results: bool = False
+    endings: list[Callable[[], None]] = field(default_factory=list)
 
     def time_left(self) -> float | None:
         """Returns the seconds that the client goes on waiting, None for no limit."""
         return None if self.deadline is None else max(self.deadline - time.monotonic(), 0.0)
+
+    def end(self) -> None:
+        """Does what is to be done at the end, the latest first."""
+        while self.endings:
+            self.endings.pop()()
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,10 +36,15 @@ def _method_handler(method: MethodDescriptor, service: Service) -> "grpc.RpcMeth
     name = method.full_name
 
     async def unary(request: Any, context: Context) -> Any:
+        call = Call(name, _deadline(context))
         try:
-            return await handle(request, Call(name, _deadline(context)))
+            return await handle(request, call)
         except ServiceError as error:
             await end_with(error, context)
+        finally:
+            if call.endings:
+                # The stubs want an object of a class of their own.
+                cast("Any", context).add_done_callback(lambda _: call.end())
 
     async def stream(request: Any, context: Context) -> None:
         async def send(response: Any) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence, Sized
+from contextlib import ExitStack
 from typing import Any
 
 from numpy.typing import NDArray
@@ -143,7 +144,8 @@ class TensorServicer:
 
     async def ReadTensors(self, request: messages_pb2.ReadTensorsRequest, call: Call) -> WithContents:
         _check_some(request.handles, "handle")
-        with self._store.use(request.handles, release=request.release) as inputs:
+        with ExitStack() as using:
+            inputs = using.enter_context(self._store.use(request.handles, release=request.release))
             arrays = await self._residence.copy_to_host([inputs.arrays[handle] for handle in request.handles])
             num_bytes = sum(array.nbytes for array in arrays)
             if not call.carries_results and num_bytes > self._max_message_bytes:
@@ -152,8 +154,10 @@ class TensorServicer:
                     "use GetTensors",
                     field="handles",
                 )
-        contents = Contents()
-        return WithContents(messages_pb2.ReadTensorsResponse(tensors=contents.tensors(arrays)), contents)
+            contents = Contents()
+            response = messages_pb2.ReadTensorsResponse(tensors=contents.tensors(arrays))
+            call.endings.append(using.pop_all().close)  # until then the memory is in use, and counts
+        return WithContents(response, contents)
 
     async def DeleteTensors(
         self, request: messages_pb2.DeleteTensorsRequest, call: Call

@@ -178,7 +178,10 @@ class Connection:
             # A call that waits, and never looks at its payload, would keep other payloads waiting.
             payload.close()
         call = Call(method.name, deadline, payload, carries_results=self._grant.to_client)
-        return await self._answer(method, request, call)
+        try:
+            return await self._answer(method, request, call)
+        finally:
+            call.end()
 
     async def _answer(self, method: Method, request: Any, call: Call) -> None:
         try:

@@ -1,0 +1,106 @@
+"""Tensors that are read and released count until the reply has left, or cannot leave any more."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import grpc
+import numpy as np
+import pytest
+
+from gradserve.v1 import tensor_messages_pb2
+from gradserve.wire.frames import HEADER_BYTES, FrameHeader
+from gradserve_server.app import Server
+from gradserve_server.config import LimitsConfig, ServerConfig
+from gradserve_server.testing import LocalServer
+from tests.servers.frames import FrameClient, issue_ticket
+from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.servers.runtime import NOT_WARMED_UP
+
+NUM_BYTES = 24 << 20
+"""More than the buffers of a connection hold."""
+
+
+class OnSocket:
+    """A client that reads a tensor over a socket, when the test says so."""
+
+    def __init__(self, server: LocalServer, way: str) -> None:
+        ticket = issue_ticket(server.address)
+        self._client = FrameClient.over_tcp(ticket) if way == "bulk" else FrameClient.over_unix(ticket)
+        assert self._client.hello(ticket.ticket).header.code == 0
+
+    def begin(self, request: tensor_messages_pb2.ReadTensorsRequest) -> None:
+        self._client.call("TensorService.ReadTensors", request)
+        self._header = FrameHeader.unpack(self._client.sock.recv(HEADER_BYTES))
+        assert self._header.code == 0
+
+    def finish(self) -> None:
+        left = self._header.head_bytes + self._header.payload_bytes
+        while left:
+            left -= len(self._client.sock.recv(left))
+
+    def leave(self) -> None:
+        self._client.sock.close()
+
+
+class OnGrpc:
+    """A client that reads a tensor over gRPC, and takes its message from the connection when the test says so.
+
+    A message that was not asked for waits for gRPC's flow control; only calls of streams need not ask for it.
+    """
+
+    def __init__(self, server: LocalServer) -> None:
+        self._channel = grpc.insecure_channel(server.address, options=[("grpc.max_receive_message_length", -1)])
+
+    def begin(self, request: tensor_messages_pb2.ReadTensorsRequest) -> None:
+        path = "/gradserve.v1.TensorService/ReadTensors"
+        method: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(path)
+        self._replies: Any = method(request.SerializeToString(), timeout=PATIENCE_SECONDS)
+
+    def finish(self) -> None:
+        (reply,) = self._replies
+        assert len(reply) > NUM_BYTES
+
+    def leave(self) -> None:
+        self._channel.close()
+
+
+Reader: TypeAlias = OnSocket | OnGrpc
+
+READERS: dict[str, Callable[[LocalServer], Reader]] = {
+    "bulk": lambda server: OnSocket(server, "bulk"),
+    "shared_memory": lambda server: OnSocket(server, "shared_memory"),
+    "grpc": OnGrpc,
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalServer]:
+    """A server of this file alone, as its use is measured."""
+    limits = LimitsConfig.model_validate({"max_message_bytes": 2 * NUM_BYTES})
+    with LocalServer(ServerConfig(runtime=NOT_WARMED_UP, limits=limits)) as local:
+        yield local
+
+
+def used(server: LocalServer) -> tuple[int, int, int]:
+    """Returns the number of tensors that can be found, and the used parts of the quotas."""
+    return server.inspect(lambda each: (len(each.store), each.store._memory.used, each.store._handles.used))
+
+
+@pytest.fixture(params=READERS)
+def reader(request: pytest.FixtureRequest, server: LocalServer) -> Iterator[Reader]:
+    """Has begun to read a tensor that only it may read."""
+
+    def keep(each: Server) -> list[str]:
+        return each.store.keep([np.zeros(NUM_BYTES, np.uint8)], None, shared=False)
+
+    made = READERS[request.param](server)
+    made.begin(tensor_messages_pb2.ReadTensorsRequest(handles=server.inspect(keep), release=True))
+    yield made
+    made.leave()
+
+
+@pytest.mark.parametrize("end", ["finish", "leave"])
+def test_it_counts_until_the_reply_has_left(reader: Reader, server: LocalServer, end: str) -> None:
+    assert eventually(lambda: used(server), lambda use: use[0] == 0) == (0, NUM_BYTES, 1)
+    getattr(reader, end)()
+    eventually(lambda: used(server), (0, 0, 0).__eq__)
