@@ -7,16 +7,18 @@ from typing import Any
 import pytest
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.bad_input.layer_tables import LAYER_CALLS
 from tests.bad_input.requests import BEGIN, OK, SPECS, USED, Apply, Create, Take, dense, ref, state
 from tests.servers.raw_calls import RawCalls, eventually
+from tests.servers.runtime import NOT_WARMED_UP
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LocalServer]:
     """A server of this file alone, as its use is compared."""
-    with LocalServer() as local:
+    with LocalServer(ServerConfig(runtime=NOT_WARMED_UP)) as local:
         yield local
 
 
