@@ -10,6 +10,7 @@ from gradserve_server.errors import AlreadyExistsError, InvalidArgumentError, No
 from gradserve_server.leases.lifetime import SHARED, Lifetime
 from gradserve_server.leases.lifetimes import Life, Lifetimes
 from gradserve_server.leases.tombstones import Tombstones
+from gradserve_server.limits import MAX_NAME_BYTES, check_length
 
 DEFAULT_CONTAINER = "default"
 
@@ -78,12 +79,14 @@ class Directory(Generic[ResourceT]):
         """Returns the resource of this name, None if it does not exist.
 
         Raises:
-            InvalidArgumentError: The name is empty.
+            InvalidArgumentError: The name is empty, or a part of the key is too long.
         """
         if not key.name:
             raise InvalidArgumentError(
                 f"expected the name of {self._article} {self._kind}, got an empty one", field=f"{self._kind}.name"
             )
+        check_length(key.container, MAX_NAME_BYTES, f"{self._kind}.container")
+        check_length(key.name, MAX_NAME_BYTES, f"{self._kind}.name")
         entry = self._entries.get(key)
         return None if entry is None else entry.resource
 

@@ -85,7 +85,7 @@ def test_extreme_steps(client: gradserve.Client, name: str, step: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "dims", [[INT64_MAX], [INT64_MAX] * 3, [-1] * 10_000, [0] * 10_000], ids=lambda dims: f"{len(dims)}x{dims[0]}"
+    "dims", [[INT64_MAX], [INT64_MAX] * 3, [-1] * 254, [0] * 254], ids=lambda dims: f"{len(dims)}x{dims[0]}"
 )
 @pytest.mark.parametrize("layout", [accumulator_pb2.LAYOUT_DENSE, accumulator_pb2.LAYOUT_SPARSE])
 @pytest.mark.usefixtures("unchanged")

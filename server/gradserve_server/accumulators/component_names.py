@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gradserve_server.errors import ServiceError
+from gradserve_server.limits import quoted
 
 
 class Named(Protocol):
@@ -35,5 +36,5 @@ class components_named:  # noqa: N801
             return
         place = re.match(rf"{re.escape(self._field)}\[(\d+)\]", error.field or "")
         name = self._components[int(place[1])].name if place else ""
-        if name and repr(name) not in error.message:
-            error.message = f"component {name!r}: {error.message}"
+        if name and quoted(name) not in error.message:
+            error.message = f"component {quoted(name)}: {error.message}"

@@ -10,6 +10,7 @@ from gradserve_server.accumulators.component_names import components_named
 from gradserve_server.accumulators.gradient import Array, Gradient, SparseSlices, Value
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout
 from gradserve_server.errors import InvalidArgumentError, request_fields
+from gradserve_server.limits import listed, quoted
 from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
 from gradserve_server.tensors.references import Reference
 
@@ -122,13 +123,14 @@ def _values(spec: AccumulatorSpec, components: Sequence[GivenComponent], tensors
         if not name and len(spec.components) == 1:
             name = spec.components[0].name
         if name not in by_name:
-            raise InvalidArgumentError(f"expected components {sorted(by_name)}, got {name!r}", field=f"{field}.name")
+            known = listed(sorted(by_name))
+            raise InvalidArgumentError(f"expected components {known}, got {quoted(name)}", field=f"{field}.name")
         if name in values:
             raise InvalidArgumentError(f"expected every component once, got {name!r} twice", field=f"{field}.name")
         values[name] = _value(by_name[name], given.value, tensors, field)
-    missing = sorted(by_name.keys() - values.keys())
-    if missing:
-        raise InvalidArgumentError(f"expected every component, got none for {missing}", field="gradient")
+    if len(values) < len(by_name):
+        missing = sorted(by_name.keys() - values.keys())
+        raise InvalidArgumentError(f"expected every component, got none for {listed(missing)}", field="gradient")
     return values
 
 

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.limits import listed, quoted
 
 DType = np.dtype[Any]
 
@@ -18,6 +19,8 @@ FLOAT_DTYPES: tuple[DType, ...] = (
     np.dtype(np.float64),
 )
 """The dtypes that a component can have."""
+
+_MANY_DIFFERENCES = 10
 
 
 class Reduction(Enum):
@@ -76,6 +79,15 @@ class ComponentSpec:
         """The path of its gradient in a request, for errors."""
         return f"gradient[{self.name}]" if self.name else "gradient"
 
+    def differences(self, other: "ComponentSpec") -> list[str]:
+        """Returns the differences from a component of the same name, in words."""
+        return [
+            f"{name} of component {quoted(self.name)} is {_text(getattr(self, name))}, "
+            f"not {_text(getattr(other, name))}"
+            for name in ("dtype", "shape", "layout")
+            if getattr(self, name) != getattr(other, name)
+        ]
+
 
 @dataclass(frozen=True)
 class AccumulatorSpec:
@@ -118,7 +130,7 @@ class AccumulatorSpec:
     def _check_component(self, component: ComponentSpec, field: str, seen: set[str]) -> None:
         if component.name in seen:
             raise InvalidArgumentError(
-                f"expected distinct component names, got {component.name!r} twice", field=f"{field}.name"
+                f"expected distinct component names, got {quoted(component.name)} twice", field=f"{field}.name"
             )
         if not component.name and len(self.components) > 1:
             raise InvalidArgumentError(
@@ -160,7 +172,10 @@ class AccumulatorSpec:
         return all(each.dtype == self.sum_dtype(each) for each in self.dense_components)
 
     def differences(self, other: "AccumulatorSpec") -> list[str]:
-        """Returns the differences from `other`, in words. The order of the components does not count."""
+        """Returns the differences from `other`, in words; only some of many.
+
+        The order of the components does not count.
+        """
         found = [
             f"{name} is {_text(getattr(self, name))}, not {_text(getattr(other, name))}"
             for name in (
@@ -176,14 +191,13 @@ class AccumulatorSpec:
         theirs = {component.name: component for component in other.components}
         mine = [component.name for component in self.components]
         if set(mine) != theirs.keys():
-            return [f"components are {mine}, not {list(theirs)}", *found]
+            return [f"components are {listed(mine)}, not {listed(theirs)}", *found]
         for ours in self.components:
             their = theirs[ours.name]
-            found += [
-                f"{name} of component {ours.name!r} is {_text(getattr(ours, name))}, not {_text(getattr(their, name))}"
-                for name in ("dtype", "shape", "layout")
-                if getattr(ours, name) != getattr(their, name)
-            ]
+            if ours != their:
+                found += ours.differences(their)
+            if len(found) > _MANY_DIFFERENCES:
+                return [*found, "and maybe more"]
         return found
 
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from gradserve_server.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ServiceError
 from gradserve_server.layers.kind import ConfigT, LayerKind, LayerT
-from gradserve_server.layers.names import MAX_ID_BYTES, MAX_NAME_BYTES, check_length
 from gradserve_server.leases.lifetime import SHARED, Lifetime
 from gradserve_server.leases.lifetimes import Lifetimes
+from gradserve_server.limits import MAX_ID_BYTES, check_length
 from gradserve_server.resources import Directory, ResourceKey
 from gradserve_server.tensors.quotas import Quota
 
@@ -129,8 +129,6 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
                 "reuse=True cannot be used without a name_or_scope; expected the name of a layer", field="layer.name"
             )
         found = self._layers.find(key)
-        check_length(key.container, MAX_NAME_BYTES, "layer.container")
-        check_length(key.name, MAX_NAME_BYTES, "layer.name")
         check_length(creation_id, MAX_ID_BYTES, "creation_id")
         self._kind.check(config)
         variable = f"{key.name}/{self._kind.first_variable}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from gradserve_server.errors import InvalidArgumentError, ServiceError
 from gradserve_server.leases.lease import Lease, LeaseQueue
-from gradserve_server.leases.lifetime import check_client_id
+from gradserve_server.limits import MAX_ID_BYTES, check_length
 
 _DELETED_AT_ONCE = 256
 """Resources deleted before other work gets its turn."""
@@ -161,4 +161,4 @@ def _answer(holder: "asyncio.Future[bool] | None", *, replaced: bool) -> None:
 def _check_id(client_id: str) -> None:
     if not client_id:
         raise InvalidArgumentError("expected the id of a client, got an empty one", field="client_id")
-    check_client_id(client_id, "client_id")
+    check_length(client_id, MAX_ID_BYTES, "client_id")

@@ -4,19 +4,7 @@ import math
 from dataclasses import dataclass
 
 from gradserve_server.errors import InvalidArgumentError
-
-MAX_CLIENT_ID_BYTES = 128
-
-
-def check_client_id(client_id: str, field: str) -> None:
-    """Checks the id of a client, which may be empty.
-
-    Raises:
-        InvalidArgumentError: It is too long.
-    """
-    num_bytes = len(client_id.encode())
-    if num_bytes > MAX_CLIENT_ID_BYTES:
-        raise InvalidArgumentError(f"expected at most {MAX_CLIENT_ID_BYTES} bytes, got {num_bytes}", field=field)
+from gradserve_server.limits import MAX_ID_BYTES, check_length
 
 
 @dataclass(frozen=True)
@@ -35,7 +23,7 @@ class Lifetime:
     idle_lease: float | None = None
 
     def __post_init__(self) -> None:
-        check_client_id(self.owner, "lifetime.owner_client_id")
+        check_length(self.owner, MAX_ID_BYTES, "lifetime.owner_client_id")
         if self.idle_lease is not None and not 0 < self.idle_lease < math.inf:
             raise InvalidArgumentError(
                 f"expected a positive idle_lease, got {self.idle_lease:g} s", field="lifetime.idle_lease"

@@ -10,6 +10,7 @@ from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
 from gradserve_server.leases.lease import Lease, LeaseQueue
+from gradserve_server.limits import quoted
 from gradserve_server.tensors.quotas import Account, Quota
 from gradserve_server.tensors.spec import TensorSpec
 
@@ -208,7 +209,7 @@ class TensorStore:
             entry = self._entries.get(handle)
             if entry is None:
                 field = f"handles[{index}]" if fields is None else fields[index]
-                raise NotFoundError(f"no tensor with the handle {handle!r}", field=field)
+                raise NotFoundError(f"no tensor with the handle {quoted(handle)}", field=field)
             entries[handle] = entry
         for entry in entries.values():
             entry.users += 1

@@ -11,6 +11,7 @@ from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.implementation import CallKind, choose_implementation
 from gradserve_server.layers.batch_norm.spec import channel_axis, check_dtype, check_rank
 from gradserve_server.layers.batch_norm.variables import Variables
+from gradserve_server.limits import quoted
 
 
 def variables_for(
@@ -77,7 +78,7 @@ def check_name(layer: str, name: str, known: Collection[str], field: str) -> Non
     """
     if name not in known:
         has = f"it has {', '.join(known)}" if known else "its variables are created by the first forward"
-        raise NotFoundError(f"layer {layer!r} has no variable {name!r}; {has}", field=field)
+        raise NotFoundError(f"layer {layer!r} has no variable {quoted(name)}; {has}", field=field)
 
 
 def check_values(layer: str, variables: Variables | None, values: Mapping[str, Array]) -> None:

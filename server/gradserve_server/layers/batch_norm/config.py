@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.layers.initializers import Initializer, NamedInitializer
-from gradserve_server.layers.names import MAX_NAME_BYTES
 from gradserve_server.layers.regularizers import Regularizer
+from gradserve_server.limits import MAX_NAME_BYTES
 from gradserve_server.ops.activation.spec import check_activation
 
 UPDATE_OPS = "update_ops"

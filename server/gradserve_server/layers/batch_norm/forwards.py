@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from gradserve_server.errors import AbortedError, NotFoundError
 from gradserve_server.layers.batch_norm.events import ForwardEnded
 from gradserve_server.layers.batch_norm.saved import Moments, Saved, num_bytes_of
+from gradserve_server.limits import quoted
 from gradserve_server.state.id_window import IdWindow
 from gradserve_server.tensors.quotas import Account, Quota
 
@@ -126,12 +127,12 @@ class Forwards:
             return forward
         if (forward is not None and forward.claimed is not None) or self.fate(forward_id).is_spent:
             raise AbortedError(
-                f"the gradients of forward {forward_id!r} were computed already, or it was released",
+                f"the gradients of forward {quoted(forward_id)} were computed already, or it was released",
                 field="forward_id",
             )
         raise NotFoundError(
-            f"no forward {forward_id!r} is kept: it is unknown, did not keep what its gradients need, or its lease "
-            "has ended",
+            f"no forward {quoted(forward_id)} is kept: it is unknown, did not keep what its gradients need, or its "
+            "lease has ended",
             field="forward_id",
         )
 

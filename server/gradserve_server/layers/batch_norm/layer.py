@@ -34,7 +34,7 @@ from gradserve_server.layers.batch_norm.spec import (
 from gradserve_server.layers.batch_norm.state import LayerState
 from gradserve_server.layers.batch_norm.updates import UpdateAttributes, UpdateInputs
 from gradserve_server.layers.batch_norm.variables import Variables, initial_variables, variable_bytes
-from gradserve_server.layers.names import MAX_ID_BYTES, check_length
+from gradserve_server.limits import MAX_ID_BYTES, check_length
 from gradserve_server.ops.dtypes import widened
 from gradserve_server.ops.runner import CheckedCall, Computed, OpRunner, arrays_of, check_call, with_arrays
 from gradserve_server.state.journal import Journal

@@ -22,6 +22,7 @@ from gradserve_server.layers.batch_norm.implementation import (
     ignored_arguments,
 )
 from gradserve_server.layers.batch_norm.variables import Variables
+from gradserve_server.limits import MAX_ARRAY_DIMENSIONS
 from gradserve_server.ops.activation.spec import gradient_of_result
 from gradserve_server.ops.batch_norm.spec import Geometry
 from gradserve_server.ops.dtypes import FLOATING, dtype_text, widened
@@ -285,7 +286,8 @@ def check_rank(shape: Sequence[int], field: str) -> None:
         InvalidArgumentError: They may not.
     """
     if len(shape) not in _RANKS:
-        raise InvalidArgumentError(f"expected a rank from 2 to 5, got shape {list(shape)}", field=field)
+        given = f"shape {list(shape)}" if len(shape) <= MAX_ARRAY_DIMENSIONS else f"{len(shape)} dimensions"
+        raise InvalidArgumentError(f"expected a rank from 2 to 5, got {given}", field=field)
 
 
 def geometry_of(shape: Sequence[int], data_format: str) -> Geometry:

@@ -10,12 +10,20 @@ from gradserve.wire.dtypes import to_data_type
 from gradserve_server.accumulators.given import GivenComponent, GivenDense, GivenGradient, GivenSparse
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.rpc.tensors.messages import MAX_COMPONENTS, check_count, decode_reference
+from gradserve_server.limits import (
+    MAX_COMPONENTS,
+    MAX_DIMENSIONS,
+    MAX_ID_BYTES,
+    MAX_UNANSWERED,
+    MAX_WORKER_ID_BYTES,
+    check_count,
+    check_length,
+)
+from gradserve_server.rpc.tensors.messages import decode_reference
 from gradserve_server.tensors.payload import Payload
 from gradserve_server.tensors.references import Attached, Inline, Live, Malformed, Reference, Stored
 
 _SUMMARY_BYTES = 4096
-MAX_UNANSWERED = 1024
 _LONGEST_CONTENTS = 3 << 20
 """The most bytes whose contents tell calls apart. A larger gradient may arrive beside the message, and again as an
 upload, of which only dtypes and shapes are known."""
@@ -34,21 +42,27 @@ def decode_gradient(request: GradientRequest, payload: Payload) -> tuple[Request
     """Reads the id of a gradient's call, its step, weight and sender, and its components.
 
     Raises:
-        InvalidArgumentError: It has too many parts, or its id is not valid.
+        InvalidArgumentError: It has too many parts, or an id is not valid.
     """
     check_count(request.gradient, MAX_COMPONENTS, "components", "gradient")
-    given = GivenGradient([_given(part, payload) for part in request.gradient], request.release_handles)
-    return _gradient_id(request, given), _contribution(request), given
+    contribution = _contribution(request)
+    components = [_given(part, payload, index) for index, part in enumerate(request.gradient)]
+    given = GivenGradient(components, request.release_handles)
+    return _gradient_id(request, given), contribution, given
 
 
-def _given(part: accumulator_pb2.ComponentGradient, payload: Payload) -> GivenComponent:
+def _given(part: accumulator_pb2.ComponentGradient, payload: Payload, index: int) -> GivenComponent:
     kind = part.WhichOneof("value")
     if kind == "dense":
         return GivenComponent(part.name, GivenDense(decode_reference(part.dense, payload)))
     if kind is None:
         return GivenComponent(part.name, None)
     sparse = part.sparse
-    dense_shape = tuple(sparse.dense_shape.dims) if sparse.HasField("dense_shape") else None
+    dense_shape = None
+    if sparse.HasField("dense_shape"):
+        dims = sparse.dense_shape.dims
+        check_count(dims, MAX_DIMENSIONS, "dimensions", f"gradient[{index}].sparse.dense_shape.dims")
+        dense_shape = tuple(dims)
     value = GivenSparse(
         decode_reference(sparse.indices, payload), decode_reference(sparse.values, payload), dense_shape
     )
@@ -123,11 +137,13 @@ def counts_one_per_worker(request: messages_pb2.PushPullRequest) -> bool:
 
 
 def _request_id(message: accumulator_pb2.RequestId, fingerprint: bytes) -> RequestId:
+    check_length(message.client_id, MAX_ID_BYTES, "request_id.client_id")
     check_count(message.unanswered, MAX_UNANSWERED, "numbers", "request_id.unanswered")
     return RequestId(message.client_id, message.sequence, fingerprint, frozenset(message.unanswered))
 
 
 def _contribution(request: GradientRequest) -> Contribution:
+    check_length(request.worker_id, MAX_WORKER_ID_BYTES, "worker_id")
     return Contribution(
         local_step=request.local_step,
         weight=request.weight if request.HasField("weight") else 1.0,

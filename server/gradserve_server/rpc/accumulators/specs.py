@@ -17,9 +17,16 @@ from gradserve_server.accumulators.spec import (
 )
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.leases.lifetime import Lifetime
+from gradserve_server.limits import (
+    MAX_COMPONENT_DIMENSIONS,
+    MAX_COMPONENTS,
+    MAX_DIMENSIONS,
+    MAX_NAME_BYTES,
+    check_count,
+    check_length,
+)
 from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.boundary.lifetimes import encode_idle_lease
-from gradserve_server.rpc.tensors.messages import MAX_COMPONENTS, check_count
 
 _REDUCTIONS = {
     accumulator_pb2.REDUCTION_UNSPECIFIED: Reduction.MEAN,
@@ -53,6 +60,12 @@ def decode_accumulator_spec(spec: accumulator_pb2.AccumulatorSpec) -> Accumulato
         InvalidArgumentError: It is not a valid spec.
     """
     check_count(spec.components, MAX_COMPONENTS, "components", "spec.components")
+    num_dimensions = sum([len(component.shape.dims) for component in spec.components])
+    if num_dimensions > MAX_COMPONENT_DIMENSIONS:
+        raise InvalidArgumentError(
+            f"expected at most {MAX_COMPONENT_DIMENSIONS} dimensions in all, got {num_dimensions}",
+            field="spec.components",
+        )
     if spec.reduction not in _REDUCTIONS:
         raise InvalidArgumentError(f"expected a known reduction, got {spec.reduction}", field="spec.reduction")
     with components_named("spec.components", spec.components):
@@ -73,6 +86,8 @@ def decode_accumulator_spec(spec: accumulator_pb2.AccumulatorSpec) -> Accumulato
 
 
 def _decode_component(component: accumulator_pb2.ComponentSpec, field: str) -> ComponentSpec:
+    check_length(component.name, MAX_NAME_BYTES, f"{field}.name")
+    check_count(component.shape.dims, MAX_DIMENSIONS, "dimensions", f"{field}.shape.dims")
     if component.layout not in _LAYOUTS:
         raise InvalidArgumentError(f"expected a known layout, got {component.layout}", field=f"{field}.layout")
     shape = PartialShape()

@@ -11,7 +11,8 @@ from gradserve_server.layers.batch_norm.config import UPDATE_OPS, BatchNormConfi
 from gradserve_server.layers.batch_norm.given import open_initializer
 from gradserve_server.layers.initializers import Initializer, NamedInitializer, TensorInitializer
 from gradserve_server.layers.regularizers import Regularizer
-from gradserve_server.rpc.tensors.messages import check_count, decode_reference
+from gradserve_server.limits import MAX_NAME_BYTES, check_count, check_length
+from gradserve_server.rpc.tensors.messages import decode_reference
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.payload import Payload
 
@@ -35,6 +36,11 @@ async def decode_config(
     check_count(config.param_regularizers, MAX_ENTRIES, "entries", "config.param_regularizers")
     check_count(config.variables_collections, MAX_ENTRIES, "entries", "config.variables_collections")
     check_count(config.renorm_clipping, MAX_ENTRIES, "entries", "config.renorm_clipping")
+    check_length(config.activation_fn, MAX_NAME_BYTES, "config.activation_fn")
+    check_length(config.data_format, MAX_NAME_BYTES, "config.data_format")
+    for argument in ("param_initializers", "param_regularizers", "variables_collections", "renorm_clipping"):
+        for name in getattr(config, argument):
+            check_length(name, MAX_NAME_BYTES, f"config.{argument}")
     with request_fields({"activation_fn": "config.activation_fn"}):
         initializers = {
             name: await _decode_initializer(initializer, opener, payload, f"config.param_initializers[{name}]")
@@ -125,6 +131,7 @@ async def _decode_initializer(
     kind = initializer.WhichOneof("kind")
     if kind == "named":
         named = initializer.named
+        check_length(named.name, MAX_NAME_BYTES, f"{field}.named.name")
         parameters = _given(named, ("value", "minval", "maxval", "mean", "stddev"))
         return NamedInitializer(named.name, parameters, named.seed if named.HasField("seed") else None)
     if kind == "tensor":

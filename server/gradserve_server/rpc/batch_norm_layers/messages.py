@@ -19,13 +19,12 @@ from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.variables import unknown_variables
 from gradserve_server.layers.registry import Reuse
 from gradserve_server.leases.lifetime import Lifetime
+from gradserve_server.limits import MAX_FORWARDS, MAX_NAME_BYTES, check_count, check_length
 from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.batch_norm_layers.configs import encode_config
 from gradserve_server.rpc.boundary.durations import decode_duration
 from gradserve_server.rpc.boundary.lifetimes import encode_idle_lease
 from gradserve_server.rpc.tensors.messages import (
-    MAX_COMPONENTS,
-    check_count,
     decode_reference,
     encode_delivered,
     encode_spec,
@@ -123,9 +122,11 @@ def decode_variables(variables: Sequence[layer_pb2.NamedTensor], payload: Payloa
     """Reads values for variables.
 
     Raises:
-        InvalidArgumentError: There are too many.
+        InvalidArgumentError: There are too many, or a name is too long.
     """
     check_count(variables, MAX_VARIABLES, "variables", "variables")
+    for index, each in enumerate(variables):
+        check_length(each.name, MAX_NAME_BYTES, f"variables[{index}].name")
     return [GivenVariable(each.name, decode_reference(each.tensor, payload)) for each in variables]
 
 
@@ -137,7 +138,7 @@ def decode_forward(
     Raises:
         InvalidArgumentError: It releases too many forwards, or the lease is not positive.
     """
-    check_count(request.released_forward_ids, MAX_COMPONENTS, "forwards", "released_forward_ids")
+    check_count(request.released_forward_ids, MAX_FORWARDS, "forwards", "released_forward_ids")
     return ForwardCall(
         is_training=request.is_training if request.HasField("is_training") else True,
         forward_id=request.forward_id,

@@ -14,6 +14,7 @@ from gradserve_server.layers.batch_norm.given import open_variables
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.spec import CallInputs
 from gradserve_server.layers.registry import LayerRegistry
+from gradserve_server.limits import MAX_FORWARDS, check_count
 from gradserve_server.ops.inputs import open_inputs
 from gradserve_server.resources import DEFAULT_CONTAINER
 from gradserve_server.rpc.batch_norm_layers.configs import decode_config
@@ -34,7 +35,7 @@ from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.lifetimes import decode_lifetime
 from gradserve_server.rpc.boundary.paging import page_of
 from gradserve_server.rpc.gradient_ops.calls import decode_inputs
-from gradserve_server.rpc.tensors.messages import MAX_COMPONENTS, check_count, decode_placement
+from gradserve_server.rpc.tensors.messages import decode_placement
 from gradserve_server.tensors.delivery import Delivery, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
 
@@ -119,14 +120,14 @@ class BatchNormLayerServicer:
         self, request: messages_pb2.ReleaseBatchNormForwardsRequest, call: Call
     ) -> messages_pb2.ReleaseBatchNormForwardsResponse:
         with self._using(request.layer) as layer:
-            check_count(request.forward_ids, MAX_COMPONENTS, "forwards", "forward_ids")
+            check_count(request.forward_ids, MAX_FORWARDS, "forwards", "forward_ids")
             count = await layer.release(request.forward_ids, with_updates=not request.keep_updates)
         return messages_pb2.ReleaseBatchNormForwardsResponse(num_released=count)
 
     async def RunBatchNormUpdates(
         self, request: messages_pb2.RunBatchNormUpdatesRequest, call: Call
     ) -> messages_pb2.RunBatchNormUpdatesResponse:
-        check_count(request.forward_ids, MAX_COMPONENTS, "forwards", "forward_ids")
+        check_count(request.forward_ids, MAX_FORWARDS, "forwards", "forward_ids")
         if request.WhichOneof("target") == "collection":
             container, collection = decode_collection(request.collection)
             count = await self._registry.run_updates(container, collection, request.forward_ids)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.limits import MAX_TOKEN_BYTES, quoted
 
 _MAX_PAGE_SIZE = 1000
 
@@ -38,9 +39,15 @@ def page_of(size: int, token: str, *, default_size: int) -> Page:
     if size < 0:
         raise InvalidArgumentError(f"expected a page_size of at least 0, got {size}", field="page_size")
     try:
-        after = base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode()
+        after = base64.b64decode(_of_possible_length(token).encode(), altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
         raise InvalidArgumentError(
-            f"expected the next_page_token of an earlier page, got {token!r}", field="page_token"
+            f"expected the next_page_token of an earlier page, got {quoted(token)}", field="page_token"
         ) from None
     return Page(after, min(size or default_size, _MAX_PAGE_SIZE))
+
+
+def _of_possible_length(token: str) -> str:
+    if len(token) > MAX_TOKEN_BYTES:
+        raise ValueError("it is longer than any token")
+    return token

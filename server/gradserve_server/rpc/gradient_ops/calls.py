@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from gradserve.v1 import tensor_pb2
+from gradserve_server.limits import MAX_COMPONENTS, MAX_NAME_BYTES, check_count, check_length
 from gradserve_server.ops.inputs import joined
-from gradserve_server.rpc.tensors.messages import MAX_COMPONENTS, check_count, decode_reference
+from gradserve_server.rpc.tensors.messages import decode_reference
 from gradserve_server.tensors.payload import Payload
 from gradserve_server.tensors.references import Reference
 
@@ -16,9 +17,16 @@ AttributesT = TypeVar("AttributesT")
 
 
 def decode_attributes(request: Message, kind: type[AttributesT]) -> AttributesT:
-    """Returns the attributes of a request, with defaults for unset ones."""
+    """Returns the attributes of a request, with defaults for unset ones.
+
+    Raises:
+        InvalidArgumentError: A name is too long.
+    """
     declared: Any = kind
     given = {field.name: getattr(request, field.name) for field in fields(declared) if _is_set(request, field.name)}
+    for name, value in given.items():
+        if isinstance(value, str):
+            check_length(value, MAX_NAME_BYTES, name)
     return kind(**given)
 
 

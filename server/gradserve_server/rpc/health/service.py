@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gradserve_server.errors import NotFoundError
+from gradserve_server.limits import quoted
 from gradserve_server.rpc.boundary.call import Call
 
 _Response = health_pb2.HealthCheckResponse
@@ -29,7 +30,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
 
     async def Check(self, request: health_pb2.HealthCheckRequest, call: Call) -> _Response:
         if request.service not in self._names:
-            raise NotFoundError(f"no service {request.service!r}", field="service")
+            raise NotFoundError(f"no service {quoted(request.service)}", field="service")
         return _response(serving=not self._draining.is_set())
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, call: Call) -> AsyncIterator[_Response]:

@@ -1,7 +1,7 @@
 """Converts tensor messages to arrays, and back."""
 
 import math
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -10,19 +10,13 @@ from gradserve.wire.contents import Contents
 from gradserve.wire.dtypes import to_data_type, to_dtype
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.limits import MAX_ARRAY_DIMENSIONS, check_count
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.durations import decode_duration
 from gradserve_server.tensors.delivery import Delivered, Placement, PlacementMode
 from gradserve_server.tensors.payload import Payload
 from gradserve_server.tensors.references import Inline, Malformed, Reference, Stored
 from gradserve_server.tensors.spec import TensorSpec
-
-MAX_COMPONENTS = 1 << 16
-"""The most components of an accumulator: decoding a request with a million would keep all others waiting."""
-MAX_STREAM_TENSORS = 2 * MAX_COMPONENTS
-"""The most tensors of a stream: a sparse component has two."""
-_MAX_DIMENSIONS = 64
-"""The most dimensions that NumPy takes."""
 
 
 def decode_spec(data_type: tensor_pb2.DataType, shape: Sequence[int], field: str) -> TensorSpec:
@@ -35,30 +29,17 @@ def decode_spec(data_type: tensor_pb2.DataType, shape: Sequence[int], field: str
         dtype = to_dtype(data_type)
     except ValueError as error:
         raise InvalidArgumentError(str(error), field=f"{field}.dtype") from None
+    check_count(shape, MAX_ARRAY_DIMENSIONS, "dimensions", f"{field}.shape")
     sizes = tuple(shape)
     for size in sizes:
         if size < 0:
             raise InvalidArgumentError(f"expected dimensions of at least 0, got {size}", field=f"{field}.shape")
-    if len(sizes) > _MAX_DIMENSIONS:
-        raise InvalidArgumentError(
-            f"expected at most {_MAX_DIMENSIONS} dimensions, got {len(sizes)}", field=f"{field}.shape"
-        )
     # NumPy multiplies the nonzero sizes, so even an empty tensor can overflow.
     if math.prod(size or 1 for size in sizes) * dtype.itemsize >= 1 << 63:
         raise InvalidArgumentError(
             f"expected less than 2^63 bytes, got shape {list(sizes)} of {dtype}", field=f"{field}.shape"
         )
     return TensorSpec(dtype, sizes)
-
-
-def check_count(things: Sized, limit: int, what: str, field: str) -> None:
-    """Checks that a repeated field has at most `limit` elements.
-
-    Raises:
-        InvalidArgumentError: It has more.
-    """
-    if len(things) > limit:
-        raise InvalidArgumentError(f"expected at most {limit} {what}, got {len(things)}", field=field)
 
 
 def decode_reference(tensor: tensor_pb2.Tensor, payload: Payload) -> Reference:

@@ -19,13 +19,12 @@ from gradserve_server.errors import (
     ResourceExhaustedError,
     request_fields,
 )
+from gradserve_server.limits import MAX_STREAM_TENSORS, check_count, quoted
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.codec import Codec
 from gradserve_server.rpc.boundary.durations import decode_duration
 from gradserve_server.rpc.boundary.paging import page_of
 from gradserve_server.rpc.tensors.messages import (
-    MAX_STREAM_TENSORS,
-    check_count,
     decode_reference,
     decode_spec,
     encode_handle,
@@ -170,7 +169,7 @@ class TensorServicer:
         page = page_of(request.page_size, request.page_token, default_size=1000)
         if page.after and not _SERIAL.fullmatch(page.after):
             raise InvalidArgumentError(
-                f"expected the next_page_token of an earlier page, got {request.page_token!r}", field="page_token"
+                f"expected the next_page_token of an earlier page, got {quoted(request.page_token)}", field="page_token"
             )
         found = self._store.page(int(page.after or 0), page.size + 1)
         return messages_pb2.ListTensorsResponse(

@@ -1,0 +1,1 @@
+"""Attacks on a server: each made small, and measured in work and bytes, not in time."""
