@@ -19,7 +19,7 @@ from gradserve_server.devices.compute import ThreadCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
-from gradserve_server.devices.host.shared_blocks import Readers, SharedAverages
+from gradserve_server.devices.host.shared_blocks import Readers, SharedAverages, SharedMemory
 from gradserve_server.errors import UnavailableError
 from gradserve_server.layers.batch_norm.kind import BatchNormKind
 from gradserve_server.layers.registry import LayerRegistry
@@ -95,12 +95,12 @@ class Server:
             clock=self._clock,
             new_handle=parts.new_id,
         )
-        readers = Readers()
+        shared_memory, readers = SharedMemory(limits.max_region_bytes), Readers()
         self.registry = AccumulatorRegistry(
             compute=self._compute,
             reducer=reducer,
             allocate=pool.empty,
-            make_average_memory=partial(SharedAverages, readers),
+            make_average_memory=partial(SharedAverages, shared_memory, readers),
             memory=memory,
             limits=limits,
             lifetimes=self.lifetimes,
@@ -162,6 +162,7 @@ class Server:
             in_flight=in_flight,
             allocate=pool.empty,
             compute=self._compute,
+            shared_memory=shared_memory,
             readers=readers,
             max_message_bytes=limits.max_message_bytes,
         )

@@ -43,6 +43,7 @@ class Use:
     in_flight: int
     region_bytes: int
     regions: int
+    shared_bytes: int
     readers: int
     connections: int
     descriptors: int
@@ -62,6 +63,7 @@ def use_of(local: LocalServer) -> Use:
             context.in_flight.used,
             context.region_bytes.used,
             context.regions.used,
+            context.shared_memory.used,
             context.readers.count,
             len(server._sockets._connections),
             len(os.listdir("/proc/self/fd")),

@@ -1,5 +1,6 @@
 """Averages that a client on this machine reads in place: who may read what, and for how long it stays."""
 
+import gc
 import mmap
 import os
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from gradserve.memory.sealed import map_region
-from gradserve.v1 import tensor_messages_pb2
+from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
 from gradserve.wire.frames import FrameHeader, FrameKind
 from gradserve_server.app import Server
 from gradserve_server.devices.host.shared_blocks import SharedAverages, SharedBlock, block_of
@@ -27,7 +28,8 @@ class Shared:
     """Tensors of the server, in a block that its clients can read in place."""
 
     def __init__(self, server: Server, count: int = 2) -> None:
-        self.averages = SharedAverages(server._sockets._context.readers)
+        context = server._sockets._context
+        self.averages = SharedAverages(context.shared_memory, context.readers)
         arrays = self.averages.arrays([((SIZE,), np.dtype(np.uint8))] * count)
         assert arrays is not None
         for index, array in enumerate(arrays):
@@ -171,6 +173,30 @@ def test_a_region_that_is_not_used_any_more_is_dropped(
     assert (new.header.kind, new.header.number) == (FrameKind.REGION, reply.segments[0].region)
     os.close(new.descriptors[0])
     server.inspect(lambda each: each.store.delete(other.handles))
+
+
+def shared_bytes(server: LocalServer) -> int:
+    gc.collect()
+    return server.inspect(lambda each: each._sockets._context.shared_memory.used)
+
+
+def test_a_dropped_region_counts_until_the_client_has_certainly_unmapped_it(
+    reader: FrameClient, shared: Shared, server: LocalServer
+) -> None:
+    region, _ = read(reader, shared.handles)
+    os.close(region.descriptors[0])
+    num_bytes = shared.block.num_bytes
+    free(server, shared)
+    shared.block.is_retired = True
+    del shared.block, shared.averages
+    assert shared_bytes(server) == num_bytes, "the client reads it"
+    reader.send(FrameHeader(FrameKind.RELEASE, number=region.header.number, size=1))
+    reader.call("ServerService.GetServerInfo", server_messages_pb2.GetServerInfoRequest())
+    assert reader.receive().header.kind is FrameKind.DROP
+    assert reader.receive().header.kind is FrameKind.REPLY
+    assert shared_bytes(server) == num_bytes, "the client may not have read DROP yet"
+    assert answers(reader)
+    assert shared_bytes(server) == 0
 
 
 def test_over_tcp_nobody_gets_a_region(reader: FrameClient, shared: Shared, server: LocalServer) -> None:

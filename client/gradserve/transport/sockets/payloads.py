@@ -63,6 +63,11 @@ class Payloads(Protocol):
     lends_memory: bool
     has_regions: bool
 
+    @property
+    def reads_in_place(self) -> bool:
+        """True while arrays of replies lie in memory of the server's, which counts it until the connection ends."""
+        ...
+
     def outgoing(self, contents: Contents | None, /) -> Outgoing:
         """Returns what to send for the payload of a call, None for none."""
         ...
@@ -133,6 +138,11 @@ class FollowingPayloads:
 
     def __init__(self, pool: BufferPool) -> None:
         self._pool = pool
+
+    @property
+    def reads_in_place(self) -> bool:
+        """See `Payloads`."""
+        return False
 
     def outgoing(self, contents: Contents | None, /) -> Outgoing:
         """See `Payloads`."""

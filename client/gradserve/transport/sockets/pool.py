@@ -15,7 +15,7 @@ ConnectionT = TypeVar("ConnectionT", bound=Connection)
 class ConnectionPool(Generic[ConnectionT]):
     """The connections to one server. The one used last is used first; idle ones are closed after a while.
 
-    Safe to use from several threads.
+    A connection stays open while an array of a reply lies in memory of the server's. Safe to use from several threads.
     """
 
     def __init__(self, settings: SocketSettings, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,9 +46,7 @@ class ConnectionPool(Generic[ConnectionT]):
                 raise closed()
             if not self._idle:
                 return None
-            latest = self._clock() - self._settings.idle
-            while self._idle and self._idle[0].last_used < latest:
-                self._idle.pop(0).close()
+            self._close_unused()
             while self._idle:
                 connection = self._idle.pop()
                 if connection.is_usable():
@@ -114,6 +112,14 @@ class ConnectionPool(Generic[ConnectionT]):
             for each in self._busy:
                 each.interrupt()
         self.drop_idle()
+
+    def _close_unused(self) -> None:
+        latest = self._clock() - self._settings.idle
+        if self._idle[0].last_used >= latest:
+            return
+        for each in [each for each in self._idle if each.last_used < latest and not each.payloads.reads_in_place]:
+            self._idle.remove(each)
+            each.close()
 
     def _check_open(self) -> None:
         if self._is_closed:

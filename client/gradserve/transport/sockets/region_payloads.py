@@ -45,9 +45,16 @@ class RegionPayloads(FollowingPayloads):
         self._mapped: dict[int, mmap] = {}
         self._reads: dict[int, _Read] = {}
         """The reads that the current reply has begun, by region."""
+        self._num_reads = 0
+        """The reads of which the server does not know that they have ended."""
         self._copies = True
         self._ended: deque[int] = deque()
         """The regions of reads that have ended since the last call. Filled by finalizers, in any thread."""
+
+    @property
+    def reads_in_place(self) -> bool:
+        """See `Payloads`."""
+        return self._num_reads > len(self._ended)
 
     def outgoing(self, contents: Contents | None, /) -> Outgoing:
         """See `Payloads`."""
@@ -132,6 +139,7 @@ class RegionPayloads(FollowingPayloads):
             read.flags.writeable = False
             weakref.finalize(read, self._ended.append, number).atexit = False
             self._reads[number] = read
+            self._num_reads += 1
         self._copies = not in_place
         try:
             return super().incoming(tensors, segments, num_following, in_place=in_place)
@@ -175,6 +183,7 @@ class RegionPayloads(FollowingPayloads):
         counts = Counter[int]()
         while self._ended:
             counts[self._ended.popleft()] += 1
+            self._num_reads -= 1
         return [FrameHeader(FrameKind.RELEASE, number=number, size=count).pack() for number, count in counts.items()]
 
     def _farewells_to_mine(self) -> list[bytes]:

@@ -5,6 +5,7 @@ import math
 import mmap
 import os
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,41 @@ class SharedBlock:
         weakref.finalize(self, os.close, self.descriptor)
 
 
+class SharedMemory:
+    """Makes blocks, within a limit of their bytes.
+
+    A block counts until nothing refers to it: no accumulator that may use it again, no average in it, no connection
+    whose client reads it, or may have it mapped.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        """Takes the limit."""
+        self._max_bytes = max_bytes
+        self._used = 0
+        self._freed: deque[int] = deque()
+        """The sizes of blocks that are gone. Filled by finalizers, in any thread."""
+
+    @property
+    def used(self) -> int:
+        """The bytes of all blocks. Asked for on the event loop."""
+        while self._freed:
+            self._used -= self._freed.popleft()
+        return self._used
+
+    def make(self, num_bytes: int) -> SharedBlock:
+        """Makes a block. Called on the event loop.
+
+        Raises:
+            MemoryError: There is not enough memory, or the limit is reached.
+        """
+        if self.used + num_bytes > self._max_bytes:
+            raise MemoryError(f"{self._used} of {self._max_bytes} bytes are used, no room for {num_bytes}")
+        block = SharedBlock(num_bytes)
+        weakref.finalize(block, self._freed.append, num_bytes).atexit = False
+        self._used += num_bytes
+        return block
+
+
 class _Root(np.ndarray[Any, np.dtype[np.uint8]]):
     """The array at the root of all arrays in a block. When it is garbage-collected, the block is free."""
 
@@ -74,8 +110,9 @@ class SharedAverages:
 
     takes_sums = True
 
-    def __init__(self, readers: Readers) -> None:
-        """Takes the readers: while there are none, averages stay in ordinary memory."""
+    def __init__(self, memory: SharedMemory, readers: Readers) -> None:
+        """Takes what makes blocks, and the readers: while there are none, averages stay in ordinary memory."""
+        self._memory = memory
         self._readers = readers
         self._idle: list[SharedBlock] = []
         weakref.finalize(self, _retire_all, self._idle).atexit = False
@@ -87,7 +124,7 @@ class SharedAverages:
             specs: The shapes and dtypes.
 
         Raises:
-            MemoryError: There is not enough memory.
+            MemoryError: There is not enough memory, or the limit is reached.
         """
         offsets, end = [], 0
         for shape, dtype in specs:
@@ -100,7 +137,7 @@ class SharedAverages:
         return [np.ndarray(shape, dtype, root, offset) for (shape, dtype), offset in zip(specs, offsets, strict=True)]
 
     def _root(self, num_bytes: int) -> NDArray[np.uint8]:
-        block = self._reuse(num_bytes) or SharedBlock(-(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+        block = self._reuse(num_bytes) or self._memory.make(-(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
         root = _Root((block.num_bytes,), np.uint8, block.memory)
         root.block = block
         weakref.finalize(root, self._recycle, block).atexit = False

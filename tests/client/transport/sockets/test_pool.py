@@ -79,6 +79,28 @@ def test_idle_ones_are_closed_after_a_while(pool: Pool) -> None:
     assert pool.is_closed(1)
 
 
+class ReadingPayloads(FollowingPayloads):
+    @property
+    def reads_in_place(self) -> bool:
+        return True
+
+
+def test_idle_ones_whose_memory_is_read_stay_open(pool: Pool) -> None:
+    reading, unused, used = pool.open(), pool.open(), pool.open()
+    reading.payloads = ReadingPayloads(BufferPool(0))
+    pool.pool.give_back(reading)
+    pool.pool.give_back(unused)
+    pool.now += 61
+    pool.pool.give_back(used)
+    assert pool.pool.take() is used
+    assert [pool.is_closed(number) for number in range(3)] == [False, True, False]
+    reading.payloads = unused.payloads
+    pool.pool.give_back(used)
+    assert pool.pool.take() is used
+    assert pool.is_closed(0)
+    pool.pool.drop(used)
+
+
 @pytest.mark.parametrize("ending", ["closed", "sent something"])
 def test_one_that_the_server_ended_is_not_used(pool: Pool, ending: str) -> None:
     first, second = pool.open(), pool.open()

@@ -79,6 +79,26 @@ def test_a_region_is_read_and_released(region: int) -> None:
         carry_out(payloads, [(dropped, []), (reply(0, 10), [])])
 
 
+def test_a_read_in_place_ends_with_its_array(region: int) -> None:
+    payloads = RegionPayloads(BufferPool(0), RegionPool(0))
+    handed_over = FrameHeader(FrameKind.REGION, number=7, size=NUM_BYTES).pack()
+    payloads.notice(FrameHeader.unpack(handed_over), [os.dup(region)])
+    tensor = tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_UINT8, shape=[1000], payload_offset=0)
+    first, second = (payloads.incoming([tensor], [Segment(0, 1000, 7, 64)], 0, in_place=True) for _ in range(2))
+    seen = []
+    del first
+    seen.append(payloads.reads_in_place)
+    part = second.by_offset[0][10:]
+    del second
+    seen.append(payloads.reads_in_place)
+    assert part[0] == 74
+    del part
+    seen.append(payloads.reads_in_place)
+    assert seen == [True, True, False]
+    assert payloads.farewells() == [FrameHeader(FrameKind.RELEASE, number=7, size=2).pack()]
+    assert not payloads.reads_in_place
+
+
 @pytest.mark.parametrize(
     ("offset", "num_bytes", "number"),
     [(NUM_BYTES - 64, 65, 7), (1 << 60, 1, 7), (0, 1, 8)],

@@ -124,6 +124,7 @@ class Connection:
         kind = header.kind
         if kind is FrameKind.CALL:
             self.is_idle = False
+            self._server_regions.begin_call()
             await self._call(header)
             self.is_idle = True
             return

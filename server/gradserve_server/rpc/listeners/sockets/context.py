@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.compute import Compute
-from gradserve_server.devices.host.shared_blocks import Readers
+from gradserve_server.devices.host.shared_blocks import Readers, SharedMemory
 from gradserve_server.rpc.boundary.admission import Admission
 from gradserve_server.rpc.listeners.sockets.methods import Method
 from gradserve_server.rpc.sockets.tickets import TicketOffice
@@ -30,6 +30,7 @@ class SocketContext:
         in_flight: Bounds the payloads that are arriving.
         allocate: Returns uninitialised memory.
         compute: Copies large tensors.
+        shared_memory: Makes the server's regions.
         readers: Counts the clients that read averages in place.
         max_message_bytes: The longest message, without its payload.
     """
@@ -43,5 +44,6 @@ class SocketContext:
     in_flight: InFlight
     allocate: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
     compute: Compute
+    shared_memory: SharedMemory
     readers: Readers
     max_message_bytes: int

@@ -30,6 +30,8 @@ class ServerRegions:
         self._known: dict[int, SharedBlock] = {}
         self._reads: Counter[int] = Counter()
         self._holds: dict[int, object] = {}
+        self._dropped: list[SharedBlock] = []
+        """The blocks of the latest DROP frames, which the client may still have mapped, so that they count."""
 
     def show(self, buffers: Mapping[int, memoryview]) -> Shown:
         """Begins a read of each block that a reply has tensors in.
@@ -80,9 +82,12 @@ class ServerRegions:
     def forget_unused(self) -> list[bytes]:
         """Returns the DROP frames of blocks that will not be used again, so that the client unmaps them."""
         gone = [number for number, block in self._known.items() if block.is_retired and not self._reads[number]]
-        for number in gone:
-            del self._known[number]
+        self._dropped += [self._known.pop(number) for number in gone]
         return [FrameHeader(FrameKind.DROP, number=number).pack() for number in gone]
+
+    def begin_call(self) -> None:
+        """Notes a call: the client has read all that was sent before the reply to the call before."""
+        self._dropped.clear()
 
     def close(self) -> None:
         """Ends the connection's reads: what the client may still be reading is never written again."""
@@ -91,3 +96,4 @@ class ServerRegions:
         self._reads.clear()
         self._holds.clear()
         self._known.clear()
+        self._dropped.clear()
