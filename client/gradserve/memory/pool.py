@@ -7,11 +7,12 @@ reuses memory.
 import math
 import mmap
 import weakref
-from collections import deque
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gradserve.memory.idle import IdleMemory
 
 _MIN_POOLED_BYTES = 1 << 16
 _HUGE_PAGE_BYTES = 1 << 21
@@ -29,14 +30,12 @@ class BufferPool:
 
     def __init__(self, max_idle_bytes: int) -> None:
         """Takes the approximate limit of unused memory; more is returned to the system."""
-        self._max_idle_bytes = max_idle_bytes
-        self._idle: dict[int, deque[mmap.mmap]] = {}
-        self._idle_bytes = 0
+        self._idle: IdleMemory[mmap.mmap] = IdleMemory(max_idle_bytes)
 
     @property
     def idle_bytes(self) -> int:
         """The unused memory in the pool."""
-        return self._idle_bytes
+        return self._idle.num_bytes
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Returns an uninitialised C-contiguous array.
@@ -48,25 +47,10 @@ class BufferPool:
         if num_bytes < _MIN_POOLED_BYTES:
             return np.empty(shape, dtype)
         size = block_size(num_bytes)
-        memory = self._reuse(size) or _map(size)
+        memory = self._idle.take(size) or _map(size)
         block = _Block((num_bytes,), np.uint8, memory)
-        weakref.finalize(block, self._recycle, memory, size).atexit = False
+        weakref.finalize(block, self._idle.put, memory, size).atexit = False
         return np.ndarray(shape, dtype, block)
-
-    def _reuse(self, size: int) -> mmap.mmap | None:
-        try:
-            memory = self._idle[size].pop()
-        except (KeyError, IndexError):
-            return None
-        self._idle_bytes -= size
-        return memory
-
-    def _recycle(self, memory: mmap.mmap, size: int) -> None:
-        # Runs in whatever thread dropped the last view, so it takes no lock: deques are atomic, and the count may
-        # be off by a block for a moment.
-        if self._idle_bytes + size <= self._max_idle_bytes:
-            self._idle.setdefault(size, deque()).append(memory)
-            self._idle_bytes += size
 
 
 def block_size(num_bytes: int) -> int:

@@ -5,7 +5,6 @@ import os
 import threading
 import weakref
 from bisect import bisect_right, insort
-from collections import deque
 from dataclasses import dataclass
 from itertools import count
 from math import prod
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradserve.memory.idle import IdleMemory
 from gradserve.memory.pool import block_size
 from gradserve.memory.sealed import make_region
 
@@ -60,10 +60,8 @@ class RegionPool:
 
     def __init__(self, max_idle_bytes: int) -> None:
         """Takes the approximate limit of unused memory; more is returned to the system."""
-        self._max_idle_bytes = max_idle_bytes
         self._numbers = count(1)
-        self._idle: dict[int, deque[Region]] = {}
-        self._idle_bytes = 0
+        self._idle: IdleMemory[Region] = IdleMemory(max_idle_bytes)
         self._starts: list[int] = []
         self._by_start: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()
         self._retired: set[int] = set()
@@ -79,7 +77,7 @@ class RegionPool:
         if num_bytes < MIN_BYTES:
             return np.empty(shape, dtype)
         size = block_size(num_bytes)
-        region = self._reuse(size) or self._make(size)
+        region = self._idle.take(size) or self._make(size)
         block = _Block((region.num_bytes,), np.uint8, region.memory)
         weakref.finalize(block, self._recycle, region).atexit = False
         return np.ndarray(shape, dtype, block)
@@ -112,19 +110,9 @@ class RegionPool:
             self._by_start[address] = region
         return region
 
-    def _reuse(self, num_bytes: int) -> Region | None:
-        try:
-            region = self._idle[num_bytes].pop()
-        except (KeyError, IndexError):
-            return None
-        self._idle_bytes -= num_bytes
-        return region
-
     def _recycle(self, region: Region) -> None:
-        # Runs in whatever thread dropped the last view, and so takes no lock: deques are atomic, and the count may be
-        # off by a region for a moment.
+        # Runs in whatever thread dropped the last view.
         if region.number in self._retired:
             self._retired.discard(region.number)
-        elif self._idle_bytes + region.num_bytes <= self._max_idle_bytes:
-            self._idle.setdefault(region.num_bytes, deque()).append(region)
-            self._idle_bytes += region.num_bytes
+        else:
+            self._idle.put(region, region.num_bytes)
