@@ -12,6 +12,7 @@ import gradserve
 import gradserve_server.installed  # noqa: F401
 from gradserve.address import Address
 from gradserve.memory.pool import BufferPool
+from gradserve_server.accumulators.arriving import ArrivingGradients
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.address_file import write_addresses
 from gradserve_server.config import ServerConfig
@@ -133,7 +134,7 @@ class Server:
                 stream_idle_seconds=config.runtime.stream_idle_seconds,
                 max_message_bytes=limits.max_message_bytes,
             ),
-            accumulators=AccumulatorServicer(self.registry, opener, deliverer),
+            accumulators=AccumulatorServicer(self.registry, opener, deliverer, ArrivingGradients(self._compute)),
             gradient_ops=GradientOpsServicer(OPS, self.runner, opener, deliverer),
             batch_norm_layers=BatchNormLayerServicer(self.layers, opener, deliverer, self.store.lease_seconds),
             leases=LeaseServicer(self.lifetimes.clients),

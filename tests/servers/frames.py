@@ -69,6 +69,7 @@ class FrameClient:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self._held_back = b""
         sock.settimeout(PATIENCE_SECONDS)
 
     @classmethod
@@ -105,10 +106,12 @@ class FrameClient:
         contents: Contents | None = None,
         segments: Sequence[Segment] = (),
         seconds: float = 0.0,
+        hold_back: int = 0,
     ) -> None:
-        """Sends a call."""
+        """Sends a call; the last `hold_back` bytes of its payload with `send_rest`."""
         name, message = f"gradserve.v1.{method}".encode(), request.SerializeToString()
         payload = b"".join(contents.pieces()) if contents else b""
+        sent = len(payload) - hold_back
         header = FrameHeader(
             FrameKind.CALL,
             name_bytes=len(name),
@@ -117,7 +120,12 @@ class FrameClient:
             number=round(seconds * 1e6),
             size=len(segments),
         )
-        self.send(header, name + pack_segments(segments) + message + payload)
+        self.send(header, name + pack_segments(segments) + message + payload[:sent])
+        self._held_back = payload[sent:]
+
+    def send_rest(self) -> None:
+        """Sends what was held back of the call."""
+        self.sock.sendall(self._held_back)
 
     def answer(self, response: type[MessageT]) -> tuple[MessageT, Frame]:
         """Returns the response to a call, and its frame, after regions that come before it."""

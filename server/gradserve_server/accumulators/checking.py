@@ -15,12 +15,13 @@ from gradserve_server.errors import InvalidArgumentError
 
 def checking_work(spec: AccumulatorSpec, gradient: Gradient) -> int:
     """Returns the number of bytes that `checked_gradient` reads."""
-    return gradient.nbytes if spec.refuse_non_finite or _other_dtypes(spec, gradient) else gradient.sparse_nbytes
+    reads_all = _is_checked(spec, gradient) or _other_dtypes(spec, gradient)
+    return gradient.nbytes if reads_all else gradient.sparse_nbytes
 
 
 def copied_bytes(spec: AccumulatorSpec, gradient: Gradient) -> int:
     """Returns the memory of a live gradient that `checked_gradient` has copied."""
-    if not (spec.refuse_non_finite and gradient.live):
+    if not (_is_checked(spec, gradient) and gradient.live):
         return 0
     dense = gradient.dense
     return gradient.sparse_nbytes + sum(dense[each.name].size * each.dtype.itemsize for each in spec.dense_components)
@@ -55,12 +56,17 @@ def checked_gradient(
         # Not owned: some of the arrays may be the caller's.
         values = {each.name: _converted(each, gradient.values[each.name]) for each in spec.components}
         gradient = Gradient(values, live=gradient.live)
-    if spec.refuse_non_finite:
+    if _is_checked(spec, gradient):
         if gradient.live:
             gradient = copies.copy(gradient)
         for component in spec.components:
-            _check_finite(component, gradient.values[component.name])
+            if component.name not in gradient.finite:
+                _check_finite(component, gradient.values[component.name])
     return gradient
+
+
+def _is_checked(spec: AccumulatorSpec, gradient: Gradient) -> bool:
+    return spec.refuse_non_finite and len(gradient.finite) < len(spec.components)
 
 
 def _other_dtypes(spec: AccumulatorSpec, gradient: Gradient) -> bool:

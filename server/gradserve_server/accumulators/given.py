@@ -1,7 +1,7 @@
 """Builds the gradient of a request from the tensors that the request names."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -51,10 +51,12 @@ class GivenGradient:
     Attributes:
         components: The components, in the order of the request; none after the use.
         release: Whether to delete its stored tensors once it was accepted or dropped.
+        finite: The names, as in the request, of components whose values are known to be finite.
     """
 
     components: Sequence[GivenComponent]
     release: bool = False
+    finite: set[str] = field(default_factory=set)
 
 
 async def use_gradient(
@@ -91,7 +93,9 @@ async def use_gradient(
         live = any(tensors.is_live(path) for path in references)
         exclusive = tensors.exclusive
         with request_fields(_component_paths(spec, components)):
-            return await use(Gradient(values, exclusive, tensors.memory if exclusive else (), live=live))
+            finite = frozenset([name or spec.components[0].name for name in given.finite])
+            memory = tensors.memory if exclusive else ()
+            return await use(Gradient(values, exclusive, memory, live=live, finite=finite))
 
 
 def _references(components: Sequence[GivenComponent]) -> dict[str, Reference]:

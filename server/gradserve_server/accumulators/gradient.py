@@ -49,12 +49,14 @@ class Gradient:
         memory: The accounts of that memory.
         live: Whether some dense values are in memory of a client, who can change it at any time and has it back after
             the call. They are read once, by the addition or the copy that is checked.
+        finite: The components whose values are known to be finite.
     """
 
     values: Mapping[str, Value]
     owned: bool = False
     memory: tuple[Account, ...] = ()
     live: bool = False
+    finite: frozenset[str] = frozenset()
 
     @property
     def is_adoptable(self) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve.wire.frames import ALIGNMENT
+from gradserve_server.tensors.arrival import Arrival
 from gradserve_server.tensors.quotas import Account
 from gradserve_server.tensors.references import Attached, Live, Malformed, Reference
 from gradserve_server.tensors.spec import TensorSpec
@@ -42,9 +43,20 @@ class Payload:
     """
 
     def __init__(
-        self, segments: Sequence[PayloadSegment], memory: Account | None, done: Callable[[], None] = lambda: None
+        self,
+        segments: Sequence[PayloadSegment],
+        memory: Account | None,
+        done: Callable[[], None] = lambda: None,
+        arrival: Arrival | None = None,
     ) -> None:
-        """Takes the segments in ascending order, and a function to call once when nobody reads them any more."""
+        """Takes over memory.
+
+        Args:
+            segments: The segments, in ascending order.
+            memory: The account of the call's own memory among them.
+            done: Called once, when nobody reads the segments any more.
+            arrival: How much of the call's own memory has arrived; None for all.
+        """
         self.memory = memory
         self._segments = segments
         self._starts = [segment.start for segment in segments]
@@ -55,6 +67,7 @@ class Payload:
         self._unopened = 0
         self._users = 0
         self._done: Callable[[], None] | None = done
+        self._arrival = arrival
 
     def reference(self, spec: TensorSpec, offset: int) -> Reference:
         """Returns the reference of a tensor in the payload; a malformed one if it cannot be there."""
@@ -88,6 +101,11 @@ class Payload:
         Otherwise who takes over a tensor would keep more memory alive than is counted.
         """
         return self._allocated - self._own_bytes < ALIGNMENT * max(self._num_own, 1)
+
+    async def arrived(self, part: NDArray[Any] | None = None) -> None:
+        """Waits until a tensor, or a part of it, has arrived; until all have, for None."""
+        if self._arrival is not None:
+            await (self._arrival.of_all() if part is None else self._arrival.of(part))
 
     def begin_use(self, num_tensors: int) -> None:
         """Notes that a call opens some of the tensors."""

@@ -26,6 +26,10 @@ class PayloadMemory(Protocol):
         """True if tensors fill what the call owns of it, but for gaps between them."""
         ...
 
+    async def arrived(self, part: NDArray[Any] | None = None, /) -> None:
+        """Waits until an array in the memory has arrived; until all has, for None."""
+        ...
+
     def begin_use(self, num_tensors: int, /) -> None:
         """Notes that a call opens some of its tensors."""
         ...

@@ -7,6 +7,7 @@ from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.contents import WithContents
 from gradserve_server.accumulators.accumulator import Accumulator, OpenGradient
+from gradserve_server.accumulators.arriving import ArrivingGradients
 from gradserve_server.accumulators.given import GivenGradient, use_gradient
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.resources import DEFAULT_CONTAINER
@@ -25,9 +26,16 @@ from gradserve_server.tensors.opening import TensorOpener
 class AccumulatorServicer:
     """Serves the accumulators of a registry. The protos say what each method does."""
 
-    def __init__(self, registry: AccumulatorRegistry, opener: TensorOpener, deliverer: TensorDeliverer) -> None:
+    def __init__(
+        self,
+        registry: AccumulatorRegistry,
+        opener: TensorOpener,
+        deliverer: TensorDeliverer,
+        arriving: ArrivingGradients,
+    ) -> None:
         self._registry = registry
         self._opener = opener
+        self._arriving = arriving
         self._deliverer = deliverer
 
     async def CreateAccumulator(
@@ -69,7 +77,7 @@ class AccumulatorServicer:
     ) -> messages_pb2.ApplyGradientResponse:
         with self._using(request.accumulator) as accumulator:
             request_id, contribution, given = decode_gradient(request, call.payload)
-            opening = self._opening(accumulator, given)
+            opening = await self._opening(accumulator, given, call)
             applied, duplicate = await accumulator.apply(request_id, contribution, opening)
             return encode_applied(applied, duplicate=duplicate)
 
@@ -89,10 +97,11 @@ class AccumulatorServicer:
     async def PushPull(self, request: messages_pb2.PushPullRequest, call: Call) -> WithContents:
         with self._using(request.accumulator) as accumulator, self._delivery(request.placement, call) as delivery:
             request_id, contribution, given = decode_gradient(request, call.payload)
+            opening = await self._opening(accumulator, given, call)
             applied, average, duplicate = await accumulator.push_pull(
                 request_id,
                 contribution,
-                self._opening(accumulator, given),
+                opening,
                 request.num_required,
                 wait_timeout(request, call),
                 one_per_worker=counts_one_per_worker(request),
@@ -116,7 +125,8 @@ class AccumulatorServicer:
     def _using(self, ref: accumulator_pb2.AccumulatorRef) -> AbstractContextManager[Accumulator]:
         return self._registry.use(decode_key(ref), ref.incarnation)
 
-    def _opening(self, accumulator: Accumulator, given: GivenGradient) -> OpenGradient:
+    async def _opening(self, accumulator: Accumulator, given: GivenGradient, call: Call) -> OpenGradient:
+        await self._arriving.receive(accumulator.spec, given, call.payload)
         return partial(use_gradient, self._opener, accumulator.spec, given)
 
     def _delivery(self, placement: tensor_pb2.Placement, call: Call) -> AbstractContextManager[Delivery]:

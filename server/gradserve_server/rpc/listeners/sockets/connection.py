@@ -36,6 +36,7 @@ from gradserve_server.rpc.listeners.sockets.payload_receiver import PayloadRecei
 from gradserve_server.rpc.listeners.sockets.server_regions import ServerRegions
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream, SilentError
 from gradserve_server.rpc.sockets.tickets import Grant
+from gradserve_server.tensors.payload import NO_PAYLOAD
 
 _log = logging.getLogger(__name__)
 
@@ -165,19 +166,19 @@ class Connection:
         method = self._context.methods.get(bytes(head[: header.name_bytes]))
         try:
             in_place = method is None or method.reads_in_place
-            payload = await self._payloads.receive(header, head, allowed, in_place=in_place)
+            payload = await self._payloads.open(header, head, allowed, in_place=in_place)
         except ServiceError as error:
             return await self._reply_error(error)
         except MemoryError:
             return await self._reply_error(ResourceExhaustedError("the server has no memory left for this call"))
         if method is None:
-            payload.close()
+            try:
+                await self._payloads.fill()
+            finally:
+                payload.close()
             name = bytes(head[: header.name_bytes]).decode(errors="replace")
             return await self._reply_status(unimplemented(f"no method {name!r} on this socket"))
         request = method.decode(bytes(head[header.head_bytes - header.message_bytes :]))
-        if (header.payload_bytes or header.num_segments) and not _uses_payload(request):
-            # A call that waits, and never looks at its payload, would keep other payloads waiting.
-            payload.close()
         call = Call(method.name, deadline, payload, carries_results=self._grant.to_client)
         try:
             return await self._answer(method, request, call)
@@ -186,7 +187,10 @@ class Connection:
 
     async def _answer(self, method: Method, request: Any, call: Call) -> None:
         try:
-            begun = Begun(method.handle(request, call))
+            if call.payload is NO_PAYLOAD:
+                begun = Begun(method.handle(request, call))
+            else:
+                begun = await self._receive_and_begin(method, request, call)
             response = begun.result() if begun.is_done else await self._rest(begun, call)
         except TimeoutError:
             return await self._reply_error(DeadlineExceededError("the call's time limit has passed"))
@@ -199,6 +203,24 @@ class Connection:
             if self._payloads.is_busy:
                 await self._payloads.wait()
         return await self._reply(response)
+
+    async def _receive_and_begin(self, method: Method, request: Any, call: Call) -> Begun[Any]:
+        """Begins a call with a payload: when that is there, or before if it is large and the method can."""
+        uses_payload = _uses_payload(request)
+        if not (self._payloads.takes_time and method.begins_early and uses_payload):
+            await self._payloads.fill()
+            if not uses_payload:
+                # A call that waits, and never looks at its payload, would keep other payloads waiting.
+                call.payload.close()
+            return Begun(method.handle(request, call))
+        begun = asyncio.ensure_future(method.handle(request, call))
+        try:
+            await self._payloads.fill()
+        except BaseException:
+            begun.cancel()
+            await asyncio.wait([begun])
+            raise
+        return Begun(begun)
 
     async def _rest(self, begun: Begun[Any], call: Call) -> Any:
         """Returns the response of a call that has to wait, unless the client gives it up.

@@ -16,7 +16,7 @@ _ON_GRPC_ONLY = frozenset(
         "gradserve.v1.LeaseService.HoldClientLease",
     }
 )
-_READING_IN_PLACE = frozenset(
+_ADDING_GRADIENTS = frozenset(
     {
         "gradserve.v1.AccumulatorService.ApplyGradient",
         "gradserve.v1.AccumulatorService.PushPull",
@@ -33,12 +33,14 @@ class Method:
         decode: Reads a request.
         handle: Answers a call.
         reads_in_place: Whether it can read tensors in memory that the client may change meanwhile.
+        begins_early: Whether it can begin when a large payload has not arrived yet.
     """
 
     name: str
     decode: Callable[[bytes], Any]
     handle: Handle
     reads_in_place: bool
+    begins_early: bool
 
 
 def methods_of(services: Sequence[Service]) -> Mapping[bytes, Method]:
@@ -52,6 +54,7 @@ def methods_of(services: Sequence[Service]) -> Mapping[bytes, Method]:
                 method.full_name,
                 tolerant(message_factory.GetMessageClass(method.input_type).FromString),
                 service.handle(method),
-                method.full_name in _READING_IN_PLACE,
+                reads_in_place=method.full_name in _ADDING_GRADIENTS,
+                begins_early=method.full_name in _ADDING_GRADIENTS,
             )
     return found

@@ -11,8 +11,13 @@ from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.rpc.listeners.sockets.client_regions import ClientRegions
 from gradserve_server.rpc.listeners.sockets.context import SocketContext
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
+from gradserve_server.tensors.arrival import Arrival
 from gradserve_server.tensors.payload import NO_PAYLOAD, Payload, PayloadSegment
 from gradserve_server.tensors.quotas import Account
+
+EARLY_BYTES = 4 << 20
+"""From this size on a call may begin before all of its payload has arrived."""
+_NOTHING: NDArray[np.uint8] = np.empty(0, np.uint8)
 
 
 def check_payload_bytes(num_bytes: int, allowed: int) -> None:
@@ -29,6 +34,8 @@ class PayloadReceiver:
         self._stream = stream
         self._context = context
         self._regions = regions
+        self._unfilled = _NOTHING
+        self._arrival: Arrival | None = None
         self._is_free = asyncio.Event()
         self._is_free.set()
 
@@ -37,12 +44,17 @@ class PayloadReceiver:
         """True while somebody may read the latest payload."""
         return not self._is_free.is_set()
 
+    @property
+    def takes_time(self) -> bool:
+        """True if the latest payload is so large that a call may begin before it has arrived."""
+        return self._arrival is not None
+
     async def wait(self) -> None:
         """Waits until nobody reads the latest payload."""
         await self._is_free.wait()
 
-    async def receive(self, header: FrameHeader, head: memoryview, allowed: int, *, in_place: bool) -> Payload:
-        """Receives what follows the message of a call; returns it with what lies in regions.
+    async def open(self, header: FrameHeader, head: memoryview, allowed: int, *, in_place: bool) -> Payload:
+        """Makes room for what follows the message of a call; returns it with what lies in regions. `fill` comes next.
 
         Args:
             header: The header of the call.
@@ -54,29 +66,51 @@ class PayloadReceiver:
             FrameError: The segments are not what the specification allows.
             MemoryError, ResourceExhaustedError: There is no memory for it; it has been received and dropped.
         """
-        if not header.payload_bytes and not header.num_segments:
+        num_bytes = header.payload_bytes
+        if not num_bytes and not header.num_segments:
             return NO_PAYLOAD
         places = unpack_segments(head[header.name_bytes : -header.message_bytes or None], header)
         check_payload_bytes(sum(each.num_bytes for each in places), allowed)
-        in_flight, memory = self._context.in_flight, Account(self._context.memory)
-        own = await self._receive_own(header.payload_bytes, memory)
+        waits = num_bytes <= self._context.memory.limit  # while one that never fits is dropped, others go on
+        in_flight = self._context.in_flight
+        memory = Account(self._context.memory)
+        if waits and num_bytes:
+            await in_flight.enter(num_bytes)
+
+        def leave() -> None:
+            if waits and num_bytes:
+                in_flight.leave(num_bytes)
+
         try:
+            own = self._allocate(num_bytes, memory)
             segments = [self._segment(place, own) for place in places]
             if not in_place:
                 segments = await self._copied(segments, memory)
-        except BaseException:
+        except BaseException as error:
             memory.settle(0)
-            if header.payload_bytes:
-                in_flight.leave(header.payload_bytes)
+            leave()
+            if num_bytes and isinstance(error, ResourceExhaustedError | MemoryError):
+                await self._stream.discard(num_bytes)
             raise
 
         def done() -> None:
-            if header.payload_bytes:
-                in_flight.leave(header.payload_bytes)
+            leave()
             self._is_free.set()
 
         self._is_free.clear()
-        return Payload(segments, memory, done)
+        self._unfilled = own
+        self._arrival = Arrival(own) if num_bytes >= EARLY_BYTES else None
+        return Payload(segments, memory, done, self._arrival)
+
+    async def fill(self) -> None:
+        """Receives what follows the message of the latest call.
+
+        Raises:
+            EOFError, SilentError, OSError: It did not come.
+        """
+        own, self._unfilled = self._unfilled, _NOTHING
+        if own.size:
+            await self._stream.read_into(own, None if self._arrival is None else self._arrival.advance)
 
     def _segment(self, place: Segment, own: NDArray[np.uint8]) -> PayloadSegment:
         if place.region:
@@ -84,34 +118,11 @@ class PayloadReceiver:
             return PayloadSegment(place.start, part, is_live=True)
         return PayloadSegment(place.start, own[place.offset : place.offset + place.num_bytes])
 
-    async def _receive_own(self, num_bytes: int, memory: Account) -> NDArray[np.uint8]:
-        """Receives what follows the message. Then it is in flight, and counted in an account.
-
-        Raises:
-            MemoryError, ResourceExhaustedError: There is no memory for it; it has been received and dropped.
-        """
+    def _allocate(self, num_bytes: int, memory: Account) -> NDArray[np.uint8]:
         if not num_bytes:
-            return np.empty(0, np.uint8)
-        in_flight = self._context.in_flight
-        waits = num_bytes <= self._context.memory.limit  # while one that never fits is dropped, others go on
-        if waits:
-            await in_flight.enter(num_bytes)
-        try:
-            memory.grow(num_bytes)
-            own = self._context.allocate((num_bytes,), np.dtype(np.uint8))
-        except (ResourceExhaustedError, MemoryError):
-            memory.settle(0)
-            if waits:
-                in_flight.leave(num_bytes)
-            await self._stream.discard(num_bytes)
-            raise
-        try:
-            await self._stream.read_into(own)
-        except BaseException:
-            memory.settle(0)
-            in_flight.leave(num_bytes)
-            raise
-        return own
+            return _NOTHING
+        memory.grow(num_bytes)
+        return self._context.allocate((num_bytes,), np.dtype(np.uint8))
 
     async def _copied(self, segments: Sequence[PayloadSegment], memory: Account) -> list[PayloadSegment]:
         """Replaces segments in the client's memory by copies."""

@@ -102,8 +102,12 @@ class FrameStream:
         await self._fill(data)
         return data
 
-    async def read_into(self, memory: NDArray[np.uint8]) -> None:
+    async def read_into(self, memory: NDArray[np.uint8], on_bytes: Callable[[int], None] | None = None) -> None:
         """Fills memory with the next bytes.
+
+        Args:
+            memory: The memory.
+            on_bytes: Told how many more bytes are there, in any thread, if it takes more than a moment.
 
         Raises:
             EOFError, SilentError, OSError: See `read_header`.
@@ -111,8 +115,10 @@ class FrameStream:
         data = memory.data
         if len(data) <= _SMALL_BYTES:
             return await self._fill(data)
-        data = data[self._move(data) :]
-        return await self._transfer(Receiving(self._sock, data))
+        num_moved = self._move(data)
+        if on_bytes is not None:
+            on_bytes(num_moved)
+        return await self._transfer(Receiving(self._sock, data[num_moved:], on_bytes))
 
     async def discard(self, num_bytes: int) -> None:
         """Reads the next bytes and forgets them.

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gradserve.transport.sockets.buffers import Buffers
@@ -49,9 +49,11 @@ class Receiving:
 
     events = selectors.EVENT_READ
 
-    def __init__(self, sock: socket.socket, memory: memoryview) -> None:
+    def __init__(self, sock: socket.socket, memory: memoryview, on_bytes: Callable[[int], None] | None = None) -> None:
+        """Takes the socket, the memory, and what is told how many more bytes have arrived, in the moving thread."""
         self.sock = sock
         self._rest = memory
+        self._on_bytes = on_bytes
 
     def step(self) -> int:
         """Reads what has arrived."""
@@ -59,6 +61,8 @@ class Receiving:
         if not count:
             raise ConnectionResetError("the client left in the middle of a payload")
         self._rest = self._rest[count:]
+        if self._on_bytes is not None:
+            self._on_bytes(count)
         return count
 
     @property

@@ -1,0 +1,98 @@
+"""Gradients that are checked while they arrive: which parts are looked at, and what is noted."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from gradserve_server.accumulators import arriving
+from gradserve_server.accumulators.arriving import ArrivingGradients
+from gradserve_server.accumulators.given import GivenComponent, GivenDense, GivenGradient, GivenSparse
+from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout
+from gradserve_server.devices.compute import InlineCompute
+from gradserve_server.tensors.quotas import Account
+from gradserve_server.tensors.references import Attached, Inline, Reference
+from tests.accumulators.bench import F32
+
+SPEC = AccumulatorSpec(
+    (
+        ComponentSpec("a", F32),
+        ComponentSpec("b", np.dtype(ml_dtypes.bfloat16)),
+        ComponentSpec("e", F32, layout=Layout.SPARSE),
+    ),
+    refuse_non_finite=True,
+)
+
+
+class Payload:
+    """Notes for what a call waits."""
+
+    memory: Account | None = None
+    is_filled = True
+
+    def __init__(self) -> None:
+        self.waits: list[Any] = []
+
+    async def arrived(self, part: Any = None) -> None:
+        self.waits.append(None if part is None else part.nbytes)
+
+    def begin_use(self, num_tensors: int) -> None: ...
+
+    def end_use(self) -> None: ...
+
+
+def model(payload: Payload, a: Any, b: Any) -> GivenGradient:
+    def attached(values: Any, dtype: Any) -> Reference:
+        return Attached(np.asarray(values, dtype), payload)
+
+    rows = GivenSparse(attached([0], np.int64), attached([[1]], np.float32))
+    return GivenGradient(
+        [
+            GivenComponent("b", GivenDense(attached(b, ml_dtypes.bfloat16))),
+            GivenComponent("e", rows),
+            GivenComponent("a", GivenDense(attached(a, np.float32))),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "noted", "waits"),
+    [
+        ([1, 2], [3], {"a", "b"}, [2, 8, None]),
+        ([1, np.nan], [3], {"b"}, [2, 8, None]),
+        ([1, 2], [np.inf], set(), [2, None]),
+        ([], [], {"a", "b"}, [None]),
+    ],
+)
+async def test_dense_components_are_checked_in_the_order_in_which_they_arrive(
+    a: Any, b: Any, noted: set[str], waits: list[int | None]
+) -> None:
+    payload = Payload()
+    given = model(payload, a, b)
+    await ArrivingGradients(InlineCompute()).receive(SPEC, given, payload)
+    assert given.finite == noted
+    assert payload.waits == waits
+
+
+async def test_large_tensors_are_checked_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arriving, "_PART_BYTES", 8)
+    payload = Payload()
+    given = model(payload, np.ones((3, 1)), np.ones(9))
+    await ArrivingGradients(InlineCompute()).receive(SPEC, given, payload)
+    assert payload.waits == [8, 8, 2, 8, 4, None]
+
+
+async def test_nothing_is_looked_at_unless_the_accumulator_says_so() -> None:
+    payload = Payload()
+    given = model(payload, [np.nan], [1])
+    await ArrivingGradients(InlineCompute()).receive(AccumulatorSpec(SPEC.components), given, payload)
+    assert (given.finite, payload.waits) == (set(), [None])
+
+
+async def test_what_is_in_the_message_is_left_to_the_addition() -> None:
+    given = GivenGradient([GivenComponent("", GivenDense(Inline(np.ones(2, F32))))])
+    await ArrivingGradients(InlineCompute()).receive(
+        AccumulatorSpec((ComponentSpec("", F32),), refuse_non_finite=True), given, Payload()
+    )
+    assert not given.finite
