@@ -9,8 +9,8 @@ MemoryT = TypeVar("MemoryT")
 class IdleMemory(Generic[MemoryT]):
     """Unused pieces of memory, by size.
 
-    Safe to use from several threads. It takes no lock, so that finalizers can use it, which run in any thread: deques are
-    atomic, and the count may be off by a piece for a moment.
+    Safe to use from several threads. It takes no lock, so that finalizers can use it, which run in any thread: deques
+    are atomic, and the count may be off by a piece for a moment.
     """
 
     def __init__(self, max_bytes: int) -> None:
