@@ -352,7 +352,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
         rounds, state = replayed.rounds, self.acc.state
         assert rounds.global_step == state.global_step
         assert rounds.num_accumulated == state.num_accumulated
-        assert rounds.current.worker_ids == state.worker_ids
+        assert tuple(rounds.members.workers) == state.worker_ids
         assert replayed.awaiting == self.acc._ledger.awaiting
         for number, (value, local_step, stale) in self.applied.items():
             answer = replayed.recall(RequestId("client", number))

@@ -57,8 +57,8 @@ def contents(ledger: Ledger) -> dict[str, Any]:
     rounds = ledger.rounds
     return {
         "step": rounds.global_step,
-        "round": (rounds.current.number, rounds.current.members),
-        "missing": rounds.missing_workers(),
+        "round": (rounds.current.number, rounds.members),
+        "missing": list(rounds.missing_workers),
         "awaiting": ledger.awaiting,
         "windows": {
             client: (window.floor, [(number, call.fingerprint, told(call.record)) for number, call in window.calls])

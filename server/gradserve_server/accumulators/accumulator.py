@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from gradserve_server.accumulators.averages import KeptAverages, average_of
-from gradserve_server.accumulators.diagnosis import diagnose
+from gradserve_server.accumulators.diagnosis import Diagnosis
 from gradserve_server.accumulators.events import Event, GradientAnswered, RoundEnded, StepSet
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient
 from gradserve_server.accumulators.identity import RequestId
@@ -79,6 +79,7 @@ class Accumulator:
         self._averages = averages
         self._journal = journal
         self._waiter_quota = waiters
+        self._diagnosing = Diagnosis(ledger.rounds)
         self._queue = TakeQueue()
         self._under_way: CallsUnderWay[asyncio.Task[Applied] | Waiter] = CallsUnderWay()
         self._lock = asyncio.Lock()
@@ -99,7 +100,7 @@ class Accumulator:
             num_accumulated=rounds.num_accumulated,
             num_waiting=len(self._queue),
             num_bytes=self._sum.nbytes + self._averages.nbytes,
-            worker_ids=rounds.current.worker_ids,
+            worker_ids=tuple(rounds.members.workers),
             kept_steps=self._averages.history.steps,
         )
 
@@ -272,8 +273,7 @@ class Accumulator:
         await self._sum.commit(staged)
 
     async def _end_round(self, head: Waiter) -> None:
-        weight = self._ledger.rounds.current.total_weight
-        staged = await self._sum.stage_average(weight)
+        staged = await self._sum.stage_average(self._ledger.rounds.members.total_weight)
         event = RoundEnded(head.call if head.round is None else None)
         try:
             await self._journal.append(event)
@@ -283,10 +283,10 @@ class Accumulator:
         values = await self._sum.commit_average(staged)
         ended, answered = self._ledger.end_round(event)
         if self._closed is None:
-            average = average_of(ended, values, weight)
+            average = average_of(ended, values)
             self._averages.add(average, answered)
             self._sum.settle()
-            self._queue.serve(head, ended, average)
+            self._queue.serve(head, ended.round, average)
 
     async def _exclusively(self, change: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Makes a change under the lock; serves waiting takes and finishes the sum before releasing it."""
@@ -402,7 +402,7 @@ class Accumulator:
                 self._own(serving.rest())
 
     def _diagnosis(self) -> str:
-        return diagnose(self._ledger.rounds, len(self._queue))
+        return self._diagnosing.text(len(self._queue))
 
     def _check_contribution(self, contribution: Contribution) -> None:
         if not (0 < contribution.weight < float("inf")):

@@ -5,21 +5,21 @@ from collections.abc import Callable, Mapping, Sequence
 from gradserve_server.accumulators.gradient import Average, Value
 from gradserve_server.accumulators.history import AverageHistory
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.rounds import Round
+from gradserve_server.accumulators.rounds import EndedRound, Round
 from gradserve_server.accumulators.undelivered import UndeliveredAverages
 from gradserve_server.errors import AbortedError
 from gradserve_server.tensors.quotas import Account, Quota
 
 
-def average_of(ended: Round, values: Mapping[str, Value], total_weight: float) -> Average:
+def average_of(ended: EndedRound, values: Mapping[str, Value]) -> Average:
     """Returns the average of a round that has ended."""
-    assert ended.step is not None
+    assert ended.round.step is not None
     return Average(
         values=values,
-        step=ended.step,
-        round_number=ended.number,
-        num_gradients=len(ended.members),
-        total_weight=total_weight,
+        step=ended.round.step,
+        round_number=ended.round.number,
+        num_gradients=ended.num_gradients,
+        total_weight=ended.total_weight,
         worker_ids=ended.worker_ids,
     )
 

@@ -1,17 +1,53 @@
-"""Explains to a call why its wait failed."""
+"""Explains to calls why their waits failed."""
+
+from collections.abc import Iterable
 
 from gradserve_server.accumulators.rounds import Rounds
 
+_MOST_NAMED = 64
+_MOST_CHARACTERS = 800
+"""The longest list of workers: a status has no room for more than two such lists."""
 
-def diagnose(rounds: Rounds, num_waiting: int) -> str:
-    """Returns a sentence on the current round: the gradients in it, and the missing workers."""
-    present = ", ".join(rounds.current.worker_ids) or "none named"
-    missing = ", ".join(rounds.missing_workers())
-    if not rounds.all_workers_known:
-        missing = f"{missing}, others unknown" if missing else "unknown"
-    count = rounds.num_accumulated
-    return (
-        f"{count} {'gradient is' if count == 1 else 'gradients are'} in (workers: {present}; "
-        f"missing from the previous round: {missing or 'none'}), "
-        f"global_step is {rounds.global_step}, {num_waiting} wait"
-    )
+
+class Diagnosis:
+    """Describes the current round of an accumulator.
+
+    Many waits often end together, so what it says of the workers is made once for all until the round changes.
+    """
+
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+        self._described: tuple[int, int] | None = None
+        self._workers = ""
+
+    def text(self, num_waiting: int) -> str:
+        """Returns a sentence on the gradients in the round and on the missing workers, or the first of many."""
+        rounds = self._rounds
+        described = (rounds.current.number, rounds.num_accumulated)
+        if described != self._described:
+            self._described, self._workers = described, self._describe_workers()
+        count = rounds.num_accumulated
+        return (
+            f"{count} {'gradient is' if count == 1 else 'gradients are'} in ({self._workers}), "
+            f"global_step is {rounds.global_step}, {num_waiting} wait"
+        )
+
+    def _describe_workers(self) -> str:
+        rounds = self._rounds
+        present = _named(rounds.members.workers, len(rounds.members.workers)) or "none named"
+        missing = _named(rounds.missing_workers, len(rounds.missing_workers))
+        if not rounds.all_workers_known:
+            missing = f"{missing}, others unknown" if missing else "unknown"
+        return f"workers: {present}; missing from the previous round: {missing or 'none'}"
+
+
+def _named(workers: Iterable[str], count: int) -> str:
+    """Returns the first of some workers, separated by commas, and the number of the others."""
+    named: list[str] = []
+    room = _MOST_CHARACTERS
+    for worker in workers:
+        room -= len(worker) + 2
+        if len(named) == _MOST_NAMED or room < 0:
+            return f"{', '.join(named)} and {count - len(named)} more"
+        named.append(worker)
+    return ", ".join(named)

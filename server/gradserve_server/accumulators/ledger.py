@@ -14,7 +14,7 @@ from gradserve_server.accumulators.events import (
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.results import Applied, Outcome
-from gradserve_server.accumulators.rounds import Round, Rounds
+from gradserve_server.accumulators.rounds import EndedRound, Round, Rounds
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Ledger:
         """
         if self.rounds.is_stale(contribution):
             return Outcome.STALE
-        if one_per_worker and self.rounds.current.has_worker(contribution.worker_id):
+        if one_per_worker and contribution.worker_id in self.rounds.members.workers:
             return Outcome.ALREADY_COUNTED
         return Outcome.ACCEPTED
 
@@ -104,11 +104,11 @@ class Ledger:
         self.calls.remember(event.call, applied)
         return applied
 
-    def end_round(self, event: RoundEnded) -> tuple[Round, list[RequestId]]:
+    def end_round(self, event: RoundEnded) -> tuple[EndedRound, list[RequestId]]:
         """Ends the round; returns it, and the calls that its average answers."""
         ended = self.rounds.close()
         self._await(event.taken_by)
-        self.calls.remember(event.taken_by, Taken(ended))
+        self.calls.remember(event.taken_by, Taken(ended.round))
         answered = [call for calls in self._awaiting.values() for call in calls]
         self._awaiting.clear()
         return ended, answered

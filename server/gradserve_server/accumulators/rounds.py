@@ -1,5 +1,6 @@
 """Decides which contributions form a round: without arithmetic, waiting or a clock."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from gradserve_server.accumulators.gradient import Contribution
@@ -7,38 +8,51 @@ from gradserve_server.accumulators.gradient import Contribution
 
 @dataclass(eq=False)
 class Round:
-    """The contributions accepted between two takes.
+    """What happens between two takes. Calls refer to their rounds for long, so a round knows nothing of its members.
 
     Attributes:
         number: The number of the round. Steps may repeat if they are set back; numbers do not.
-        members: The contributions, in order of arrival.
         step: The global_step that the round led to; None while it is open.
     """
 
     number: int = 0
-    members: list[Contribution] = field(default_factory=list)
     step: int | None = None
-    _workers: dict[str, None] = field(default_factory=dict)
 
-    @property
-    def total_weight(self) -> float:
-        """The sum of the members' weights."""
-        return float(sum(member.weight for member in self.members))
 
-    @property
-    def worker_ids(self) -> tuple[str, ...]:
-        """The ids of the members' workers, each once, in order of arrival, without empty ones."""
-        return tuple(self._workers)
+@dataclass
+class Members:
+    """The contributions of a round. They are counted, not kept.
 
-    def has_worker(self, worker_id: str) -> bool:
-        """Returns True if the round has a gradient of this worker; False for an empty id."""
-        return worker_id in self._workers
+    Attributes:
+        count: Their number.
+        total_weight: The sum of their weights, in order of arrival.
+        num_nameless: The number of those without a worker_id.
+        workers: The ids of their workers, each once, in order of arrival, without empty ones.
+    """
+
+    count: int = 0
+    total_weight: float = 0.0
+    num_nameless: int = 0
+    workers: dict[str, None] = field(default_factory=dict)
 
     def add(self, contribution: Contribution) -> None:
-        """Adds a member."""
-        self.members.append(contribution)
+        """Adds a contribution."""
+        self.count += 1
+        self.total_weight += contribution.weight
         if contribution.worker_id:
-            self._workers[contribution.worker_id] = None
+            self.workers[contribution.worker_id] = None
+        else:
+            self.num_nameless += 1
+
+
+@dataclass(frozen=True)
+class EndedRound:
+    """A round that has ended, with what is to be said of its members; see `Members`."""
+
+    round: Round
+    num_gradients: int
+    total_weight: float
+    worker_ids: tuple[str, ...]
 
 
 class Rounds:
@@ -50,14 +64,16 @@ class Rounds:
     def __init__(self) -> None:
         self.global_step = 0
         self.current = Round()
-        self._previous_workers: tuple[str, ...] = ()
+        self.members = Members()
+        """The members of the current round."""
         self.all_workers_known = False
         """Whether every member of the previous round had a worker_id."""
+        self._missing: dict[str, None] = {}
 
     @property
     def num_accumulated(self) -> int:
         """The number of contributions accepted since the last take."""
-        return len(self.current.members)
+        return self.members.count
 
     def is_stale(self, contribution: Contribution) -> bool:
         """Returns True if a contribution is of an earlier step than the current one. Later steps are accepted."""
@@ -65,25 +81,27 @@ class Rounds:
 
     def admit(self, contribution: Contribution) -> Round:
         """Adds a contribution to the current round; returns the round."""
-        self.current.add(contribution)
+        self.members.add(contribution)
+        self._missing.pop(contribution.worker_id, None)
         return self.current
 
-    def close(self) -> Round:
+    def close(self) -> EndedRound:
         """Ends the current round and begins the next; returns the ended round, with its step."""
-        closed = self.current
+        closed, members = self.current, self.members
         # The greatest int64 is followed by the least, as in TensorFlow's own counter.
         self.global_step = (self.global_step + 1 + (1 << 63)) % (1 << 64) - (1 << 63)
         closed.step = self.global_step
-        self._previous_workers = closed.worker_ids
-        self.all_workers_known = all(member.worker_id for member in closed.members)
-        self.current = Round(closed.number + 1)
-        return closed
+        self.all_workers_known = not members.num_nameless
+        self.current, self.members = Round(closed.number + 1), Members()
+        ended = EndedRound(closed, members.count, members.total_weight, tuple(members.workers))
+        self._missing = members.workers
+        return ended
 
     def set_global_step(self, step: int) -> None:
         """Sets the step; contributions in the round stay in it."""
         self.global_step = step
 
-    def missing_workers(self) -> tuple[str, ...]:
-        """Returns the workers with an id that are in the previous round but not in the current one."""
-        present = set(self.current.worker_ids)
-        return tuple(worker for worker in self._previous_workers if worker not in present)
+    @property
+    def missing_workers(self) -> Collection[str]:
+        """The workers with an id that are in the previous round but not in the current one."""
+        return self._missing.keys()
