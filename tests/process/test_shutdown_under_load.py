@@ -1,4 +1,4 @@
-"""A server that is stopped while clients call over gRPC: each call is answered or UNAVAILABLE, never CANCELLED."""
+"""A server that is stopped while clients call: each call is answered or UNAVAILABLE, and says why."""
 
 import asyncio
 import itertools
@@ -6,9 +6,11 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal, TypeAlias, get_args
 
 import grpc
 import numpy as np
+import pytest
 from google.protobuf.message import Message
 
 import gradserve
@@ -25,6 +27,8 @@ from tests.bad_input.requests import Apply, PushPull, Read, Take, dense, ref, te
 from tests.servers.polling import eventually_async
 from tests.servers.process import ServerProcess
 from tests.servers.raw_calls import METHODS
+
+Way: TypeAlias = Literal["grpc", "bulk", "shared_memory"]
 
 _LOOPS_OF_EACH_KIND = 4
 _CALLS_BEFORE_STOP = 10
@@ -129,13 +133,14 @@ async def test_no_call_of_a_busy_server_is_cancelled(tmp_path: Path) -> None:
 class ClientLoops:
     """Clients that apply gradients again and again, blocking and with asyncio, until a call fails."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, way: Way) -> None:
         self._address = address
+        self._way: Way = way
         self.answered: Counter[str] = Counter()
 
     def run_blocking(self, name: str) -> gradserve.GradserveError:
         """Returns the error that ended it."""
-        client = gradserve.connect(self._address, transport="grpc")
+        client = gradserve.connect(self._address, transport=self._way)
         acc = client.conditional_accumulator("float32", (), "w")
         try:
             while True:
@@ -146,7 +151,7 @@ class ClientLoops:
 
     async def run(self, name: str) -> gradserve.GradserveError:
         """Returns the error that ended it."""
-        client = gradserve.aio.connect(self._address, transport="grpc")
+        client = gradserve.aio.connect(self._address, transport=self._way)
         acc = await client.conditional_accumulator("float32", (), "w")
         try:
             while True:
@@ -156,10 +161,11 @@ class ClientLoops:
             return error
 
 
-async def test_clients_learn_why_their_calls_failed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", get_args(Way))
+async def test_clients_learn_why_their_calls_failed(tmp_path: Path, way: Way) -> None:
     """They try some more times, and say what the server said, not only that nobody answers any more."""
     with ServerProcess(tmp_path, "--warm-up", "false") as process:
-        loops = ClientLoops(process.address)
+        loops = ClientLoops(process.address, way)
         running = [asyncio.create_task(loops.run(f"asyncio {number}")) for number in range(_LOOPS_OF_EACH_KIND)]
         running += [
             asyncio.create_task(asyncio.to_thread(loops.run_blocking, f"blocking {number}"))

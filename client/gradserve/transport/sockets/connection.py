@@ -44,7 +44,7 @@ class Connection:
 
     def is_usable(self) -> bool:
         """Returns True if an idle connection can carry a call: the server has neither closed it nor sent anything."""
-        return not self._arrivals.poll(0)
+        return self.inbox.is_empty and not self._arrivals.poll(0)
 
     def interrupt(self) -> None:
         """Ends the call that another thread or task makes on it."""

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
 from gradserve.calls.exchange import Reply, Unary
-from gradserve.errors import GradserveError, InternalError
+from gradserve.errors import GradserveError, InternalError, UnavailableError
 from gradserve.memory.regions import Region
 from gradserve.transport.methods import Method, unary_method
 from gradserve.transport.sockets.inbox import Inbox
@@ -49,7 +49,7 @@ def hello(ticket: bytes, client_id: str, payloads: Payloads, inbox: Inbox) -> Co
     yield Send((header.pack() + message,))
     try:
         answer, body = yield from _receive_reply(payloads, inbox)
-        inbox.check_empty()
+        inbox.check_rest()
         return _error_in(answer, body) if answer.code else None
     except (DecodeError, FrameError) as error:
         raise _malformed(error) from None
@@ -74,8 +74,11 @@ def call(unary: Unary, seconds: float, payloads: Payloads, inbox: Inbox) -> Conv
     try:
         while outgoing.new_regions:
             for region in outgoing.new_regions:
-                accepted = yield from _hand_over(region, payloads, inbox)
-                payloads.handed_over(region, accepted=accepted)
+                refusal = yield from _hand_over(region, payloads, inbox)
+                payloads.handed_over(region, accepted=refusal is None)
+                if isinstance(refusal, UnavailableError):
+                    payloads.abandon(outgoing)
+                    return refusal  # the server ends the connection
             again = payloads.outgoing(contents)
             outgoing = replace(again, prefix=outgoing.prefix + again.prefix)
         yield Send((_call_frame(method, message.SerializeToString(), seconds, outgoing), *outgoing.following))
@@ -88,7 +91,7 @@ def call(unary: Unary, seconds: float, payloads: Payloads, inbox: Inbox) -> Conv
             if answer.payload_bytes or answer.size:
                 arrays = yield from _receive_arrays(answer, body, response, payloads, inbox, in_place=unary.in_place)
             reply = Reply(response, arrays)
-        inbox.check_empty()
+        inbox.check_rest()
     except (DecodeError, FrameError) as error:
         payloads.abandon(outgoing)
         raise _malformed(error) from None
@@ -100,11 +103,12 @@ def call(unary: Unary, seconds: float, payloads: Payloads, inbox: Inbox) -> Conv
     return reply
 
 
-def _hand_over(region: Region, payloads: Payloads, inbox: Inbox) -> Conversation[bool]:
+def _hand_over(region: Region, payloads: Payloads, inbox: Inbox) -> Conversation[GradserveError | None]:
+    """Hands over a region; returns the server's error if it refuses."""
     header = FrameHeader(FrameKind.REGION, number=region.number, size=region.num_bytes)
     yield Send((header.pack(),), region.descriptor)
-    answer, _ = yield from _receive_reply(payloads, inbox)
-    return not answer.code
+    answer, body = yield from _receive_reply(payloads, inbox)
+    return _error_in(answer, body) if answer.code else None
 
 
 def _call_frame(method: Method, message: bytes, seconds: float, outgoing: Outgoing) -> bytes:

@@ -3,11 +3,15 @@
 import os
 from collections.abc import Iterable
 
+import grpc
+
 from gradserve.transport.sockets.steps import Receive
-from gradserve.wire.frames import FrameError
+from gradserve.wire.frames import FrameError, FrameKind
 
 _NUM_BYTES = 1 << 15
 """Room for a small reply, header and message, so that one system call receives it."""
+_FAREWELL = bytes((FrameKind.REPLY, grpc.StatusCode.UNAVAILABLE.value[0]))
+"""How the frame begins with which a server ends a connection."""
 
 
 class Inbox:
@@ -63,13 +67,19 @@ class Inbox:
         self._descriptors.clear()
         return taken
 
-    def check_empty(self) -> None:
-        """Checks that nothing has come after the frames that were taken.
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing has come after the frames that were taken."""
+        return not self.num_bytes and not self._descriptors
+
+    def check_rest(self) -> None:
+        """Checks that nothing has come after the frames that were taken, but the farewell of a server that stops.
 
         Raises:
-            FrameError: Something has.
+            FrameError: Something else has.
         """
-        if self.num_bytes or self._descriptors:
+        rest = bytes(self._memory[self._start : self._start + min(self.num_bytes, len(_FAREWELL))])
+        if self._descriptors or not _FAREWELL.startswith(rest):
             raise FrameError(f"expected nothing after a REPLY, got {self.num_bytes} bytes")
 
     def close(self) -> None:

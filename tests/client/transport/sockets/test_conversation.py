@@ -123,6 +123,17 @@ def test_what_follows_a_reply() -> None:
         read(reply_of(Contents(), tensor_messages_pb2.ReadTensorsResponse()) + b"12345")
 
 
+@pytest.mark.parametrize("num_bytes", [1, 2, 40])
+def test_a_reply_counts_though_the_server_stops_then(num_bytes: int) -> None:
+    message = status_pb2.Status(code=14, message="the server is shutting down").SerializeToString()
+    farewell = FrameHeader(FrameKind.REPLY, code=14, message_bytes=len(message)).pack() + message
+    replies = reply_of(Contents(), tensor_messages_pb2.ReadTensorsResponse())
+    arrived = inbox()
+    reply, _, _ = carry_out(call(READ, math.inf, PAYLOADS, arrived), replies + farewell[:num_bytes])
+    assert isinstance(reply, Reply)
+    assert not arrived.is_empty, "the connection carries no further call"
+
+
 @given(st.binary(min_size=HEADER_BYTES, max_size=200))
 def test_any_bytes_are_an_error_or_wait_for_more(replies: bytes) -> None:
     with pytest.raises((EndOfBytesError, gradserve.InternalError)):

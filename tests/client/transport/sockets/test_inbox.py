@@ -37,7 +37,8 @@ def test_the_rest_of_a_header_comes_after_its_beginning() -> None:
     step.memory[:22] = BYTES[40:62]
     inbox.add(22)
     assert inbox.take(32) == BYTES[30:62]
-    inbox.check_empty()
+    assert inbox.is_empty
+    inbox.check_rest()
 
 
 def test_it_fills_buffers_and_returns_the_rest() -> None:
@@ -57,7 +58,7 @@ def test_descriptors_that_nobody_takes_are_closed() -> None:
     assert received is not None
     received.append(descriptor)
     with pytest.raises(FrameError, match="nothing after a REPLY"):
-        inbox.check_empty()
+        inbox.check_rest()
     inbox.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)

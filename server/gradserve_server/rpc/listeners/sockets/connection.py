@@ -91,6 +91,10 @@ class Connection:
         """True once the client has shown its ticket."""
         return self._grant is not None
 
+    def dismiss(self, error: ServiceError) -> None:
+        """Tells the client why the connection ends, whether a call is under way or not. Does not wait."""
+        self._stream.end_with(_error_frame(status_message(error)))
+
     def close(self) -> None:
         """Closes the socket, and forgets what belongs to the connection."""
         if self._grant is not None and self._has_regions:
@@ -292,15 +296,18 @@ class Connection:
         await self._reply_status(status_message(error))
 
     async def _reply_status(self, status: status_pb2.Status) -> None:
-        message = status.SerializeToString()
-        header = FrameHeader(FrameKind.REPLY, code=status.code, message_bytes=len(message))
-        await self._stream.write([header.pack() + message])
+        await self._stream.write([_error_frame(status)])
 
     async def _refuse(self, error: ServiceError) -> None:
         """Says why the connection ends, if the client is still there."""
         with contextlib.suppress(OSError):
             await self._reply_error(error)
             self._stream.finish()
+
+
+def _error_frame(status: status_pb2.Status) -> bytes:
+    message: bytes = status.SerializeToString()
+    return FrameHeader(FrameKind.REPLY, code=status.code, message_bytes=len(message)).pack() + message
 
 
 def _uses_payload(request: Any) -> bool:

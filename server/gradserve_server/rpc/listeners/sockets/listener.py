@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 from gradserve.address import Address
+from gradserve_server.errors import UnavailableError
 from gradserve_server.own_file import OwnFile
 from gradserve_server.rpc.listeners.socket_file import bind_socket_file
 from gradserve_server.rpc.listeners.sockets.connection import Connection
@@ -87,6 +88,8 @@ class SocketListener:
             task.cancel()
         await asyncio.gather(*self._acceptors, return_exceptions=True)
         for sock in self._sockets:
+            if self._transfers is not None:
+                self._take_waiting(sock)
             sock.close()
         for file in self._files:
             file.remove()
@@ -123,6 +126,12 @@ class SocketListener:
             self._begin(sock)
             await asyncio.sleep(0)  # others want their turn while many connect
 
+    def _take_waiting(self, listening: socket.socket) -> None:
+        """Takes the connections that have not been accepted yet, so that they do not end without a word."""
+        with contextlib.suppress(OSError):
+            while True:
+                self._begin(listening.accept()[0])
+
     def _begin(self, sock: socket.socket) -> None:
         assert self._transfers is not None
         is_unix = sock.family == socket.AF_UNIX
@@ -137,7 +146,13 @@ class SocketListener:
         self._make_room()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._connections.pop(task).close()  # here, because a task that is cancelled at once never runs
+        connection = self._connections.pop(task)
+        # Here, because a task that is cancelled at once never runs.
+        try:
+            self._context.admission.check()
+        except UnavailableError as reason:
+            connection.dismiss(reason)
+        connection.close()
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a connection failed", exc_info=error)
 

@@ -2,6 +2,7 @@
 
 import array
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -46,6 +47,7 @@ class FrameStream:
         self._is_listening = False
         self._reader: asyncio.Future[None] | None = None
         self._watcher: Callable[[], None] | None = None
+        self._is_writing = False
 
     def close(self) -> None:
         """Closes the socket."""
@@ -58,6 +60,13 @@ class FrameStream:
     def finish(self) -> None:
         """Closes the sending side."""
         self._sock.shutdown(socket.SHUT_WR)
+
+    def end_with(self, frame: bytes) -> None:
+        """Sends a last, short frame and closes the sending side, unless another frame was cut short. Does not wait."""
+        if not self._is_writing:
+            with contextlib.suppress(OSError):  # the client does not read, or has left
+                self._sock.send(frame)
+                self.finish()
 
     async def read_header(self) -> FrameHeader:
         """Reads the header of the next frame. The descriptor of a REGION is then at `take_descriptor`.
@@ -142,6 +151,7 @@ class FrameStream:
         Raises:
             OSError: The connection is gone.
         """
+        self._is_writing = True
         ancillary = [] if descriptor is None else [_rights(descriptor)]
         num_bytes = sum([len(piece) for piece in pieces])
         sent = 0
@@ -156,6 +166,7 @@ class FrameStream:
             unsent = Buffers(pieces)
             unsent.advance(sent)
             await self._transfers.run(Sending(self._sock, unsent.left))
+        self._is_writing = False
         return None
 
     def watch(self, on_event: Callable[[], None]) -> None:
