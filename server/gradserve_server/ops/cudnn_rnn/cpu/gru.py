@@ -81,7 +81,7 @@ def gru_backward(
         before, after = (time + 2, time - 1) if reverse else (time, time + 1)
         if own_products and step > 0:
             position = after * batch * 4 * units + units
-            products_with_columns(weights, 3 * units, 0, units, units, batch, d_gates, position, 4 * units, incoming)
+            products_with_columns(weights, 3 * units, units, batch, d_gates, position, 4 * units, incoming)
         for row in range(first_row, end_row):
             d_gates_row = (time * batch + row) * 4 * units
             if time >= lengths[row]:

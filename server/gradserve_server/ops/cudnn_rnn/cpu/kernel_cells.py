@@ -37,38 +37,43 @@ class KernelCells:
 
     def forward_step(self, scan: ForwardScan, rows: slice) -> Step:
         """Returns a function that does one step forward, for these sequences."""
-        return _single_steps(self._kernels.forward(scan.geometry.mode), scan, rows, _forward_arrays(scan))
+        geometry = scan.geometry
+        sizes = _sizes(geometry) if geometry.mode is Mode.LSTM else _with_weights(scan, own_products=False)
+        return _single_steps(self._kernels.forward(geometry.mode), rows, (*sizes, *_forward_arrays(scan)))
 
     def backward_step(self, scan: BackwardScan, rows: slice) -> Step:
         """Returns a function that does one step backward, for these sequences."""
-        return _single_steps(self._kernels.backward(scan.geometry.mode), scan, rows, _backward_arrays(scan))
+        arguments = (*_with_weights(scan, own_products=False), *_backward_arrays(scan))
+        return _single_steps(self._kernels.backward(scan.geometry.mode), rows, arguments)
 
     def scan_forward(self, scan: ForwardScan) -> bool:
         """Does all steps, including the products, if the batch is small; returns whether it did."""
-        kernel, shared = self._kernels.forward(scan.geometry.mode), self._lstm_scans.forward
-        part_units = -(-_PART_WEIGHTS // (len(scan.weights) * _PART_UNITS)) * _PART_UNITS
-        return self._scan(scan, kernel, shared, part_units, _forward_arrays(scan))
-
-    def scan_backward(self, scan: BackwardScan) -> bool:
-        """Does all steps, including the products, if the batch is small; returns whether it did."""
-        kernel, shared = self._kernels.backward(scan.geometry.mode), self._lstm_scans.backward
-        # In one part: a part needs columns of R, and reading some of them takes almost as long as reading whole rows.
-        return self._scan(scan, kernel, shared, scan.geometry.units, _backward_arrays(scan))
-
-    def _scan(
-        self, scan: ForwardScan | BackwardScan, kernel: Kernel, shared: Kernel, part_units: int, arrays: tuple[Any, ...]
-    ) -> bool:
         if not _pays(scan):
             return False
-        geometry, weights = scan.geometry, scan.weights.reshape(-1)
-        if geometry.mode is Mode.LSTM:
-            num_parts = -(-geometry.units // part_units)
-            taken = np.zeros(geometry.steps * num_parts, np.int64)
-            arguments = (part_units, taken, *_sizes(geometry), weights, *arrays)
-            self._lstm_scans.run(self._parallel, shared, arguments, num_parts)
+        if scan.geometry.mode is Mode.LSTM:
+            self._scan_lstm(scan)
         else:
-            kernel(0, geometry.steps, 0, geometry.batch, True, *_sizes(geometry), weights, *arrays)
+            _all_steps(self._kernels.forward(scan.geometry.mode), scan, _forward_arrays(scan))
         return True
+
+    def scan_backward(self, scan: BackwardScan) -> bool:
+        """Does all steps, including the products, if the batch is small; returns whether it did.
+
+        Also for an lstm in one thread: a part of a step would need columns of R, and reading some of them takes almost
+        as long as reading whole rows.
+        """
+        if not _pays(scan):
+            return False
+        _all_steps(self._kernels.backward(scan.geometry.mode), scan, _backward_arrays(scan))
+        return True
+
+    def _scan_lstm(self, scan: ForwardScan) -> None:
+        geometry, weights = scan.geometry, scan.weights.reshape(-1)
+        part_units = -(-_PART_WEIGHTS // (len(scan.weights) * _PART_UNITS)) * _PART_UNITS
+        num_parts = -(-geometry.units // part_units)
+        taken = np.zeros(geometry.steps * num_parts, np.int64)
+        arguments = (part_units, taken, *_sizes(geometry), weights, *_forward_arrays(scan))
+        self._lstm_scans.run(self._parallel, self._lstm_scans.forward, arguments, num_parts)
 
 
 def _pays(scan: ForwardScan | BackwardScan) -> bool:
@@ -79,12 +84,17 @@ def _pays(scan: ForwardScan | BackwardScan) -> bool:
     return (batch == 1 and weights.nbytes <= _MAX_WEIGHTS_BYTES) or batch * weights.size <= _MAX_PRODUCTS
 
 
-def _single_steps(kernel: Kernel, scan: ForwardScan | BackwardScan, rows: slice, arrays: tuple[Any, ...]) -> Step:
-    sizes = _sizes(scan.geometry)
-    if scan.geometry.mode is not Mode.LSTM:
-        sizes = (False, *sizes, scan.weights.reshape(-1))
-    arguments = (rows.start, rows.stop, *sizes, *arrays)
-    return lambda step: kernel(step, 1, *arguments)
+def _single_steps(kernel: Kernel, rows: slice, arguments: tuple[Any, ...]) -> Step:
+    all_arguments = (rows.start, rows.stop, *arguments)
+    return lambda step: kernel(step, 1, *all_arguments)
+
+
+def _all_steps(kernel: Kernel, scan: ForwardScan | BackwardScan, arrays: tuple[Any, ...]) -> None:
+    kernel(0, scan.geometry.steps, 0, scan.geometry.batch, *_with_weights(scan, own_products=True), *arrays)
+
+
+def _with_weights(scan: ForwardScan | BackwardScan, *, own_products: bool) -> tuple[Any, ...]:
+    return (own_products, *_sizes(scan.geometry), scan.weights.reshape(-1))
 
 
 def _sizes(geometry: Geometry) -> tuple[Any, ...]:

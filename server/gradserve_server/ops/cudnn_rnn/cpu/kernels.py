@@ -8,14 +8,14 @@ All kernels take, in this order:
 
 * begin, count: The steps to do, counted in the kernel's own order.
 * first_row, end_row: The sequences to do; with own_products, all of them.
-* own_products: Not for lstm. Whether the kernel itself multiplies by the recurrent weights, which for few rows is
-  faster than BLAS. Otherwise it does one step, whose products are computed already. Not with a projection.
+* own_products: Not for lstm_forward. Whether the kernel itself multiplies by the recurrent weights, which for few rows
+  is faster than BLAS. Otherwise it does one step, whose products are computed already. Not with a projection.
 * reverse: See above.
 * steps: T.
 * units: H.
 * is_relu: Only for a network without gates.
 * lengths: int64, [B].
-* weights: Not for lstm. R, U, [G, H, H]. Read with own_products.
+* weights: Not for lstm_forward. R, U, [G, H, H]. Read with own_products.
 
 The forward kernels continue with
 
@@ -41,8 +41,8 @@ and the backward kernels with
 * d_gates: U, [T, B, G, H]: a result, the gradients with respect to the arguments of the gates' functions. For gru
   [T, B, 4, H]: n, r, z, and the gradient with respect to R_n h_(t-1) + bR_n.
 
-The scans of an lstm do all steps with their products, on several threads. Instead of the first four arguments, they
-take
+The forward scan of an lstm does all steps with their products, on several threads. Instead of the first four arguments,
+it takes
 
 * part_units: The units of each part of a step.
 * taken: int64, [T, parts]: zeros, to count the threads that wanted to do each part; the first one does it.
@@ -79,10 +79,9 @@ class Kernels:
 
 @dataclass(frozen=True)
 class LstmScans(ChunkedKernels):
-    """The scans of an lstm for one U."""
+    """The forward scan of an lstm for one U."""
 
     forward: Kernel
-    backward: Kernel
 
 
 _PLACE, _SIZES = "int64, int64, int64, int64", "bool, int64, int64"
@@ -101,7 +100,7 @@ CUDNN_RNN = KernelTable(
     declared={
         "lstm_forward": Declared("lstm.lstm_forward", ", ".join((_LSTM, _MADE, _READ, _MADE, _MADE, _MADE, _POSITION))),
         "lstm_backward": Declared(
-            "lstm.lstm_backward", ", ".join((_LSTM, _READ, _READ, _READ, _POSITION, _MADE, _MADE, _MADE))
+            "lstm.lstm_backward", ", ".join((_GATED, _READ, _READ, _READ, _POSITION, _MADE, _MADE, _MADE))
         ),
         "gru_forward": Declared("gru.gru_forward", ", ".join((_GATED, _MADE, _READ, _MADE, _MADE, _MADE, _POSITION))),
         "gru_backward": Declared(
@@ -124,9 +123,6 @@ LSTM_SCANS = KernelTable(
     declared={
         "forward": Declared(
             "lstm_scan.lstm_scan_forward", ", ".join((_SCAN, _MADE, _READ, _MADE, _MADE, _MADE, _POSITION))
-        ),
-        "backward": Declared(
-            "lstm_scan.lstm_scan_backward", ", ".join((_SCAN, _READ, _READ, _READ, _POSITION, _MADE, _MADE, _MADE))
         ),
     },
 )

@@ -6,6 +6,7 @@ from numba.extending import register_jitable
 
 from gradserve_server.devices.host.activations import hyperbolic_tangent, one_like, sigmoid
 from gradserve_server.devices.host.intrinsics import load, store_at
+from gradserve_server.ops.cudnn_rnn.cpu.products import products_with_columns
 
 
 def lstm_forward(
@@ -54,10 +55,12 @@ def lstm_backward(
     count: Any,
     first_row: Any,
     end_row: Any,
+    own_products: Any,
     reverse: Any,
     steps: Any,
     units: Any,
     lengths: Any,
+    weights: Any,
     gates: Any,
     cells: Any,
     d_outputs: Any,
@@ -68,19 +71,20 @@ def lstm_backward(
     d_gates: Any,
 ) -> None:
     """Computes the gradients with respect to the arguments of the gates' functions."""
-    batch = len(lengths)
+    batch, size = len(lengths), 4 * units
     for step in range(begin, begin + count):
         time = step if reverse else steps - 1 - step
         cell, cell_before = (time, time + 1) if reverse else (time + 1, time)
+        if own_products and step > 0:
+            position = (time - 1 if reverse else time + 1) * batch * size
+            products_with_columns(weights, size, units, batch, d_gates, position, size, incoming)
         for row in range(first_row, end_row):
-            d_gates_row = (time * batch + row) * 4 * units
+            d_gates_row = (time * batch + row) * size
             if time >= lengths[row]:
-                d_gates[d_gates_row : d_gates_row + 4 * units] = 0
+                d_gates[d_gates_row : d_gates_row + size] = 0
                 continue
             is_last = time == (0 if reverse else lengths[row] - 1)
-            backward_row(
-                0,
-                units,
+            _backward_row(
                 units,
                 gates,
                 d_gates,
@@ -133,9 +137,7 @@ def forward_row(
 
 
 @register_jitable(fastmath={"contract"})
-def backward_row(
-    first: Any,
-    end: Any,
+def _backward_row(
     units: Any,
     gates: Any,
     d_gates: Any,
@@ -150,8 +152,7 @@ def backward_row(
     d_cells: Any,
     d_cells_row: Any,
 ) -> None:
-    """Computes the gradients of the units from `first` to `end` of a sequence's step."""
-    for unit in range(first, end):
+    for unit in range(units):
         at = gates_row + unit
         i, f = load(gates, at), load(gates, at + units)
         n, o = load(gates, at + 2 * units), load(gates, at + 3 * units)

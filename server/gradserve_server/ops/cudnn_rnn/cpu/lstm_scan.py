@@ -1,7 +1,7 @@
-"""All steps of an LSTM for a few sequences, with their products, on several threads; see `kernels` for the arguments.
+"""All steps forward of an LSTM for a few sequences, with their products, on several threads; see `kernels`.
 
 Every step is cut into the same parts, each a range of units, whatever the number of threads. A thread that finds all
-parts of a step taken waits for them: h, or its gradient, is needed whole for the next step. That takes a fraction of a
+parts of a step taken waits for them: h is needed whole for the next step. That takes a fraction of a
 microsecond, because the others are at work on them.
 """
 
@@ -10,8 +10,8 @@ from typing import Any
 from numba.extending import register_jitable
 
 from gradserve_server.devices.host.intrinsics import DONE, count_up, wait_for
-from gradserve_server.ops.cudnn_rnn.cpu.lstm import backward_row, forward_row
-from gradserve_server.ops.cudnn_rnn.cpu.products import products_with_columns, products_with_rows
+from gradserve_server.ops.cudnn_rnn.cpu.lstm import forward_row
+from gradserve_server.ops.cudnn_rnn.cpu.products import products_with_rows
 
 _THREADS = 1
 """The index of the counter of threads that take part."""
@@ -66,67 +66,6 @@ def lstm_scan_forward(
                         outputs,
                         ((time + 1) * batch + row) * stride + offset,
                     )
-            count_up(counters, DONE)
-        wait_for(counters, DONE, (step + 1) * num_parts)
-
-
-def lstm_scan_backward(
-    part_units: Any,
-    taken: Any,
-    reverse: Any,
-    steps: Any,
-    units: Any,
-    lengths: Any,
-    weights: Any,
-    gates: Any,
-    cells: Any,
-    d_outputs: Any,
-    stride: Any,
-    offset: Any,
-    incoming: Any,
-    d_cells: Any,
-    d_gates: Any,
-    counters: Any,
-) -> None:
-    """Computes the gradients with respect to the arguments of the gates' functions."""
-    batch, num_parts, size = len(lengths), -(-units // part_units), 4 * units
-    first_part = _first_part(counters, num_parts)
-    for step in range(steps):
-        time = step if reverse else steps - 1 - step
-        cell, cell_before = (time, time + 1) if reverse else (time + 1, time)
-        position = (time - 1 if reverse else time + 1) * batch * size
-        for index in range(num_parts):
-            part = (first_part + index) % num_parts
-            if count_up(taken, step * num_parts + part) > 0:
-                continue
-            first, end = part * part_units, min((part + 1) * part_units, units)
-            if step > 0:
-                products_with_columns(weights, size, first, end, units, batch, d_gates, position, size, incoming)
-            for row in range(batch):
-                d_gates_row = (time * batch + row) * size
-                if time >= lengths[row]:
-                    for gate in range(4):
-                        at = d_gates_row + gate * units
-                        d_gates[at + first : at + end] = 0
-                    continue
-                is_last = time == (0 if reverse else lengths[row] - 1)
-                backward_row(
-                    first,
-                    end,
-                    units,
-                    gates,
-                    d_gates,
-                    d_gates_row,
-                    cells,
-                    (cell * batch + row) * units,
-                    (cell_before * batch + row) * units,
-                    d_outputs,
-                    (time * batch + row) * stride + offset,
-                    incoming,
-                    ((batch if is_last else 0) + row) * units,
-                    d_cells,
-                    row * units,
-                )
             count_up(counters, DONE)
         wait_for(counters, DONE, (step + 1) * num_parts)
 

@@ -70,8 +70,6 @@ def products_with_rows(
 def products_with_columns(
     weights: Any,
     rows: Any,
-    first: Any,
-    end: Any,
     units: Any,
     batch: Any,
     x: Any,
@@ -79,13 +77,11 @@ def products_with_columns(
     stride: Any,
     y: Any,
 ) -> None:
-    """Computes y = x R for some columns of R.
+    """Computes y = x R.
 
     Args:
         weights: R, flat [rows, units].
         rows: The number of rows of R.
-        first: The first column.
-        end: The column after the last.
         units: H.
         batch: B.
         x: Flat; rows of `rows` elements, the first at `position`, and the others at distances of `stride`.
@@ -94,7 +90,7 @@ def products_with_columns(
         y: Flat [B, units].
     """
     for row in range(batch):
-        y[row * units + first : row * units + end] = 0
+        y[row * units : (row + 1) * units] = 0
     k = 0
     while k + 8 <= rows:
         w = k * units
@@ -102,9 +98,9 @@ def products_with_columns(
             at = position + row * stride + k
             a, b, c, d = x[at], x[at + 1], x[at + 2], x[at + 3]
             e, f, g, h = x[at + 4], x[at + 5], x[at + 6], x[at + 7]
-            sums = y[row * units + first : row * units + end]
+            sums = y[row * units : (row + 1) * units]
             for column in range(len(sums)):
-                at = w + first + column
+                at = w + column
                 total = sums[column] + a * load(weights, at)
                 other = b * load(weights, at + units)
                 total += c * load(weights, at + 2 * units)
@@ -118,7 +114,7 @@ def products_with_columns(
     while k < rows:
         for row in range(batch):
             a = x[position + row * stride + k]
-            sums = y[row * units + first : row * units + end]
+            sums = y[row * units : (row + 1) * units]
             for column in range(len(sums)):
-                store(sums, column, sums[column] + a * load(weights, k * units + first + column))
+                store(sums, column, sums[column] + a * load(weights, k * units + column))
         k += 1

@@ -72,7 +72,7 @@ def vanilla_backward(
         after = time - 1 if reverse else time + 1
         if own_products and step > 0:
             position = after * batch * units
-            products_with_columns(weights, units, 0, units, units, batch, d_gates, position, units, incoming)
+            products_with_columns(weights, units, units, batch, d_gates, position, units, incoming)
         for row in range(first_row, end_row):
             d_gates_row = (time * batch + row) * units
             if time >= lengths[row]:
