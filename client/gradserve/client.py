@@ -20,7 +20,7 @@ from gradserve.public_names import shown
 from gradserve.raw_ops import RawOps
 from gradserve.transport.blocking.transport import NetworkTransport
 from gradserve.transport.interface import BlockingTransport
-from gradserve.transport.settings import ConnectionSettings, Transport, TransportName
+from gradserve.transport.settings import ConnectionSettings, SocketSettings, Transport, TransportName
 
 
 def connect(
@@ -58,7 +58,9 @@ class Client(BlockingFace[ClientCalls]):
         with BriefErrors():
             place = Address.to_connect(address)
             settings = ConnectionSettings(
-                TimeLimits(check_timeout(timeout)), transport=Transport.wanted(transport, os.environ)
+                TimeLimits(check_timeout(timeout)),
+                transport=Transport.wanted(transport, os.environ),
+                sockets=SocketSettings.wanted(os.environ),
             )
             network = NetworkTransport((place,), settings)
         self._begin(network, str(place), ClientCalls(RequestIds(uuid.uuid4().hex), settings.times))

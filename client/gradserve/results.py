@@ -264,10 +264,13 @@ class TransportInfo:
     Attributes:
         way: "shared_memory" or "bulk", a socket beside gRPC, or "grpc".
         why_not_faster: Why no faster way is in use; empty for the fastest.
+        num_sockets: Over how many sockets one call's large tensors travel at once: several if the way is "bulk" and
+            the link is long.
     """
 
     way: str
     why_not_faster: str
+    num_sockets: int = 1
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from gradserve.face import AsyncFace, BriefErrors, awaiting, awaiting_making
 from gradserve.public_names import shown
 from gradserve.transport.aio.transport import AsyncNetworkTransport
 from gradserve.transport.interface import AsyncTransport
-from gradserve.transport.settings import ConnectionSettings, Transport, TransportName
+from gradserve.transport.settings import ConnectionSettings, SocketSettings, Transport, TransportName
 
 
 def connect(
@@ -58,7 +58,9 @@ class Client(AsyncFace[ClientCalls]):
         with BriefErrors():
             place = Address.to_connect(address)
             settings = ConnectionSettings(
-                TimeLimits(check_timeout(timeout)), transport=Transport.wanted(transport, os.environ)
+                TimeLimits(check_timeout(timeout)),
+                transport=Transport.wanted(transport, os.environ),
+                sockets=SocketSettings.wanted(os.environ),
             )
             network = AsyncNetworkTransport((place,), settings)
         self._begin(network, str(place), ClientCalls(RequestIds(uuid.uuid4().hex), settings.times))

@@ -9,11 +9,13 @@ from gradserve.calls.retries import RetryPolicy
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_choice
+from gradserve.wire.strands import MAX_STRANDS
 
 TransportName: TypeAlias = Literal["auto", "shared_memory", "bulk", "grpc"]
 """The words for transports."""
 
 TRANSPORT_VARIABLE = "GRADSERVE_TRANSPORT"
+BULK_SOCKETS_VARIABLE = "GRADSERVE_BULK_SOCKETS"
 
 
 class Way(StrEnum):
@@ -105,6 +107,10 @@ class SocketSettings:
         idle: The time after which unused connections are closed.
         max_connections: The most connections. More calls at once take gRPC, where they share a connection.
         kept_bytes: Unused memory that is kept for the arrays of later replies.
+        strands: The number of further sockets that a connection gets for its first large payload if the link is long;
+            at most 15.
+        long_round_trip: The round trip from which on a link is long.
+        large_payload: The size from which on a payload is large, in bytes.
     """
 
     connect: float = 2.0
@@ -115,6 +121,23 @@ class SocketSettings:
     idle: float = 60.0
     max_connections: int = 32
     kept_bytes: int = 256 << 20
+    strands: int = 3
+    long_round_trip: float = 0.01
+    large_payload: int = 4 << 20
+
+    @classmethod
+    def wanted(cls, environment: Mapping[str, str]) -> Self:
+        """Returns the settings with as many sockets for one call as GRADSERVE_BULK_SOCKETS says.
+
+        Raises:
+            InvalidArgumentError: That is not a number from 1 to 16.
+        """
+        text = environment.get(BULK_SOCKETS_VARIABLE)
+        if not text:
+            return cls()
+        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1 + MAX_STRANDS):
+            raise Argument(BULK_SOCKETS_VARIABLE).error(f"a number from 1 to {1 + MAX_STRANDS}", text)
+        return cls(strands=int(text) - 1)
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,8 @@ class AccumulatorServiceServicer(object):
         lifetime are equal. Safe to retry.
 
         INVALID_ARGUMENT: empty name, no components, duplicate component names, a
-        dtype that is not floating-point, a dimension below -1.
+        dtype that is not floating-point, a dimension below -1, a name that is too
+        long, too many components or dimensions.
         ALREADY_EXISTS: the name is taken by an accumulator with another spec or
         lifetime; the message names the fields that differ.
         RESOURCE_EXHAUSTED: too many accumulators.

@@ -59,9 +59,19 @@ class TcpSocket(_message.Message):
     def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("ticket", "client_id")
+    __slots__ = ("ticket", "client_id", "strand_key", "strand")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    STRAND_KEY_FIELD_NUMBER: _ClassVar[int]
+    STRAND_FIELD_NUMBER: _ClassVar[int]
     ticket: bytes
     client_id: str
-    def __init__(self, ticket: _Optional[bytes] = ..., client_id: _Optional[str] = ...) -> None: ...
+    strand_key: bytes
+    strand: int
+    def __init__(self, ticket: _Optional[bytes] = ..., client_id: _Optional[str] = ..., strand_key: _Optional[bytes] = ..., strand: _Optional[int] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("strand_key",)
+    STRAND_KEY_FIELD_NUMBER: _ClassVar[int]
+    strand_key: bytes
+    def __init__(self, strand_key: _Optional[bytes] = ...) -> None: ...

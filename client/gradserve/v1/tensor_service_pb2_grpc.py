@@ -34,6 +34,8 @@ class TensorServiceStub(object):
     changes.
 
     Any RPC of any service in this package may also end with these codes:
+    INVALID_ARGUMENT: a name, id or list is longer than its field allows; names
+    without a limit of their own have at most 1024 bytes.
     UNAVAILABLE: the server is shutting down; try again, elsewhere or later.
     RESOURCE_EXHAUSTED: a limit of the server was reached; the message says which
     limit, what was asked for, what is in use and what is allowed.
@@ -88,6 +90,8 @@ class TensorServiceServicer(object):
     changes.
 
     Any RPC of any service in this package may also end with these codes:
+    INVALID_ARGUMENT: a name, id or list is longer than its field allows; names
+    without a limit of their own have at most 1024 bytes.
     UNAVAILABLE: the server is shutting down; try again, elsewhere or later.
     RESOURCE_EXHAUSTED: a limit of the server was reached; the message says which
     limit, what was asked for, what is in use and what is allowed.
@@ -239,6 +243,8 @@ class TensorService(object):
     changes.
 
     Any RPC of any service in this package may also end with these codes:
+    INVALID_ARGUMENT: a name, id or list is longer than its field allows; names
+    without a limit of their own have at most 1024 bytes.
     UNAVAILABLE: the server is shutting down; try again, elsewhere or later.
     RESOURCE_EXHAUSTED: a limit of the server was reached; the message says which
     limit, what was asked for, what is in use and what is allowed.

@@ -41,8 +41,8 @@ class AsyncServer:
                 return await self._answer(self._channel.put(upload_parts(upload), timeout=timeout))
             case Attempt(Download(request), timeout):
                 return await self._answer(_read(self._channel.get(request, timeout=timeout)))
-            case Attempt(Whole(call, over_grpc), timeout):
-                reply = await self._call(call, timeout, over_grpc=over_grpc)
+            case Attempt(Whole(call, over_grpc, num_bytes), timeout):
+                reply = await self._call(call, timeout, over_grpc=over_grpc, num_bytes=num_bytes)
                 return NOT_CARRIED if reply is None else reply
             case Attempt(Unary() as call, timeout):
                 reply = await self._call(call, timeout, over_grpc=True)
@@ -62,9 +62,9 @@ class AsyncServer:
         """Closes the sockets of a forgotten client, which has no calls; gRPC's channel closes itself."""
         self._sockets.close()
 
-    async def _call(self, call: Unary, timeout: float | None, *, over_grpc: bool) -> Reply | None:
+    async def _call(self, call: Unary, timeout: float | None, *, over_grpc: bool, num_bytes: int = 0) -> Reply | None:
         limit = TimeLimit(timeout, self._settings)
-        reply = await self._sockets.call(call, limit)
+        reply = await self._sockets.call(call, limit, num_bytes)
         if reply is None and over_grpc:
             return Reply(await self._answer(self.call_over_grpc(call, limit.timeout())))
         return reply

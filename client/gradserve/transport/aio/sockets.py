@@ -11,7 +11,7 @@ from gradserve.transport.carrying import carry_out_async
 from gradserve.transport.route import Route
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.sockets.aio import AsyncConnection
-from gradserve.transport.sockets.carrier import AskForTicket, Carrier, CarrierStep, Connect
+from gradserve.transport.sockets.carrier import AddStrands, AskForTicket, Carrier, CarrierStep, Connect
 from gradserve.transport.sockets.connection import silent
 from gradserve.transport.sockets.conversation import call
 from gradserve.transport.sockets.places import Place
@@ -45,15 +45,23 @@ class AsyncSockets:
         """The way in use."""
         return self._carrier.info
 
-    async def call(self, unary: Unary, limit: TimeLimit) -> Reply | None:
-        """Makes a call; returns None if gRPC has to carry it."""
+    async def call(self, unary: Unary, limit: TimeLimit, num_bytes: int = 0) -> Reply | None:
+        """Makes a call; returns None if gRPC has to carry it.
+
+        Args:
+            unary: The call.
+            limit: Its time limit.
+            num_bytes: The size of its tensors, in request or response, as far as it is known.
+        """
         if not self._is_used:
             return None
         connection = self._carrier.idle() or await carry_out_async(self._carrier.connect(limit), self._perform)
         if connection is None:
             return None
         try:
-            conversation = call(unary, limit.left(), connection.payloads, connection.inbox)
+            if connection.wants_strands(num_bytes):
+                await carry_out_async(self._carrier.widen(connection), self._perform)
+            conversation = call(unary, limit.left(), connection.payloads, connection.inbox, connection.num_strands)
             outcome = await connection.converse(conversation, limit, self._probe)
         except BaseException as error:
             self._carrier.failed(connection, error)
@@ -68,6 +76,8 @@ class AsyncSockets:
         match step:
             case AskForTicket(question, limit):
                 return await self._over_grpc(question, limit.timeout())
+            case AddStrands(connection, number):
+                return await connection.add_strands(number)
             case Connect():
                 return await AsyncConnection.open(step, self._settings)
 

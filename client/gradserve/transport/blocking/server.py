@@ -42,8 +42,8 @@ class BlockingServer:
         """
         exchange, timeout = attempt
         match exchange:
-            case Whole(call, over_grpc):
-                reply = self._call(call, timeout, watch, over_grpc=over_grpc)
+            case Whole(call, over_grpc, num_bytes):
+                reply = self._call(call, timeout, watch, over_grpc=over_grpc, num_bytes=num_bytes)
                 return NOT_CARRIED if reply is None else reply
             case Unary():
                 reply = self._call(exchange, timeout, watch, over_grpc=True)
@@ -65,9 +65,11 @@ class BlockingServer:
         """Closes the sockets of a forgotten client, which has no calls; gRPC's channel closes itself."""
         self._sockets.close()
 
-    def _call(self, call: Unary, timeout: float | None, watch: Watch | None, *, over_grpc: bool) -> Reply | None:
+    def _call(
+        self, call: Unary, timeout: float | None, watch: Watch | None, *, over_grpc: bool, num_bytes: int = 0
+    ) -> Reply | None:
         limit = TimeLimit(timeout, self._settings)
-        reply = self._sockets.call(call, limit, watch)
+        reply = self._sockets.call(call, limit, watch, num_bytes)
         if reply is None and over_grpc:
             return Reply(self._answer(lambda: self._unary(call, limit.timeout(), watch)))
         return reply

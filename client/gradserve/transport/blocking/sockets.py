@@ -11,7 +11,7 @@ from gradserve.transport.carrying import carry_out
 from gradserve.transport.route import Route
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.sockets.blocking import BlockingConnection
-from gradserve.transport.sockets.carrier import AskForTicket, Carrier, CarrierStep, Connect
+from gradserve.transport.sockets.carrier import AddStrands, AskForTicket, Carrier, CarrierStep, Connect
 from gradserve.transport.sockets.connection import silent
 from gradserve.transport.sockets.conversation import call
 from gradserve.transport.sockets.places import Place
@@ -48,8 +48,15 @@ class BlockingSockets:
         """The way in use."""
         return self._carrier.info
 
-    def call(self, unary: Unary, limit: TimeLimit, watch: Watch | None) -> Reply | None:
-        """Makes a call; returns None if gRPC has to carry it."""
+    def call(self, unary: Unary, limit: TimeLimit, watch: Watch | None, num_bytes: int = 0) -> Reply | None:
+        """Makes a call; returns None if gRPC has to carry it.
+
+        Args:
+            unary: The call.
+            limit: Its time limit.
+            watch: Told what interrupts the call, from another thread. None: nothing does but closing.
+            num_bytes: The size of its tensors, in request or response, as far as it is known.
+        """
         if not self._is_used:
             return None
         connection = self._carrier.idle() or carry_out(self._carrier.connect(limit), self._perform)
@@ -58,7 +65,9 @@ class BlockingSockets:
         try:
             if watch is not None:
                 watch(connection.interrupt)
-            conversation = call(unary, limit.left(), connection.payloads, connection.inbox)
+            if connection.wants_strands(num_bytes):
+                carry_out(self._carrier.widen(connection), self._perform)
+            conversation = call(unary, limit.left(), connection.payloads, connection.inbox, connection.num_strands)
             outcome = connection.converse(conversation, limit, self._probe)
         except BaseException as error:
             self._carrier.failed(connection, error)
@@ -73,6 +82,8 @@ class BlockingSockets:
         match step:
             case AskForTicket(question, limit):
                 return self._over_grpc(question, limit.timeout())
+            case AddStrands(connection, number):
+                return connection.add_strands(number)
             case Connect():
                 return BlockingConnection.open(step, self._settings)
 

@@ -3,19 +3,21 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Self, TypeVar
 
-from gradserve.errors import UnavailableError
+from gradserve.errors import GradserveError, UnavailableError
 from gradserve.transport.settings import ConnectionSettings
+from gradserve.transport.sockets.all_of import all_of
 from gradserve.transport.sockets.buffers import Buffers
 from gradserve.transport.sockets.carrier import Connect
 from gradserve.transport.sockets.connection import Connection
-from gradserve.transport.sockets.conversation import hello
-from gradserve.transport.sockets.opening import NO_SIGNAL, not_connected, prepare
+from gradserve.transport.sockets.conversation import check_strand_answer, hello, hello_of_strand
+from gradserve.transport.sockets.opening import NO_SIGNAL, no_strands, not_connected, prepare
 from gradserve.transport.sockets.places import Place
 from gradserve.transport.sockets.steps import Conversation, Fill, Receive, Send
 from gradserve.transport.sockets.time_limit import TimeLimit
+from gradserve.wire.frames import HEADER_BYTES
 
 T = TypeVar("T")
 
@@ -43,13 +45,14 @@ class AsyncConnection(Connection):
         try:
             limit = TimeLimit(settings.sockets.hello, settings)
             greeting = hello(step.ticket, step.client_id, step.payloads, connection.inbox)
-            refused = await connection.converse(greeting, limit, _no_probe)
+            answer = await connection.converse(greeting, limit, _no_probe)
         except BaseException:
             connection.close()
             raise
-        if refused is not None:
+        if isinstance(answer, GradserveError):
             connection.close()
-            raise refused
+            raise answer
+        connection.strand_key = answer
         return connection
 
     async def converse(
@@ -72,19 +75,22 @@ class AsyncConnection(Connection):
             while True:
                 answer = None
                 match step:
-                    case Send(buffers, descriptor):
+                    case Send(buffers, descriptor, on_strands):
                         self.is_sending = True
                         try:
-                            await self._move(Buffers(buffers, descriptor), self._send, limit, probe, sends=True)
+                            sent = Buffers(buffers, descriptor)
+                            await self._move_all(sent, on_strands, _send, limit, probe, sends=True)
                         except UnavailableError as error:
                             unsent = error  # the server may have said why it closed the connection
                         self.is_sending = False
                     case Receive():
                         answer = await self._receive(step, limit, probe)
-                    case Fill(buffers, payload_bytes):
+                    case Fill(buffers, payload_bytes, on_strands):
                         if payload_bytes:
                             limit.extend_for(payload_bytes)
-                        await self._move(Buffers(buffers), self._fill, limit, self._stalled, sends=False)
+                            self.largest_reply = max(self.largest_reply, payload_bytes)
+                        filled = Buffers(buffers)
+                        await self._move_all(filled, on_strands, _fill, limit, self._stalled, sends=False)
                 step = conversation.send(answer)
         except StopIteration as stop:
             result: T = stop.value
@@ -97,10 +103,50 @@ class AsyncConnection(Connection):
         finally:
             conversation.close()
 
+    async def add_strands(self, number: int) -> None:
+        """Opens strands.
+
+        Raises:
+            GradserveError: One of them cannot be opened; there are none then.
+        """
+        settings = self._settings.sockets
+        peer = self._socket.getpeername()
+        with contextlib.ExitStack() as on_failure:
+            strands = [on_failure.enter_context(socket.socket(self._socket.family)) for _ in range(number)]
+            try:
+                async with asyncio.timeout(settings.connect + settings.hello):
+                    await all_of(
+                        _join(each, peer, hello_of_strand(self.strand_key, index + 1))
+                        for index, each in enumerate(strands)
+                    )
+            except OSError as error:
+                raise no_strands(error) from None
+            on_failure.pop_all()
+        self._add_strands(strands)
+
+    async def _move_all(
+        self,
+        own: Buffers,
+        on_strands: Sequence[Sequence[bytes | memoryview]],
+        move: Callable[[socket.socket, Buffers], int | None],
+        limit: TimeLimit,
+        probe: Callable[[Place], Awaitable[None]],
+        *,
+        sends: bool,
+    ) -> None:
+        """Sends or fills buffers, on the socket and its strands at the same time; see `_move`."""
+        if not on_strands:
+            return await self._move(self._socket, own, move, limit, probe, sends=sends)
+        sockets, parts = (self._socket, *self._strands), (own, *map(Buffers, on_strands))
+        return await all_of(
+            self._move(sock, part, move, limit, probe, sends=sends) for sock, part in zip(sockets, parts, strict=True)
+        )
+
     async def _move(
         self,
+        sock: socket.socket,
         buffers: Buffers,
-        move: Callable[[Buffers], int | None],
+        move: Callable[[socket.socket, Buffers], int | None],
         limit: TimeLimit,
         probe: Callable[[Place], Awaitable[None]],
         *,
@@ -110,12 +156,12 @@ class AsyncConnection(Connection):
         in_turn = 0
         while buffers.left:
             try:
-                num_bytes = move(buffers)
+                num_bytes = move(sock, buffers)
             except OSError as error:
                 raise self.lost(error) from None
             if num_bytes is None:
                 in_turn = 0
-                if not await self._ready(limit.patience(), sends=sends):
+                if not await _ready(sock, limit.patience(), sends=sends):
                     limit.left()
                     await probe(self.place)
                 continue
@@ -127,22 +173,10 @@ class AsyncConnection(Connection):
                 in_turn = 0
                 await asyncio.sleep(0)
 
-    def _send(self, buffers: Buffers) -> int | None:
-        try:
-            return self._socket.sendmsg(buffers.next(_TURN_BYTES), buffers.ancillary, NO_SIGNAL)
-        except BlockingIOError:
-            return None
-
-    def _fill(self, buffers: Buffers) -> int | None:
-        try:
-            return self._socket.recvmsg_into(buffers.next(_TURN_BYTES))[0]
-        except BlockingIOError:
-            return None
-
     async def _receive(self, step: Receive, limit: TimeLimit, probe: Callable[[Place], Awaitable[None]]) -> int:
         num_bytes = 0
         while num_bytes < step.at_least:
-            if not await self._ready(limit.patience(), sends=False):
+            if not await _ready(self._socket, limit.patience(), sends=False):
                 limit.left()
                 await probe(self.place)
                 continue
@@ -151,24 +185,6 @@ class AsyncConnection(Connection):
             except BlockingIOError:
                 continue
         return num_bytes
-
-    async def _ready(self, seconds: float, *, sends: bool) -> bool:
-        """Waits until the socket can send or receive; returns False if it cannot for so long."""
-        loop = asyncio.get_running_loop()
-        add, remove = (loop.add_writer, loop.remove_writer) if sends else (loop.add_reader, loop.remove_reader)
-        ready: asyncio.Future[bool] = loop.create_future()
-        # asyncio describes at length a socket object that it does not know yet, so it gets the number.
-        descriptor = self._socket.fileno()
-        add(descriptor, _found_ready, ready, remove, descriptor)
-        timer = loop.call_later(seconds, _settle, ready, False)
-        is_ready = False
-        try:
-            is_ready = await ready
-        finally:
-            timer.cancel()
-            if not is_ready:
-                remove(descriptor)
-        return is_ready
 
     async def _stalled(self, _place: Place) -> None:
         raise self.stalled()
@@ -179,9 +195,58 @@ class AsyncConnection(Connection):
             self._socket.shutdown(socket.SHUT_WR)
             async with asyncio.timeout(self._settings.sockets.giving_up):
                 while self.payloads.lends_memory:
-                    await self._ready(self._settings.sockets.giving_up, sends=False)
+                    await _ready(self._socket, self._settings.sockets.giving_up, sends=False)
                     if not self._socket.recv(1 << 16):
                         return
+
+
+def _send(sock: socket.socket, buffers: Buffers) -> int | None:
+    try:
+        return sock.sendmsg(buffers.next(_TURN_BYTES), buffers.ancillary, NO_SIGNAL)
+    except BlockingIOError:
+        return None
+
+
+def _fill(sock: socket.socket, buffers: Buffers) -> int | None:
+    try:
+        return sock.recvmsg_into(buffers.next(_TURN_BYTES))[0]
+    except BlockingIOError:
+        return None
+
+
+async def _ready(sock: socket.socket, seconds: float, *, sends: bool) -> bool:
+    """Waits until a socket can send or receive; returns False if it cannot for so long."""
+    loop = asyncio.get_running_loop()
+    add, remove = (loop.add_writer, loop.remove_writer) if sends else (loop.add_reader, loop.remove_reader)
+    ready: asyncio.Future[bool] = loop.create_future()
+    # asyncio describes at length a socket object that it does not know yet, so it gets the number.
+    descriptor = sock.fileno()
+    add(descriptor, _found_ready, ready, remove, descriptor)
+    timer = loop.call_later(seconds, _settle, ready, False)
+    is_ready = False
+    try:
+        is_ready = await ready
+    finally:
+        timer.cancel()
+        if not is_ready:
+            remove(descriptor)
+    return is_ready
+
+
+async def _join(sock: socket.socket, peer: Any, greeting: bytes) -> None:
+    """Makes a socket a strand.
+
+    Raises:
+        GradserveError, OSError: It did not become one.
+    """
+    loop = asyncio.get_running_loop()
+    sock.setblocking(False)
+    await loop.sock_connect(sock, peer)
+    await loop.sock_sendall(sock, greeting)
+    answer = b""
+    while len(answer) < HEADER_BYTES and (part := await loop.sock_recv(sock, HEADER_BYTES - len(answer))):
+        answer += part
+    check_strand_answer(answer)
 
 
 def _found_ready(ready: asyncio.Future[bool], remove: Callable[[int], object], descriptor: int) -> None:

@@ -5,27 +5,33 @@ other threads run.
 """
 
 import contextlib
+import os
+import select
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self, TypeVar
 
-from gradserve.errors import UnavailableError
+from gradserve.errors import GradserveError, UnavailableError
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.sockets.buffers import Buffers
 from gradserve.transport.sockets.carrier import Connect
 from gradserve.transport.sockets.connection import Connection
-from gradserve.transport.sockets.conversation import hello
-from gradserve.transport.sockets.opening import NO_SIGNAL, not_connected, prepare
+from gradserve.transport.sockets.conversation import check_strand_answer, hello, hello_of_strand
+from gradserve.transport.sockets.opening import NO_SIGNAL, no_strands, not_connected, prepare
 from gradserve.transport.sockets.payloads import Payloads
 from gradserve.transport.sockets.places import Place
 from gradserve.transport.sockets.steps import Conversation, Fill, Receive, Send
 from gradserve.transport.sockets.time_limit import TimeLimit
+from gradserve.wire.frames import HEADER_BYTES
 
 T = TypeVar("T")
 
 _ALL = int(socket.MSG_WAITALL)
+_AT_ONCE = int(getattr(socket, "MSG_DONTWAIT", 0))
+_TURN_BYTES = 1 << 20
+"""The most bytes moved on one of several sockets before the others get their turn."""
 
 
 class BlockingConnection(Connection):
@@ -58,13 +64,14 @@ class BlockingConnection(Connection):
         try:
             limit = TimeLimit(settings.sockets.hello, settings)
             greeting = hello(step.ticket, step.client_id, step.payloads, connection.inbox)
-            refused = connection.converse(greeting, limit, _no_probe)
+            answer = connection.converse(greeting, limit, _no_probe)
         except BaseException:
             connection.close()
             raise
-        if refused is not None:
+        if isinstance(answer, GradserveError):
             connection.close()
-            raise refused
+            raise answer
+        connection.strand_key = answer
         return connection
 
     def converse(self, conversation: Conversation[T], limit: TimeLimit, probe: Callable[[Place], None]) -> T:
@@ -108,7 +115,34 @@ class BlockingConnection(Connection):
         finally:
             conversation.close()
 
+    def add_strands(self, number: int) -> None:
+        """Opens strands.
+
+        Raises:
+            GradserveError: One of them cannot be opened; there are none then.
+        """
+        settings = self._settings.sockets
+        with contextlib.ExitStack() as on_failure:
+            strands = [on_failure.enter_context(socket.socket(self._socket.family)) for _ in range(number)]
+            try:
+                for each in strands:
+                    each.setblocking(False)
+                    each.connect_ex(self._socket.getpeername())  # all of them at the same time
+                for index, each in enumerate(strands):
+                    _finish_connecting(each, settings.connect)
+                    each.settimeout(settings.hello)
+                    each.sendall(hello_of_strand(self.strand_key, index + 1))
+                for each in strands:
+                    check_strand_answer(each.recv(HEADER_BYTES, _ALL))
+                    each.setblocking(False)
+            except OSError as error:
+                raise no_strands(error) from None
+            on_failure.pop_all()
+        self._add_strands(strands)
+
     def _send(self, step: Send, limit: TimeLimit, probe: Callable[[Place], None]) -> None:
+        if step.on_strands:
+            return self._move_all((step.buffers, *step.on_strands), select.POLLOUT, limit, lambda: probe(self.place))
         buffers = Buffers(step.buffers, step.descriptor)
         while buffers.left:
             self._set_timeout(socket.SO_SNDTIMEO, limit.patience())
@@ -119,6 +153,7 @@ class BlockingConnection(Connection):
                 probe(self.place)
             except OSError as error:
                 raise self.lost(error) from None
+        return None
 
     def _receive(self, step: Receive, limit: TimeLimit, probe: Callable[[Place], None]) -> int:
         num_bytes = 0
@@ -132,9 +167,12 @@ class BlockingConnection(Connection):
         return num_bytes
 
     def _fill(self, step: Fill, limit: TimeLimit) -> None:
-        buffers = Buffers(step.buffers)
         if step.payload_bytes:
             limit.extend_for(step.payload_bytes)
+            self.largest_reply = max(self.largest_reply, step.payload_bytes)
+        if step.on_strands:
+            return self._move_all((step.buffers, *step.on_strands), select.POLLIN, limit, self._stall)
+        buffers = Buffers(step.buffers)
         while buffers.left:
             self._set_timeout(socket.SO_RCVTIMEO, limit.patience())
             try:
@@ -147,6 +185,54 @@ class BlockingConnection(Connection):
             if not received:
                 raise self.lost(None)
             buffers.advance(received)
+        return None
+
+    def _move_all(
+        self,
+        parts: Sequence[Sequence[bytes | memoryview]],
+        event: int,
+        limit: TimeLimit,
+        silent: Callable[[], None],
+    ) -> None:
+        """Sends or fills buffers, on the socket and its strands at the same time.
+
+        Args:
+            parts: The buffers of the socket, then those of the strands.
+            event: What to wait for: select.POLLOUT to send them, POLLIN to fill them.
+            limit: The time limit.
+            silent: Called after a while in which nothing has moved.
+        """
+        poll = select.poll()
+        under_way = {}
+        for sock, part in zip((self._socket, *self._strands), parts, strict=True):
+            if buffers := Buffers(part):
+                under_way[sock.fileno()] = sock, buffers
+                poll.register(sock, event)
+        while under_way:
+            ready = poll.poll(limit.patience() * 1e3)
+            if not ready:
+                limit.left()
+                silent()
+            for number, _ in ready:
+                sock, buffers = under_way[number]
+                try:
+                    if event == select.POLLOUT:
+                        moved = sock.sendmsg(buffers.next(_TURN_BYTES), (), NO_SIGNAL | _AT_ONCE)
+                    else:
+                        moved = sock.recvmsg_into(buffers.next(_TURN_BYTES), 0, _AT_ONCE)[0]
+                except BlockingIOError:
+                    continue
+                except OSError as error:
+                    raise self.lost(error) from None
+                if not moved:
+                    raise self.lost(None)
+                buffers.advance(moved)
+                if not buffers:
+                    poll.unregister(sock)
+                    del under_way[number]
+
+    def _stall(self) -> None:
+        raise self.stalled()
 
     def _set_timeout(self, option: int, seconds: float) -> None:
         if self._timeouts[option] != seconds:
@@ -175,6 +261,15 @@ def _connect_unix(path: str, seconds: float) -> socket.socket:
         made.close()
         raise
     return made
+
+
+def _finish_connecting(sock: socket.socket, seconds: float) -> None:
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT)
+    if not poll.poll(seconds * 1e3):
+        raise TimeoutError
+    if code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        raise OSError(code, os.strerror(code))
 
 
 def _no_probe(_place: Place) -> None:

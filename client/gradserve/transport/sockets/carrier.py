@@ -52,7 +52,20 @@ class Connect:
     payloads: Payloads
 
 
-CarrierStep: TypeAlias = AskForTicket | Connect
+@dataclass(frozen=True)
+class AddStrands(Generic[ConnectionT]):
+    """A step: adds strands to a connection, answered by None.
+
+    Attributes:
+        connection: The connection.
+        number: The number of strands.
+    """
+
+    connection: ConnectionT
+    number: int
+
+
+CarrierStep: TypeAlias = AskForTicket | Connect | AddStrands[Any]
 
 
 class Carrier(Generic[ConnectionT]):
@@ -65,6 +78,7 @@ class Carrier(Generic[ConnectionT]):
         self._client_id = uuid.uuid4().hex
         self._choice = Choice(settings, str(route.address))
         self._memory = memory
+        self._num_strands = settings.sockets.strands
         self.connections: ConnectionPool[ConnectionT] = ConnectionPool(settings.sockets)
 
     @property
@@ -135,6 +149,18 @@ class Carrier(Generic[ConnectionT]):
         if connection is not None:
             self.connections.add(connection)
         return connection
+
+    def widen(self, connection: ConnectionT) -> Generator[CarrierStep, Any, None]:
+        """Adds strands to a connection that wants them. If that fails, no connection gets any."""
+        if not self._num_strands:
+            return
+        try:
+            yield AddStrands(connection, self._num_strands)
+        except GradserveError as error:
+            self._num_strands = 0
+            self._choice.stays_narrow(str(error))
+        else:
+            self._choice.widened(1 + self._num_strands)
 
     def _try_places(self, limit: TimeLimit) -> Generator[CarrierStep, Any, ConnectionT | None]:
         # Of any size: how large the replies will be is not known.

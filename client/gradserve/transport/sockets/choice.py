@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from gradserve.errors import UnavailableError
 from gradserve.results import TransportInfo
@@ -71,12 +72,25 @@ class Choice:
         """Notes that a socket is open, and why a faster one is not."""
         with self._lock:
             before, had_decided = self._info, self._has_decided
-            self._info = TransportInfo(way.value, "; ".join(reasons))
+            num_sockets = before.num_sockets if before.way == way else 1
+            self._info = TransportInfo(way.value, "; ".join(reasons), num_sockets)
             self._has_decided = True
             self._next_try = -float("inf")
         if not had_decided or before.way != way:
             why = f" ({self._info.why_not_faster})" if self._info.why_not_faster else ""
             _log.debug("calls to %s go by way of %s%s", self._server, way, why)
+
+    def widened(self, num_sockets: int) -> None:
+        """Notes that large payloads are split over several sockets of a connection."""
+        with self._lock:
+            had = self._info.num_sockets
+            self._info = replace(self._info, num_sockets=num_sockets)
+        if had != num_sockets:
+            _log.debug("large tensors to and from %s travel over %d sockets at once", self._server, num_sockets)
+
+    def stays_narrow(self, reason: str) -> None:
+        """Notes that a connection has one socket only, although the link is long."""
+        _log.info("large tensors to and from %s travel over one socket at a time: %s", self._server, reason)
 
     def worked(self) -> None:
         """Notes that a call on a socket was answered."""

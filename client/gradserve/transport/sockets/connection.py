@@ -6,10 +6,12 @@ import os
 import select
 import socket
 import sys
+from collections.abc import Sequence
 
 from gradserve.errors import GradserveError, UnavailableError
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.sockets.inbox import Inbox
+from gradserve.transport.sockets.opening import prepare, round_trip
 from gradserve.transport.sockets.payloads import Payloads
 from gradserve.transport.sockets.places import Place
 
@@ -26,6 +28,8 @@ class Connection:
         inbox: What has arrived.
         last_used: When it became idle, by a monotonic clock.
         is_sending: Whether a request is on its way.
+        strand_key: The key that opens strands; empty if the connection cannot have any.
+        largest_reply: The size of the largest payload that was received.
     """
 
     def __init__(
@@ -36,11 +40,32 @@ class Connection:
         self.inbox = Inbox(takes_descriptors=payloads.has_regions)
         self.last_used = 0.0
         self.is_sending = False
+        self.strand_key = b""
+        self.largest_reply = 0
+        self._strands: list[socket.socket] = []
+        self._has_decided = False
         self._socket = connected
         self._settings = settings
         self._arrivals = select.poll()
         self._arrivals.register(connected, select.POLLIN)
         self._pid = os.getpid()
+
+    @property
+    def num_strands(self) -> int:
+        """The number of strands."""
+        return len(self._strands)
+
+    def wants_strands(self, num_bytes: int) -> bool:
+        """Returns True if strands should be added now: once, for the first large payload over a long link.
+
+        Args:
+            num_bytes: The size of the tensors of the next call, as far as it is known.
+        """
+        settings = self._settings.sockets
+        if self._has_decided or max(num_bytes, self.largest_reply) < settings.large_payload:
+            return False
+        self._has_decided = True
+        return bool(self.strand_key) and settings.strands > 0 and round_trip(self._socket) >= settings.long_round_trip
 
     def is_usable(self) -> bool:
         """Returns True if an idle connection can carry a call: the server has neither closed it nor sent anything."""
@@ -48,15 +73,24 @@ class Connection:
 
     def interrupt(self) -> None:
         """Ends the call that another thread or task makes on it."""
-        with contextlib.suppress(OSError):  # it is not connected any more
-            self._socket.shutdown(socket.SHUT_RDWR)
+        for each in (self._socket, *self._strands):
+            with contextlib.suppress(OSError):  # it is not connected any more
+                each.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Closes it. The server notices at once, even if forks of this process have it open, too."""
         if os.getpid() == self._pid:
             self.interrupt()
-        self._socket.close()
+        for each in (self._socket, *self._strands):
+            each.close()
         self.inbox.close()
+
+    def _add_strands(self, strands: Sequence[socket.socket]) -> None:
+        """Takes over the sockets that have become strands."""
+        for each in strands:
+            prepare(each, self._settings.keepalive)
+            self._arrivals.register(each, select.POLLIN)
+        self._strands += strands
 
     def _receive_some(self, memory: memoryview, descriptors: list[int] | None) -> int:
         """Receives what there is; returns how many bytes came.

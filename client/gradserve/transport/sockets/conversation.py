@@ -1,6 +1,7 @@
 """What client and server say to each other on a socket, step by step: without I/O, for both transports."""
 
 import math
+import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -32,30 +33,57 @@ from gradserve.wire.frames import (
     unpack_segments,
 )
 from gradserve.wire.payload import Array
+from gradserve.wire.strands import split
 
 _MAX_MESSAGE_BYTES = (1 << 31) - 1
 """The longest message of protobuf."""
 _STATUSES = {code.value[0]: code for code in grpc.StatusCode}
 
 
-def hello(ticket: bytes, client_id: str, payloads: Payloads, inbox: Inbox) -> Conversation[GradserveError | None]:
-    """Opens the connection; returns the server's error if it refuses.
+def hello(ticket: bytes, client_id: str, payloads: Payloads, inbox: Inbox) -> Conversation[bytes | GradserveError]:
+    """Opens the connection; returns the key for its strands, empty if it has none, or the server's error.
 
     Raises:
         InternalError: What answers does not follow the specification.
     """
-    message = socket_messages_pb2.Hello(ticket=ticket, client_id=client_id).SerializeToString()
-    header = FrameHeader(FrameKind.HELLO, message_bytes=len(message), number=PROTOCOL)
-    yield Send((header.pack() + message,))
+    yield Send((_hello_frame(socket_messages_pb2.Hello(ticket=ticket, client_id=client_id)),))
     try:
         answer, body = yield from _receive_reply(payloads, inbox)
         inbox.check_rest()
-        return _error_in(answer, body) if answer.code else None
+        if answer.code:
+            return _error_in(answer, body)
+        return socket_messages_pb2.Welcome.FromString(bytes(body)).strand_key
     except (DecodeError, FrameError) as error:
         raise _malformed(error) from None
 
 
-def call(unary: Unary, seconds: float, payloads: Payloads, inbox: Inbox) -> Conversation[Reply | GradserveError]:
+def hello_of_strand(key: bytes, number: int) -> bytes:
+    """Returns what a socket sends to become a strand of the connection with this key."""
+    return _hello_frame(socket_messages_pb2.Hello(strand_key=key, strand=number))
+
+
+def check_strand_answer(answer: bytes) -> None:
+    """Checks what the server answers to a strand: a header and nothing else if it is welcome.
+
+    Raises:
+        GradserveError: The server refuses it.
+    """
+    try:
+        header = FrameHeader.unpack(answer)
+    except (FrameError, struct.error) as error:
+        raise _malformed(error) from None
+    if header.kind is not REPLY or header.code:
+        raise UnavailableError(f"the server refuses them with status {header.code}")
+
+
+def _hello_frame(message: socket_messages_pb2.Hello) -> bytes:
+    data = message.SerializeToString()
+    return FrameHeader(FrameKind.HELLO, message_bytes=len(data), number=PROTOCOL).pack() + data
+
+
+def call(
+    unary: Unary, seconds: float, payloads: Payloads, inbox: Inbox, num_strands: int = 0
+) -> Conversation[Reply | GradserveError]:
     """Makes a call; returns its response, or the error that the server answered with.
 
     Args:
@@ -63,6 +91,7 @@ def call(unary: Unary, seconds: float, payloads: Payloads, inbox: Inbox) -> Conv
         seconds: Its time limit; math.inf for none.
         payloads: The payloads of the connection.
         inbox: What arrives on the connection.
+        num_strands: The number of strands over which large payloads are split.
 
     Raises:
         InternalError: The server's reply is malformed; the connection cannot be used any more.
@@ -81,7 +110,12 @@ def call(unary: Unary, seconds: float, payloads: Payloads, inbox: Inbox) -> Conv
                     return refusal  # the server ends the connection
             again = payloads.outgoing(contents)
             outgoing = replace(again, prefix=outgoing.prefix + again.prefix)
-        yield Send((_call_frame(method, message.SerializeToString(), seconds, outgoing), *outgoing.following))
+        frame = _call_frame(method, message.SerializeToString(), seconds, outgoing, num_strands)
+        if num_strands:
+            own, *others = split(outgoing.following, num_strands)
+            yield Send((frame, *own), None, others)
+        else:
+            yield Send((frame, *outgoing.following))
         answer, body = yield from _receive_reply(payloads, inbox)
         if answer.code:
             reply: Reply | GradserveError = _error_in(answer, body)
@@ -89,7 +123,9 @@ def call(unary: Unary, seconds: float, payloads: Payloads, inbox: Inbox) -> Conv
             response = method.decode(bytes(body[answer.size * SEGMENT_BYTES :]))
             arrays: Mapping[int, Array] = {}
             if answer.payload_bytes or answer.size:
-                arrays = yield from _receive_arrays(answer, body, response, payloads, inbox, in_place=unary.in_place)
+                arrays = yield from _receive_arrays(
+                    answer, body, response, payloads, inbox, num_strands, in_place=unary.in_place
+                )
             reply = Reply(response, arrays)
         inbox.check_rest()
     except (DecodeError, FrameError) as error:
@@ -111,10 +147,11 @@ def _hand_over(region: Region, payloads: Payloads, inbox: Inbox) -> Conversation
     return _error_in(answer, body) if answer.code else None
 
 
-def _call_frame(method: Method, message: bytes, seconds: float, outgoing: Outgoing) -> bytes:
+def _call_frame(method: Method, message: bytes, seconds: float, outgoing: Outgoing, num_strands: int) -> bytes:
     """Returns the frame of a call up to its payload, and what to send before it."""
     header = FrameHeader(
         CALL,
+        num_strands,
         name_bytes=len(method.frame_name),
         message_bytes=len(message),
         payload_bytes=sum(map(len, outgoing.following)) if outgoing.following else 0,
@@ -151,7 +188,14 @@ def _receive_reply(payloads: Payloads, inbox: Inbox) -> Conversation[tuple[Frame
 
 
 def _receive_arrays(
-    answer: FrameHeader, body: memoryview, response: Any, payloads: Payloads, inbox: Inbox, *, in_place: bool
+    answer: FrameHeader,
+    body: memoryview,
+    response: Any,
+    payloads: Payloads,
+    inbox: Inbox,
+    num_strands: int,
+    *,
+    in_place: bool,
 ) -> Conversation[Mapping[int, Array]]:
     """Receives the payload of a reply; returns the arrays in it, by `payload_offset`."""
     arrays = payloads.incoming(
@@ -160,7 +204,10 @@ def _receive_arrays(
         answer.payload_bytes,
         in_place=in_place,
     )
-    if rest := inbox.fill(arrays.buffers):
+    if num_strands:
+        own, *others = split(arrays.buffers, num_strands)
+        yield Fill(inbox.fill(own), answer.payload_bytes, others)
+    elif rest := inbox.fill(arrays.buffers):
         yield Fill(rest, answer.payload_bytes)
     return arrays.by_offset
 

@@ -12,10 +12,12 @@ class Send(NamedTuple):
     Attributes:
         buffers: The buffers.
         descriptor: A descriptor to send with the first byte.
+        on_strands: What to send on strands at the same time.
     """
 
     buffers: Sequence[bytes | memoryview]
     descriptor: int | None = None
+    on_strands: Sequence[Sequence[bytes | memoryview]] = ()
 
 
 class Receive(NamedTuple):
@@ -38,10 +40,12 @@ class Fill(NamedTuple):
     Attributes:
         buffers: The buffers.
         payload_bytes: The size of the payload that begins here, for which there is more time.
+        on_strands: The buffers to fill from strands at the same time.
     """
 
     buffers: Sequence[memoryview]
     payload_bytes: int = 0
+    on_strands: Sequence[Sequence[memoryview]] = ()
 
 
 Step: TypeAlias = Send | Receive | Fill

@@ -8,7 +8,7 @@ import pytest
 
 import gradserve
 from gradserve.results import TransportInfo
-from gradserve.transport.settings import ConnectionSettings, Transport, Way
+from gradserve.transport.settings import ConnectionSettings, SocketSettings, Transport, Way
 from gradserve.transport.sockets.choice import Choice
 
 AUTO = ConnectionSettings()
@@ -37,6 +37,19 @@ class Clock:
 def test_an_argument_beats_the_environment(argument: str | None, variable: str | None, wanted: str) -> None:
     environment = {} if variable is None else {"GRADSERVE_TRANSPORT": variable}
     assert Transport.wanted(argument, environment) == wanted
+
+
+@pytest.mark.parametrize(("text", "strands"), [(None, 3), ("", 3), ("1", 0), ("2", 1), ("16", 15)])
+def test_the_number_of_sockets(text: str | None, strands: int) -> None:
+    environment = {} if text is None else {"GRADSERVE_BULK_SOCKETS": text}
+    assert SocketSettings.wanted(environment).strands == strands
+
+
+@pytest.mark.parametrize("text", ["0", "17", "-1", "two", "1.5", " 3", "\N{SUPERSCRIPT TWO}"])
+def test_other_numbers_of_sockets(text: str) -> None:
+    expected = "expected a number from 1 to 16 for GRADSERVE_BULK_SOCKETS, got "
+    with pytest.raises(gradserve.InvalidArgumentError, match=expected):
+        SocketSettings.wanted({"GRADSERVE_BULK_SOCKETS": text})
 
 
 @pytest.mark.parametrize(

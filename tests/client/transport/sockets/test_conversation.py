@@ -13,7 +13,7 @@ import gradserve
 from gradserve.calls.exchange import Reply, Unary
 from gradserve.calls.tensors.arguments import array_of
 from gradserve.memory.pool import BufferPool
-from gradserve.transport.sockets.conversation import call, hello
+from gradserve.transport.sockets.conversation import call, check_strand_answer, hello
 from gradserve.transport.sockets.inbox import Inbox
 from gradserve.transport.sockets.payloads import FollowingPayloads
 from gradserve.v1 import socket_messages_pb2, tensor_messages_pb2, tensor_pb2
@@ -199,13 +199,39 @@ def test_an_error() -> None:
 
 
 def test_a_hello() -> None:
-    refused, sent, _ = carry_out(hello(b"t" * 16, "me", PAYLOADS, inbox()), FrameHeader(FrameKind.REPLY).pack())
-    assert refused is None
+    welcome = socket_messages_pb2.Welcome(strand_key=b"k" * 16).SerializeToString()
+    reply = FrameHeader(FrameKind.REPLY, message_bytes=len(welcome)).pack() + welcome
+    key, sent, _ = carry_out(hello(b"t" * 16, "me", PAYLOADS, inbox()), reply)
+    assert key == b"k" * 16
     header = FrameHeader.unpack(sent[:HEADER_BYTES])
     assert (header.kind, header.number) == (FrameKind.HELLO, PROTOCOL)
     assert socket_messages_pb2.Hello.FromString(sent[HEADER_BYTES:]) == socket_messages_pb2.Hello(
         ticket=b"t" * 16, client_id="me"
     )
+
+
+def test_a_hello_whose_answer_has_no_key() -> None:
+    """As on Unix sockets, which have no strands."""
+    key, _, _ = carry_out(hello(b"t" * 16, "me", PAYLOADS, inbox()), FrameHeader(FrameKind.REPLY).pack())
+    assert key == b""
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (FrameHeader(FrameKind.REPLY, code=5).pack(), gradserve.UnavailableError),
+        (FrameHeader(FrameKind.CALL).pack(), gradserve.UnavailableError),
+        (b"HTTP/1.1 400 Bad Request\r\nServer", gradserve.InternalError),
+        (b"", gradserve.InternalError),
+    ],
+)
+def test_answers_that_do_not_welcome_a_strand(answer: bytes, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        check_strand_answer(answer[:HEADER_BYTES])
+
+
+def test_a_strand_is_welcome() -> None:
+    check_strand_answer(FrameHeader(FrameKind.REPLY).pack())
 
 
 def test_something_else_answers_a_hello() -> None:

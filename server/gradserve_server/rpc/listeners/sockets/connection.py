@@ -34,6 +34,7 @@ from gradserve_server.rpc.listeners.sockets.context import SocketContext
 from gradserve_server.rpc.listeners.sockets.methods import Method
 from gradserve_server.rpc.listeners.sockets.payload_receiver import PayloadReceiver, check_payload_bytes
 from gradserve_server.rpc.listeners.sockets.server_regions import ServerRegions
+from gradserve_server.rpc.listeners.sockets.strands import Strands
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream, SilentError
 from gradserve_server.rpc.sockets.tickets import Grant
 from gradserve_server.tensors.payload import NO_PAYLOAD
@@ -66,6 +67,9 @@ class Connection:
         self._server_regions = ServerRegions()
         self._grant: Grant | None = None
         self._gave_up = False
+        self._strands = Strands()
+        self._strand_key = b""
+        self._is_strand = False
         self._payloads = PayloadReceiver(stream, context, self._client_regions)
         self.is_idle = True
         """Whether no call is under way."""
@@ -74,7 +78,7 @@ class Connection:
         """Answers calls until the connection ends, or the server drains. Expects `close` afterwards."""
         try:
             await self._open()
-            while self._context.admission.is_open:
+            while not self._is_strand and self._context.admission.is_open:
                 await self._next_frame()
         except (_LeftError, EOFError, OSError) as error:
             _log.debug("a client left its connection: %s", error)
@@ -101,7 +105,10 @@ class Connection:
             self._context.readers.count -= 1
         self._server_regions.close()
         self._client_regions.close()
-        self._stream.close()
+        self._context.strand_keys.revoke(self._strand_key)
+        self._strands.close()
+        if not self._is_strand:
+            self._stream.close()
 
     async def _open(self) -> None:
         try:
@@ -119,9 +126,25 @@ class Connection:
         except DecodeError as error:
             raise FrameError(f"expected a Hello: {error}") from None
         self._context.admission.check()
+        if hello.strand_key:
+            return await self._become_strand(hello)
         self._grant = self._context.tickets.redeem(hello.ticket, hello.client_id)
         if self._has_regions:
             self._context.readers.count += 1
+            return await self._stream.write([FrameHeader(FrameKind.REPLY).pack()])
+        self._strand_key = self._context.strand_keys.issue(self._strands)
+        welcome = messages_pb2.Welcome(strand_key=self._strand_key).SerializeToString()
+        return await self._stream.write([FrameHeader(FrameKind.REPLY, message_bytes=len(welcome)).pack() + welcome])
+
+    async def _become_strand(self, hello: messages_pb2.Hello) -> None:
+        if self._has_regions:
+            raise InvalidArgumentError("expected a strand over TCP, got a Unix socket", field="strand_key")
+        if self._stream.has_more:
+            raise FrameError("expected a strand to send nothing before it is welcome")
+        strands = self._context.strand_keys.strands_of(hello.strand_key)
+        self._stream.ignore()
+        strands.add(hello.strand, self._stream)
+        self._is_strand = True
         await self._stream.write([FrameHeader(FrameKind.REPLY).pack()])
 
     async def _next_frame(self) -> None:
@@ -165,6 +188,7 @@ class Connection:
         assert self._grant is not None
         allowed = self._grant.max_payload_bytes if self._grant.to_server else 0
         check_payload_bytes(header.payload_bytes, allowed)
+        self._stream.strands = self._strands.first(header.code) if header.code else ()
         deadline = time.monotonic() + header.number * 1e-6 if header.number else None
         head = await self._stream.read(header.head_bytes)
         method = self._context.methods.get(bytes(head[: header.name_bytes]))
@@ -289,7 +313,7 @@ class Connection:
             payload_bytes=sum(map(len, pieces)),
             size=len(segments) // SEGMENT_BYTES,
         )
-        await self._stream.write([header.pack() + segments + message, *pieces])
+        await self._stream.write_frame(header.pack() + segments + message, pieces)
         return None
 
     async def _reply_error(self, error: ServiceError) -> None:

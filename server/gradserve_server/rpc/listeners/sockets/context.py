@@ -1,7 +1,7 @@
 """What all connections to the sockets of a server share."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.host.shared_blocks import Readers, SharedMemory
 from gradserve_server.rpc.boundary.admission import Admission
 from gradserve_server.rpc.listeners.sockets.methods import Method
+from gradserve_server.rpc.listeners.sockets.strands import StrandKeys
 from gradserve_server.rpc.sockets.tickets import TicketOffice
 from gradserve_server.tensors.inflight import InFlight
 from gradserve_server.tensors.quotas import Quota
@@ -33,6 +34,7 @@ class SocketContext:
         shared_memory: Makes the server's regions.
         readers: Counts the clients that read averages in place.
         max_message_bytes: The longest message, without its payload.
+        strand_keys: The keys to connections that get strands.
     """
 
     methods: Mapping[bytes, Method]
@@ -47,3 +49,4 @@ class SocketContext:
     shared_memory: SharedMemory
     readers: Readers
     max_message_bytes: int
+    strand_keys: StrandKeys = field(default_factory=StrandKeys)

@@ -6,12 +6,16 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gradserve.transport.sockets.all_of import all_of
 from gradserve.transport.sockets.buffers import Buffers
 from gradserve.wire.frames import HEADER_BYTES, FrameError, FrameHeader, FrameKind
+from gradserve.wire.strands import shares, split
+from gradserve_server.rpc.listeners.sockets.in_order import InOrder
 from gradserve_server.rpc.listeners.sockets.transfers import Discarding, Receiving, Sending, Transfers
 
 _SMALL_BYTES = 1 << 16
@@ -30,10 +34,15 @@ class SilentError(Exception):
 
 
 class FrameStream:
-    """Reads and writes frames. Used by one task."""
+    """Reads and writes frames. Used by one task.
+
+    Attributes:
+        strands: The further sockets over which large payloads are split, for now.
+    """
 
     def __init__(self, sock: socket.socket, transfers: Transfers, idle_seconds: float) -> None:
         """Takes over a connected, non-blocking socket, and how long a client may pause within a frame."""
+        self.strands: Sequence[FrameStream] = ()
         self._sock = sock
         self._idle_seconds = idle_seconds
         self._transfers = transfers
@@ -51,7 +60,7 @@ class FrameStream:
 
     def close(self) -> None:
         """Closes the socket."""
-        self._ignore()
+        self.ignore()
         self._sock.close()
         if self._descriptor is not None:
             os.close(self._descriptor)
@@ -112,7 +121,7 @@ class FrameStream:
         return data
 
     async def read_into(self, memory: NDArray[np.uint8], on_bytes: Callable[[int], None] | None = None) -> None:
-        """Fills memory with the next bytes.
+        """Fills memory with the payload that comes next.
 
         Args:
             memory: The memory.
@@ -124,17 +133,36 @@ class FrameStream:
         data = memory.data
         if len(data) <= _SMALL_BYTES:
             return await self._fill(data)
-        num_moved = self._move(data)
-        if on_bytes is not None:
-            on_bytes(num_moved)
-        return await self._transfer(Receiving(self._sock, data[num_moved:], on_bytes))
+        sizes = shares(len(data), len(self.strands))
+        if len(sizes) == 1:
+            return await self._read_share(data, on_bytes)
+        in_order = None if on_bytes is None else InOrder(sizes, on_bytes)
+        streams, ends = (self, *self.strands), list(accumulate(sizes))
+        return await all_of(
+            stream._read_share(data[end - size : end], None if in_order is None else in_order.of(index))
+            for index, (stream, end, size) in enumerate(zip(streams, ends, sizes, strict=True))
+        )
 
     async def discard(self, num_bytes: int) -> None:
-        """Reads the next bytes and forgets them.
+        """Reads the payload that comes next and forgets it.
 
         Raises:
             EOFError, SilentError, OSError: See `read_header`.
         """
+        sizes = shares(num_bytes, len(self.strands))
+        if len(sizes) == 1:
+            return await self._discard_share(num_bytes)
+        return await all_of(
+            stream._discard_share(size) for stream, size in zip((self, *self.strands), sizes, strict=True)
+        )
+
+    async def _read_share(self, data: memoryview, on_bytes: Callable[[int], None] | None) -> None:
+        num_moved = self._move(data)
+        if on_bytes is not None:
+            on_bytes(num_moved)
+        await self._transfer(Receiving(self._sock, data[num_moved:], on_bytes))
+
+    async def _discard_share(self, num_bytes: int) -> None:
         here = min(len(self._received) - self._position, num_bytes)
         self._position += here
         await self._transfer(Discarding(self._sock, num_bytes - here))
@@ -144,6 +172,19 @@ class FrameStream:
             await self._transfers.run(job)
         except TimeoutError as error:
             raise SilentError(str(error)) from None
+
+    async def write_frame(self, head: bytes, payload: Sequence[bytes | memoryview]) -> None:
+        """Sends a frame with a payload.
+
+        Raises:
+            OSError: The connection is gone.
+        """
+        own, *others = split(payload, len(self.strands)) if self.strands else (payload,)
+        if not others:
+            return await self.write([head, *own])
+        return await all_of(
+            stream.write(part) for stream, part in zip((self, *self.strands), ([head, *own], *others), strict=True)
+        )
 
     async def write(self, pieces: Sequence[bytes | memoryview], descriptor: int | None = None) -> None:
         """Sends bytes, and a descriptor with the first of them.
@@ -180,6 +221,11 @@ class FrameStream:
     def unwatch(self) -> None:
         """Ends `watch`."""
         self._watcher = None
+
+    @property
+    def has_more(self) -> bool:
+        """True if bytes beyond the last frame have been received."""
+        return not self._has_read_all
 
     @property
     def _has_read_all(self) -> bool:
@@ -255,7 +301,8 @@ class FrameStream:
             self._loop.add_reader(self._number, self._has_bytes)
             self._is_listening = True
 
-    def _ignore(self) -> None:
+    def ignore(self) -> None:
+        """Stops listening to the socket until somebody reads again."""
         if self._is_listening:
             self._loop.remove_reader(self._number)
             self._is_listening = False
@@ -276,7 +323,7 @@ class FrameStream:
                 reader.set_result(None)
         elif self._is_readable():
             # Nobody reads them now: they would wake the loop again and again.
-            self._ignore()
+            self.ignore()
             self._tell()
 
     def _tell(self) -> None:
