@@ -134,7 +134,9 @@ class Server:
                 stream_idle_seconds=config.runtime.stream_idle_seconds,
                 max_message_bytes=limits.max_message_bytes,
             ),
-            accumulators=AccumulatorServicer(self.registry, opener, deliverer, ArrivingGradients(self._compute)),
+            accumulators=AccumulatorServicer(
+                self.registry, opener, deliverer, ArrivingGradients(self._compute), self._compute
+            ),
             gradient_ops=GradientOpsServicer(OPS, self.runner, opener, deliverer),
             batch_norm_layers=BatchNormLayerServicer(self.layers, opener, deliverer, self.store.lease_seconds),
             leases=LeaseServicer(self.lifetimes.clients),

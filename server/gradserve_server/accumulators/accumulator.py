@@ -92,6 +92,16 @@ class Accumulator:
         return self._ledger.rounds.num_accumulated
 
     @property
+    def global_step(self) -> int:
+        """The current step."""
+        return self._ledger.rounds.global_step
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers with gradients in the round."""
+        return len(self._ledger.rounds.members.workers)
+
+    @property
     def state(self) -> AccumulatorState:
         """The accumulator's current state."""
         rounds = self._ledger.rounds

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 import ml_dtypes
@@ -155,7 +156,12 @@ class AccumulatorSpec:
                 field="spec.accumulate_dtype",
             )
 
-    @property
+    @cached_property
+    def num_parts(self) -> int:
+        """The number of components and of their dimensions."""
+        return len(self.components) + sum([len(each.shape.dims or ()) for each in self.components])
+
+    @cached_property
     def dense_components(self) -> tuple[ComponentSpec, ...]:
         """The components whose gradients are dense."""
         return tuple(each for each in self.components if each.layout is Layout.DENSE)

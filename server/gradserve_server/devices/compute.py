@@ -13,6 +13,10 @@ INLINE_BYTES = 1 << 20
 """Element-wise work on less than this takes a tenth of a millisecond, less than waking up a thread."""
 
 
+PIECE_BYTES = 1 << 12
+"""The work of what Python does for one of many small things, in bytes of element-wise work."""
+
+
 class Compute(Protocol):
     """Runs functions, and raises what they raise."""
 

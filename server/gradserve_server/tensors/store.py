@@ -12,6 +12,7 @@ from gradserve_server.errors import InvalidArgumentError, NotFoundError
 from gradserve_server.leases.lease import Lease, LeaseQueue
 from gradserve_server.limits import quoted
 from gradserve_server.tensors.quotas import Account, Quota
+from gradserve_server.tensors.serials import Serials
 from gradserve_server.tensors.spec import TensorSpec
 
 
@@ -114,6 +115,7 @@ class TensorStore:
         self._queue: LeaseQueue[str] = LeaseQueue(clock)
         self._new_handle = new_handle
         self._entries: dict[str, _Entry] = {}
+        self._by_serial: Serials[_Entry] = Serials()
         self._serials = itertools.count(1)
 
     def __len__(self) -> int:
@@ -215,7 +217,7 @@ class TensorStore:
             entry.users += 1
             entry.lease.begin_use()
             if release:
-                del self._entries[entry.handle]
+                self._hide(entry)
         keep = True
         try:
             yield HeldTensors(entries.values(), release=release)
@@ -225,7 +227,7 @@ class TensorStore:
                 entry.users -= 1
                 entry.lease.end_use()
                 if keep and release and not entry.deleted:
-                    self._entries[entry.handle] = entry
+                    self._show(entry)
                 entry.deleted = entry.deleted or not keep
                 self._reclaim(entry)
 
@@ -233,8 +235,9 @@ class TensorStore:
         """Deletes the tensors that exist; returns their number."""
         count = 0
         for handle in handles:
-            entry = self._entries.pop(handle, None)
+            entry = self._entries.get(handle)
             if entry is not None:
+                self._hide(entry)
                 entry.deleted = True
                 self._reclaim(entry)
                 count += 1
@@ -243,11 +246,6 @@ class TensorStore:
     def page(self, after_serial: int, size: int) -> list[StoredTensor]:
         """Returns up to `size` tensors stored after the one with `after_serial`, oldest first."""
         now = self._clock()
-        # Entries restored after a failed call are at the end of the dictionary, so sort by serial.
-        entries = sorted(
-            (entry for entry in self._entries.values() if entry.serial > after_serial),
-            key=lambda entry: entry.serial,
-        )
         return [
             StoredTensor(
                 entry.handle,
@@ -255,7 +253,7 @@ class TensorStore:
                 TensorSpec(entry.array.dtype, entry.array.shape),
                 max(entry.lease.end(now) - now, 0.0),
             )
-            for entry in entries[:size]
+            for entry in self._by_serial.after(after_serial, size)
         ]
 
     def expire(self, limit: int) -> int:
@@ -268,8 +266,18 @@ class TensorStore:
     def _add(self, array: Array, lease: float, *, shared: bool) -> str:
         handle = self._new_handle()
         begun, memory = self._queue.begin(handle, lease), Account(self._memory, array.nbytes)
-        self._entries[handle] = _Entry(handle, next(self._serials), array, begun, memory, shared)
+        self._show(_Entry(handle, next(self._serials), array, begun, memory, shared))
         return handle
+
+    def _show(self, entry: _Entry) -> None:
+        """Makes a tensor visible."""
+        self._entries[entry.handle] = entry
+        self._by_serial.add(entry.serial, entry)
+
+    def _hide(self, entry: _Entry) -> None:
+        """Hides a tensor, so that no other call finds it."""
+        del self._entries[entry.handle]
+        self._by_serial.remove(entry.serial)
 
     def _reclaim(self, entry: _Entry) -> None:
         if entry.deleted and entry.users == 0:

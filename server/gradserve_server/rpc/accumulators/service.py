@@ -10,10 +10,18 @@ from gradserve_server.accumulators.accumulator import Accumulator, OpenGradient
 from gradserve_server.accumulators.arriving import ArrivingGradients
 from gradserve_server.accumulators.given import GivenGradient, use_gradient
 from gradserve_server.accumulators.registry import AccumulatorRegistry
-from gradserve_server.resources import DEFAULT_CONTAINER
+from gradserve_server.devices.compute import PIECE_BYTES, Compute
+from gradserve_server.leases.lifetime import Lifetime
+from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.accumulators.gradients import counts_one_per_worker, decode_gradient, decode_take_id
 from gradserve_server.rpc.accumulators.results import encode_applied, encode_pulled, encode_read, encode_taken
-from gradserve_server.rpc.accumulators.specs import decode_accumulator_spec, decode_key, encode_info
+from gradserve_server.rpc.accumulators.specs import (
+    decode_accumulator_spec,
+    decode_key,
+    encode_info,
+    encoding_work,
+    num_parts,
+)
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.lifetimes import decode_lifetime
 from gradserve_server.rpc.boundary.paging import page_of
@@ -32,10 +40,12 @@ class AccumulatorServicer:
         opener: TensorOpener,
         deliverer: TensorDeliverer,
         arriving: ArrivingGradients,
+        compute: Compute,
     ) -> None:
         self._registry = registry
         self._opener = opener
         self._arriving = arriving
+        self._compute = compute
         self._deliverer = deliverer
 
     async def CreateAccumulator(
@@ -43,15 +53,19 @@ class AccumulatorServicer:
     ) -> messages_pb2.CreateAccumulatorResponse:
         key = decode_key(request.accumulator)
         lifetime = decode_lifetime(request.lifetime)
-        accumulator, created = self._registry.create(key, decode_accumulator_spec(request.spec), lifetime)
-        return messages_pb2.CreateAccumulatorResponse(info=encode_info(key, accumulator, lifetime), created=created)
+        work = PIECE_BYTES * len(request.spec.components)
+        spec = await self._compute.run(work, decode_accumulator_spec, request.spec)
+        accumulator, created = self._registry.create(key, spec, lifetime)
+        return messages_pb2.CreateAccumulatorResponse(
+            info=await self._info(key, accumulator, lifetime), created=created
+        )
 
     async def GetAccumulator(
         self, request: messages_pb2.GetAccumulatorRequest, call: Call
     ) -> messages_pb2.GetAccumulatorResponse:
         key = decode_key(request.accumulator)
         with self._using(request.accumulator) as accumulator:
-            info = encode_info(key, accumulator, self._registry.lifetime(key))
+            info = await self._info(key, accumulator, self._registry.lifetime(key))
         return messages_pb2.GetAccumulatorResponse(info=info)
 
     async def ListAccumulators(
@@ -59,11 +73,12 @@ class AccumulatorServicer:
     ) -> messages_pb2.ListAccumulatorsResponse:
         page = page_of(request.page_size, request.page_token, default_size=100)
         found = self._registry.page(request.container or DEFAULT_CONTAINER, page.after, page.size + 1)
+        shown = page.filled(found, lambda entry: num_parts(entry[1]))
+        described = [(key, each, each.state, self._registry.lifetime(key)) for key, each in shown]
+        work = sum([encoding_work(each) for _, each in shown])
         return messages_pb2.ListAccumulatorsResponse(
-            accumulators=[
-                encode_info(key, accumulator, self._registry.lifetime(key)) for key, accumulator in found[: page.size]
-            ],
-            next_page_token=page.next_token([key.name for key, _ in found]),
+            accumulators=await self._compute.run(work, lambda: [encode_info(*each) for each in described]),
+            next_page_token=page.next_token(shown[-1][0].name if shown else "", is_last=len(shown) == len(found)),
         )
 
     async def DeleteAccumulator(
@@ -106,7 +121,7 @@ class AccumulatorServicer:
                 wait_timeout(request, call),
                 one_per_worker=counts_one_per_worker(request),
             )
-            step = accumulator.state.global_step
+            step = accumulator.global_step
             return encode_pulled(applied, average, delivery, duplicate=duplicate, global_step=step)
 
     async def GetNumAccumulated(
@@ -121,6 +136,12 @@ class AccumulatorServicer:
         with self._using(request.accumulator) as accumulator:
             await accumulator.set_global_step(request.global_step)
         return messages_pb2.SetGlobalStepResponse()
+
+    async def _info(
+        self, key: ResourceKey, accumulator: Accumulator, lifetime: Lifetime
+    ) -> accumulator_pb2.AccumulatorInfo:
+        work = encoding_work(accumulator)
+        return await self._compute.run(work, encode_info, key, accumulator, accumulator.state, lifetime)
 
     def _using(self, ref: accumulator_pb2.AccumulatorRef) -> AbstractContextManager[Accumulator]:
         return self._registry.use(decode_key(ref), ref.incarnation)

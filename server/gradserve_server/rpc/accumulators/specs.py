@@ -8,6 +8,7 @@ from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.dtypes import to_data_type, to_dtype
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.component_names import components_named
+from gradserve_server.accumulators.results import AccumulatorState
 from gradserve_server.accumulators.spec import (
     AccumulatorSpec,
     ComponentSpec,
@@ -15,6 +16,7 @@ from gradserve_server.accumulators.spec import (
     PartialShape,
     Reduction,
 )
+from gradserve_server.devices.compute import PIECE_BYTES
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.limits import (
@@ -109,7 +111,7 @@ def _decode_dtype(data_type: tensor_pb2.DataType, field: str) -> np.dtype[Any]:
         raise InvalidArgumentError(str(error), field=field) from None
 
 
-def encode_accumulator_spec(spec: AccumulatorSpec) -> accumulator_pb2.AccumulatorSpec:
+def _encode_spec(spec: AccumulatorSpec) -> accumulator_pb2.AccumulatorSpec:
     """Returns the message of a spec, with every field set."""
     return accumulator_pb2.AccumulatorSpec(
         components=[
@@ -132,14 +134,25 @@ def encode_accumulator_spec(spec: AccumulatorSpec) -> accumulator_pb2.Accumulato
     )
 
 
-def encode_info(key: ResourceKey, accumulator: Accumulator, lifetime: Lifetime) -> accumulator_pb2.AccumulatorInfo:
-    """Returns the current state of an accumulator as a message."""
-    state = accumulator.state
+def encoding_work(accumulator: Accumulator) -> int:
+    """Returns the bytes of element-wise work that take as long as `encode_info`."""
+    return PIECE_BYTES * (1 + num_parts(accumulator))
+
+
+def num_parts(accumulator: Accumulator) -> int:
+    """Returns the number of parts that the message of an accumulator has."""
+    return accumulator.num_workers + accumulator.spec.num_parts
+
+
+def encode_info(
+    key: ResourceKey, accumulator: Accumulator, state: AccumulatorState, lifetime: Lifetime
+) -> accumulator_pb2.AccumulatorInfo:
+    """Returns the state of an accumulator as a message. Can run in any thread."""
     return accumulator_pb2.AccumulatorInfo(
         accumulator=accumulator_pb2.AccumulatorRef(
             container=key.container, name=key.name, incarnation=accumulator.incarnation
         ),
-        spec=encode_accumulator_spec(accumulator.spec),
+        spec=_encode_spec(accumulator.spec),
         global_step=state.global_step,
         num_accumulated=state.num_accumulated,
         num_waiting=state.num_waiting,

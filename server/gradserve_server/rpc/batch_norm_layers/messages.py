@@ -34,6 +34,8 @@ from gradserve_server.tensors.payload import Payload
 
 MAX_VARIABLES = 1 << 10
 """The limit of variables in one request."""
+_TYPICAL_PARTS = 4
+_TYPICAL_VARIABLES = 4
 _REUSES = {
     layer_pb2.LAYER_REUSE_UNSPECIFIED: Reuse.ALLOWED,
     layer_pb2.LAYER_REUSE_REQUIRED: Reuse.REQUIRED,
@@ -61,6 +63,11 @@ def decode_reuse(reuse: layer_pb2.LayerReuse) -> Reuse:
     if reuse not in _REUSES:
         raise InvalidArgumentError(f"expected a known reuse, got {reuse}", field="reuse")
     return _REUSES[reuse]
+
+
+def num_parts(layer: BatchNormLayer) -> int:
+    """Returns the number of parts that the message of a layer has, about: each variable has its tags."""
+    return _TYPICAL_PARTS + _TYPICAL_VARIABLES * len(layer.collections)
 
 
 def encode_info(

@@ -30,6 +30,7 @@ from gradserve_server.rpc.batch_norm_layers.messages import (
     encode_gradients,
     encode_info,
     encode_variables,
+    num_parts,
 )
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.lifetimes import decode_lifetime
@@ -89,9 +90,10 @@ class BatchNormLayerServicer:
             scope=request.scope,
             collection=request.collection,
         )
+        shown = page.filled(found, lambda entry: num_parts(entry[1]))
         return messages_pb2.ListBatchNormLayersResponse(
-            layers=[encode_info(key, layer, self._registry.lifetime(key)) for key, layer in found[: page.size]],
-            next_page_token=page.next_token([key.name for key, _ in found]),
+            layers=[encode_info(key, layer, self._registry.lifetime(key)) for key, layer in shown],
+            next_page_token=page.next_token(shown[-1][0].name if shown else "", is_last=len(shown) == len(found)),
         )
 
     async def DeleteBatchNormLayer(

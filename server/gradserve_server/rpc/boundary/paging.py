@@ -2,13 +2,18 @@
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import MAX_TOKEN_BYTES, quoted
 
 _MAX_PAGE_SIZE = 1000
+_MAX_PARTS = 1 << 12
+"""The most components and the like on a page: entries that have many come on several pages."""
+
+EntryT = TypeVar("EntryT")
 
 
 @dataclass(frozen=True)
@@ -23,11 +28,23 @@ class Page:
     after: str
     size: int
 
-    def next_token(self, keys: Sequence[str]) -> str:
-        """Returns the token of the next page, given the keys of this page and of one more entry, if there is one."""
-        if len(keys) <= self.size:
-            return ""
-        return base64.urlsafe_b64encode(keys[self.size - 1].encode()).decode()
+    def filled(self, found: Sequence[EntryT], weight: Callable[[EntryT], int]) -> Sequence[EntryT]:
+        """Returns the first of the entries found, as many as fit on the page; at least one, if there is any.
+
+        Args:
+            found: The entries from here on; more than fit.
+            weight: Returns the number of parts that an entry has in the reply.
+        """
+        room = _MAX_PARTS
+        for index, entry in enumerate(found[: self.size]):
+            room -= weight(entry)
+            if room < 0 and index:
+                return found[:index]
+        return found[: self.size]
+
+    def next_token(self, last_key: str, *, is_last: bool) -> str:
+        """Returns the token of the next page, given the key of the last entry of this one; empty for the last page."""
+        return "" if is_last else base64.urlsafe_b64encode(last_key.encode()).decode()
 
 
 def page_of(size: int, token: str, *, default_size: int) -> Page:

@@ -172,6 +172,7 @@ class TensorServicer:
                 f"expected the next_page_token of an earlier page, got {quoted(request.page_token)}", field="page_token"
             )
         found = self._store.page(int(page.after or 0), page.size + 1)
+        shown = found[: page.size]
         return messages_pb2.ListTensorsResponse(
             tensors=[
                 messages_pb2.StoredTensor(
@@ -180,9 +181,9 @@ class TensorServicer:
                     num_bytes=tensor.spec.num_bytes,
                     lease_remaining=encode_duration(tensor.lease_remaining),
                 )
-                for tensor in found[: page.size]
+                for tensor in shown
             ],
-            next_page_token=page.next_token([str(tensor.serial) for tensor in found]),
+            next_page_token=page.next_token(str(shown[-1].serial) if shown else "", is_last=len(shown) == len(found)),
         )
 
 
