@@ -135,7 +135,7 @@ class Server:
                 max_message_bytes=limits.max_message_bytes,
             ),
             accumulators=AccumulatorServicer(
-                self.registry, opener, deliverer, ArrivingGradients(self._compute), self._compute
+                self.registry, opener, deliverer, ArrivingGradients(self._compute, reducer), self._compute
             ),
             gradient_ops=GradientOpsServicer(OPS, self.runner, opener, deliverer),
             batch_norm_layers=BatchNormLayerServicer(self.layers, opener, deliverer, self.store.lease_seconds),

@@ -11,6 +11,8 @@ from gradserve_server.accumulators.arriving import ArrivingGradients
 from gradserve_server.accumulators.given import GivenComponent, GivenDense, GivenGradient, GivenSparse
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout
 from gradserve_server.devices.compute import InlineCompute
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.tensors.quotas import Account
 from gradserve_server.tensors.references import Attached, Inline, Reference
 from tests.accumulators.bench import F32
@@ -70,7 +72,7 @@ async def test_dense_components_are_checked_in_the_order_in_which_they_arrive(
 ) -> None:
     payload = Payload()
     given = model(payload, a, b)
-    await ArrivingGradients(InlineCompute()).receive(SPEC, given, payload)
+    await ArrivingGradients(InlineCompute(), Reducer(ForkJoin(1))).receive(SPEC, given, payload)
     assert given.finite == noted
     assert payload.waits == waits
 
@@ -79,20 +81,22 @@ async def test_large_tensors_are_checked_in_parts(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(arriving, "_PART_BYTES", 8)
     payload = Payload()
     given = model(payload, np.ones((3, 1)), np.ones(9))
-    await ArrivingGradients(InlineCompute()).receive(SPEC, given, payload)
+    await ArrivingGradients(InlineCompute(), Reducer(ForkJoin(1))).receive(SPEC, given, payload)
     assert payload.waits == [8, 8, 2, 8, 4, None]
 
 
 async def test_nothing_is_looked_at_unless_the_accumulator_says_so() -> None:
     payload = Payload()
     given = model(payload, [np.nan], [1])
-    await ArrivingGradients(InlineCompute()).receive(AccumulatorSpec(SPEC.components), given, payload)
+    await ArrivingGradients(InlineCompute(), Reducer(ForkJoin(1))).receive(
+        AccumulatorSpec(SPEC.components), given, payload
+    )
     assert (given.finite, payload.waits) == (set(), [None])
 
 
 async def test_what_is_in_the_message_is_left_to_the_addition() -> None:
     given = GivenGradient([GivenComponent("", GivenDense(Inline(np.ones(2, F32))))])
-    await ArrivingGradients(InlineCompute()).receive(
+    await ArrivingGradients(InlineCompute(), Reducer(ForkJoin(1))).receive(
         AccumulatorSpec((ComponentSpec("", F32),), refuse_non_finite=True), given, Payload()
     )
     assert not given.finite

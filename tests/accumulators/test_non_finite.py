@@ -4,63 +4,15 @@ import math
 import threading
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 import gradserve
-from gradserve_server.accumulators import finite
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.spec import ComponentSpec
 from gradserve_server.devices.compute import ThreadCompute
 from gradserve_server.errors import InvalidArgumentError
 from tests.accumulators.bench import F32, Bench, opened
-
-BLOCK = finite.BLOCK
-DTYPES: list[Any] = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
-
-# --- Finding the first one
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -math.nan])
-@pytest.mark.parametrize(
-    ("shape", "index"),
-    [
-        ((), ()),
-        ((1,), (0,)),
-        ((3, 4), (2, 1)),
-        ((BLOCK,), (BLOCK - 1,)),
-        ((BLOCK + 1,), (BLOCK,)),
-        ((3, BLOCK), (1, 0)),
-        ((2, 3, BLOCK - 1), (1, 0, 7)),
-    ],
-)
-def test_the_first_is_found(dtype: Any, bad: float, shape: tuple[int, ...], index: tuple[int, ...]) -> None:
-    values = np.ones(shape, dtype)
-    values[index] = bad
-    values.reshape(-1)[np.ravel_multi_index(index, shape) + 1 if shape else 1 :] = math.inf  # later ones do not matter
-    assert finite.first_non_finite(values) == index
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (2 * BLOCK + 3,)])
-def test_what_is_finite_has_none(dtype: Any, shape: tuple[int, ...]) -> None:
-    info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
-    for value in (0.0, -0.0, info.max, info.min, info.tiny, info.smallest_subnormal):
-        assert finite.first_non_finite(np.full(shape, value, dtype)) is None
-
-
-def test_arrays_with_gaps_and_without_permission_to_write() -> None:
-    values = np.zeros((6, 8), np.float32)
-    values[4, 6] = math.nan
-    view = values[::2, ::3]
-    view.flags.writeable = False
-    assert finite.first_non_finite(view) == (2, 2)
-    assert finite.first_non_finite(values.T) == (6, 4)
-
-
-# --- Refused
 
 
 def kinds(client: gradserve.Client, **options: Any) -> dict[str, Any]:

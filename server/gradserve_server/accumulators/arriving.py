@@ -1,10 +1,10 @@
 """Checks gradients while they arrive."""
 
-from gradserve_server.accumulators.finite import first_non_finite
 from gradserve_server.accumulators.given import GivenDense, GivenGradient
 from gradserve_server.accumulators.gradient import Array
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.devices.compute import Compute
+from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.tensors.references import Attached, PayloadMemory
 
 _PART_BYTES = 4 << 20
@@ -14,9 +14,10 @@ _PART_BYTES = 4 << 20
 class ArrivingGradients:
     """Waits for gradients that arrive beside their message, and checks what is there of them."""
 
-    def __init__(self, compute: Compute) -> None:
-        """Takes what runs the checks."""
+    def __init__(self, compute: Compute, reducer: Reducer) -> None:
+        """Takes what runs the checks, and what checks."""
         self._compute = compute
+        self._reducer = reducer
 
     async def receive(self, spec: AccumulatorSpec, given: GivenGradient, payload: PayloadMemory) -> None:
         """Returns when a gradient is there. Of components with finite values only, that is then noted.
@@ -44,6 +45,6 @@ class ArrivingGradients:
         for start in range(0, flat.size, size):
             part = flat[start : start + size]
             await payload.arrived(part)
-            if await self._compute.run(part.nbytes, first_non_finite, part) is not None:
+            if await self._compute.run(part.nbytes, self._reducer.first_non_finite, [part]) is not None:
                 return False
         return True

@@ -1,15 +1,18 @@
 """Checks a gradient before it is added, and converts it to the dtypes of the accumulator."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from gradserve.wire.narrowing import DoesNotFitError, converted
 from gradserve_server.accumulators.dense import check_dense
-from gradserve_server.accumulators.finite import first_non_finite
 from gradserve_server.accumulators.gradient import Array, Gradient, SparseSlices, Value
 from gradserve_server.accumulators.private_copies import PrivateCopies
 from gradserve_server.accumulators.sparse import check_sparse
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, shape_text
 from gradserve_server.accumulators.summation import Shapes
+from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.errors import InvalidArgumentError
 
 
@@ -28,7 +31,7 @@ def copied_bytes(spec: AccumulatorSpec, gradient: Gradient) -> int:
 
 
 def checked_gradient(
-    spec: AccumulatorSpec, gradient: Gradient, round_shapes: Shapes | None, copies: PrivateCopies
+    spec: AccumulatorSpec, gradient: Gradient, round_shapes: Shapes | None, copies: PrivateCopies, reducer: Reducer
 ) -> Gradient:
     """Checks the shapes of all components, and if the spec says so, that their values are finite.
 
@@ -37,6 +40,7 @@ def checked_gradient(
         gradient: The gradient to check.
         round_shapes: The shapes of the gradients already in the round, None if there are none.
         copies: Copies live gradients before their values are checked: later they might be others.
+        reducer: Checks values.
 
     Returns:
         The gradient, in the dtypes of the spec.
@@ -59,9 +63,8 @@ def checked_gradient(
     if _is_checked(spec, gradient):
         if gradient.live:
             gradient = copies.copy(gradient)
-        for component in spec.components:
-            if component.name not in gradient.finite:
-                _check_finite(component, gradient.values[component.name])
+        unchecked = [each for each in spec.components if each.name not in gradient.finite]
+        _check_finite(unchecked, gradient, reducer)
     return gradient
 
 
@@ -84,11 +87,14 @@ def _converted(component: ComponentSpec, value: Value) -> Value:
     return replace(value, values=array) if isinstance(value, SparseSlices) else array
 
 
-def _check_finite(component: ComponentSpec, value: Value) -> None:
-    values = _values(value)
-    index = first_non_finite(values)
-    if index is None:
+def _check_finite(components: Sequence[ComponentSpec], gradient: Gradient, reducer: Reducer) -> None:
+    place = reducer.first_non_finite([_values(gradient.values[each.name]) for each in components])
+    if place is None:
         return
+    component = components[place.array]
+    value = gradient.values[component.name]
+    values = _values(value)
+    index = tuple(map(int, np.unravel_index(place.position, values.shape)))
     whose = f" for component {component.name!r}" if component.name else ""
     where = f" at {shape_text(index)}" if index else ""
     if isinstance(value, SparseSlices):

@@ -146,6 +146,7 @@ class AccumulatorRegistry:
                 make_room=averages.make_room,
                 average_memory=self._make_average_memory(),
                 copies=PrivateCopies(self._reducer, self._allocate),
+                reducer=self._reducer,
             ),
             averages=averages,
             journal=self._journal_of(key),

@@ -11,6 +11,7 @@ from gradserve_server.accumulators.private_copies import PrivateCopies
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.summation import Shapes, Staged, Summation, value_shapes
 from gradserve_server.devices.compute import Compute
+from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.tensors.quotas import Account, Quota
 
@@ -35,6 +36,7 @@ class RoundSum:
         make_room: Callable[[], bool],
         average_memory: AverageMemory,
         copies: PrivateCopies,
+        reducer: Reducer,
     ) -> None:
         """Takes the arithmetic, and what runs it.
 
@@ -46,6 +48,7 @@ class RoundSum:
             make_room: Called when the quota is used up; frees some memory, or returns False.
             average_memory: Allocates averages that others read in place.
             copies: Copies live gradients whose values are checked.
+            reducer: Checks values.
         """
         self._spec = spec
         self._dense = spec.dense_components
@@ -56,6 +59,7 @@ class RoundSum:
         self._make_room = make_room
         self._average_memory = average_memory
         self._copies = copies
+        self._reducer = reducer
         self._sums_there = (
             average_memory.takes_sums
             and len(self._dense) > 0
@@ -90,7 +94,7 @@ class RoundSum:
         if num_bytes:
             self._reserve(self._copied, num_bytes)
         work = checking_work(self._spec, gradient)
-        checked = await self._run(work, checked_gradient, self._spec, gradient, shapes, self._copies)
+        checked = await self._run(work, checked_gradient, self._spec, gradient, shapes, self._copies, self._reducer)
         return replace(checked, memory=(self._copied,)) if num_bytes else checked
 
     async def stage(self, gradient: Gradient, contribution: Contribution) -> Staged[None]:

@@ -1,6 +1,5 @@
 """Kernels and NumPy, on any number of threads, give the bits of the same operations one by one."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -13,7 +12,6 @@ from gradserve_server.devices.host.reduction.reducer import Reducer
 
 SIZES = [(5,), (0,), (), (37, 3), (1,), (1000,), (2, 4, 8)]
 """The shapes of the arrays of a list: some are smaller than a chunk, some larger."""
-CHUNK_ELEMENTS = 64
 
 PAIRS = [
     (np.float32, np.float32),
@@ -30,29 +28,6 @@ PAIRS = [
 HARD = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-7, -1e-7, 65504.0, 1e-41]
 
 Array = NDArray[Any]
-
-
-def shares(num_threads: int, *, prepared: bool) -> Iterator[Reducer]:
-    parallel = ForkJoin(num_threads)
-    reducer = Reducer(parallel, shared_bytes=1, chunk_elements=CHUNK_ELEMENTS)
-    if prepared:
-        reducer.prepare(lambda: False)
-    yield reducer
-    parallel.close()
-
-
-@pytest.fixture(
-    scope="module",
-    params=[(3, True), (1, True), (3, False), (1, False), None],
-    ids=["kernels", "kernels in one thread", "NumPy", "NumPy in one thread", "little work"],
-)
-def reducer(request: pytest.FixtureRequest, _compiled_kernels: None) -> Iterator[Reducer]:
-    if request.param is None:
-        parallel = ForkJoin(1)
-        yield Reducer(parallel)
-        parallel.close()
-    else:
-        yield from shares(request.param[0], prepared=request.param[1])
 
 
 def arrays(dtype: Any, seed: int) -> list[Array]:

@@ -1,7 +1,7 @@
 """Gradients that are checked while they arrive."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -11,7 +11,8 @@ import pytest
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.contents import Contents
-from gradserve_server.accumulators import arriving, checking, finite
+from gradserve_server.accumulators import arriving
+from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.testing import LocalServer
 from tests.rpc.sockets.conftest import MIB, Connect
 from tests.servers.frames import FrameClient
@@ -56,19 +57,14 @@ class Checks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
         self.begun = threading.Event()
-        original = finite.first_non_finite
+        original = Reducer.first_non_finite
 
-        def early(values: Any) -> Any:
-            self.sizes.append(values.size)
+        def note(reducer: Reducer, arrays: Sequence[Any]) -> Any:
+            self.sizes += [array.size for array in arrays]
             self.begun.set()
-            return original(values)
+            return original(reducer, arrays)
 
-        def late(values: Any) -> Any:
-            self.sizes.append(-values.size)
-            return original(values)
-
-        monkeypatch.setattr(arriving, "first_non_finite", early)
-        monkeypatch.setattr(checking, "first_non_finite", late)
+        monkeypatch.setattr(Reducer, "first_non_finite", note)
 
 
 def test_what_is_there_is_checked_once_before_the_rest_comes(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:

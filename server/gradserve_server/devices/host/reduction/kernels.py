@@ -13,7 +13,7 @@ from gradserve_server.devices.host.kernel_table import ELEMENTS, ChunkedKernels,
 
 @dataclass(frozen=True)
 class Kernels(ChunkedKernels):
-    """The kernels for one G; see the functions of `loops`."""
+    """The kernels for one G; see the functions of `loops` and `finite_loops`."""
 
     scale: Kernel
     add_scaled: Kernel
@@ -21,6 +21,7 @@ class Kernels(ChunkedKernels):
     divide_in_place: Kernel
     add_and_divide: Kernel
     add_and_divide_in_place: Kernel
+    find_non_finite: Kernel
 
 
 _SUMS = {np.float32: "float32", ml_dtypes.bfloat16: "float32", np.float16: "float32", np.float64: "float64"}
@@ -41,6 +42,7 @@ REDUCTION = KernelTable(
         "add_and_divide_in_place": Declared(
             "loops.add_and_divide_in_place", "int64[2], int64[], {S}, {S}, {S}[], const {G}[]"
         ),
+        "find_non_finite": Declared("finite_loops.find_non_finite", "int64[2], int64[], {S}, const {G}[], int64[2]"),
     },
     contract=False,
 )

@@ -1,6 +1,5 @@
 """Element-wise arithmetic on lists of arrays."""
 
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -11,7 +10,8 @@ from numpy.typing import NDArray
 from gradserve_server.devices.host.kernel_table import ELEMENTS, PreparedKernels
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction import operations
-from gradserve_server.devices.host.reduction.chunks import Span, cut
+from gradserve_server.devices.host.reduction.chunks import Span, addresses, cut
+from gradserve_server.devices.host.reduction.finite import Place, first_non_finite, search
 from gradserve_server.devices.host.reduction.kernels import REDUCTION, Kernels
 from gradserve_server.devices.host.reduction.operations import Operation
 
@@ -113,6 +113,26 @@ class Reducer:
         self._compute(operations.ADD_AND_DIVIDE, numbers, [row for row in rows if row[0] is not row[2]])
         self._compute(operations.ADD_AND_DIVIDE_IN_PLACE, numbers, [row[:2] for row in rows if row[0] is row[2]])
 
+    def first_non_finite(self, arrays: Sequence[Array]) -> Place | None:
+        """Returns the place of the first value that is infinite or NaN, None if all are finite."""
+        is_large = sum([array.nbytes for array in arrays]) >= self._shared_bytes
+        small = self._chunk_elements // _SMALL_PARTS
+        shared: dict[np.dtype[Any], list[tuple[int, Array]]] = {}
+        found: list[Place] = []
+        for index, array in enumerate(arrays):
+            if is_large and array.size > small and _fits(array) and self._kernels.get(array.dtype) is not None:
+                shared.setdefault(array.dtype, []).append((index, array))
+            elif (position := first_non_finite(array)) is not None:
+                found.append(Place(index, position))
+                break
+        for dtype, alike in shared.items():
+            kernels = self._kernels.get(dtype)
+            assert kernels is not None, "they were there before"
+            place = search(kernels, self._parallel, [array for _, array in alike], self._chunk_elements)
+            if place is not None:
+                found.append(Place(alike[place.array][0], place.position))
+        return min(found, default=None)
+
     def _compute(self, operation: Operation, numbers: Sequence[float], rows: Sequence[Row]) -> None:
         if not rows:
             return
@@ -141,7 +161,7 @@ class Reducer:
             self._parallel.run_all([partial(_by_numpy, operation.by_numpy, numbers, rows, chunk) for chunk in chunks])
         else:
             chunks = cut(sizes, self._chunk_elements)
-            spans, firsts = _addresses(rows, chunks)
+            spans, firsts = addresses(rows, chunks)
             dtype = rows[0][operation.total].dtype
             like = [np.empty(0, ELEMENTS[array.dtype]) for array in rows[0]]
             arguments = (spans, firsts, *map(dtype.type, numbers), *like)
@@ -153,8 +173,11 @@ class Reducer:
         if kernels is None or total.dtype != REDUCTION.types[gradient.dtype]["S"]:
             return None
         # Inline gradients lie anywhere in their message.
-        fits = all(array.flags.aligned and array.flags.c_contiguous for row in rows for array in row)
-        return kernels if fits else None
+        return kernels if all(_fits(array) for row in rows for array in row) else None
+
+
+def _fits(array: Array) -> bool:
+    return array.flags.aligned and array.flags.c_contiguous
 
 
 def _alike(rows: Iterable[Row]) -> Iterable[list[Row]]:
@@ -177,19 +200,3 @@ def _by_numpy(
     with np.errstate(all="ignore"):  # which is set per thread
         for which, begin, end in spans:
             function(*numbers, *(array.reshape(-1)[begin:end] for array in rows[which]))
-
-
-def _addresses(rows: Sequence[Row], chunks: Sequence[Sequence[Span]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the spans for kernels, and the first one of each chunk; see `loops`.
-
-    Without NumPy, whose calls take longer than the few numbers that there mostly are.
-    """
-    places = [[array.ctypes.data for array in row] for row in rows]
-    sizes = [array.itemsize for array in rows[0]]
-    spans: list[list[int]] = []
-    firsts = [0]
-    for chunk in chunks:
-        for which, begin, end in chunk:
-            spans.append([end - begin, *map(operator.add, places[which], [begin * size for size in sizes])])
-        firsts.append(len(spans))
-    return np.array(spans, np.int64), np.array(firsts, np.int64)
