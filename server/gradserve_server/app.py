@@ -25,6 +25,7 @@ from gradserve_server.errors import UnavailableError
 from gradserve_server.layers.batch_norm.kind import BatchNormKind
 from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.leases.lifetimes import Lifetimes
+from gradserve_server.leases.turn import Turn
 from gradserve_server.ops.runner import OpRunner
 from gradserve_server.ops.table import OPS
 from gradserve_server.own_file import OwnFile
@@ -55,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 _EXPIRY_INTERVAL_SECONDS = 1.0
 _ENDED_AT_ONCE = 256
-"""Expired resources deleted before other work gets its turn."""
+"""Leases looked at before other work gets its turn."""
 
 
 class Server:
@@ -237,8 +238,8 @@ class Server:
         while True:
             await asyncio.sleep(_EXPIRY_INTERVAL_SECONDS)
             self._clock.tick()
-            self.registry.expire()
             expired = {
+                "averages that nobody asked for again": await _expire_all(self.registry.expire),
                 "accumulators and layers": await _expire_all(self.lifetimes.expire),
                 "tensors": await _expire_all(self.store.expire),
                 "forwards": await self.layers.expire(),
@@ -248,10 +249,12 @@ class Server:
                     _log.info("%d %s expired", count, what)
 
 
-async def _expire_all(expire: Callable[[int], int]) -> int:
+async def _expire_all(expire: Callable[[Turn], int]) -> int:
     """Deletes everything that has expired, a few at a time; returns how much it was."""
     ended = 0
-    while count := expire(_ENDED_AT_ONCE):
-        ended += count
+    while True:
+        turn = Turn(_ENDED_AT_ONCE)
+        ended += expire(turn)
+        if not turn.is_over:
+            return ended
         await asyncio.sleep(0)
-    return ended

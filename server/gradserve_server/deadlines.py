@@ -21,9 +21,10 @@ class Deadlines(Generic[ItemT]):
         """Adds an item that is due at `deadline`."""
         heapq.heappush(self._heap, (deadline, next(self._tie_breaker), item))
 
-    def pop_due(self, now: float) -> list[ItemT]:
-        """Removes and returns the items that are due, earliest first."""
-        due = []
-        while self._heap and self._heap[0][0] <= now:
-            due.append(heapq.heappop(self._heap)[2])
-        return due
+    def is_due(self, now: float) -> bool:
+        """Returns True if the earliest deadline has come."""
+        return bool(self._heap) and self._heap[0][0] <= now
+
+    def pop(self) -> ItemT:
+        """Removes and returns the item with the earliest deadline."""
+        return heapq.heappop(self._heap)[2]

@@ -6,6 +6,7 @@ from contextlib import suppress
 import pytest
 
 from gradserve_server.leases.lease import Lease, LeaseQueue
+from gradserve_server.leases.turn import Turn
 
 
 class World:
@@ -20,7 +21,7 @@ class World:
 
     def ended(self) -> list[Lease[str]]:
         found = []
-        while (lease := self.queue.pop()) is not None:
+        while (lease := self.queue.pop(Turn(1000))) is not None:
             found.append(lease)
         return found
 

@@ -17,6 +17,7 @@ from gradserve.memory.pool import BufferPool
 from gradserve.v1 import tensor_messages_pb2, tensor_pb2, tensor_service_pb2_grpc
 from gradserve_server.config import LeaseConfig, LimitsConfig, ServerConfig
 from gradserve_server.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from gradserve_server.leases.turn import Turn
 from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.spec import TensorSpec
 from gradserve_server.tensors.store import TensorStore
@@ -65,7 +66,7 @@ class World:
     def after(self, seconds: float) -> int:
         """Lets time pass; returns how many tensors expired."""
         self.now += seconds
-        return self.store.expire(100)
+        return self.store.expire(Turn(100))
 
     @property
     def used(self) -> tuple[int, int]:
@@ -228,7 +229,7 @@ def test_tensors_that_last_cost_nothing(world: World) -> None:
     world.store._queue._clock = now
     for _second in range(50):
         world.now += 1
-        assert world.store.expire(100) == 0
+        assert world.store.expire(Turn(100)) == 0
     assert looks == 50
     assert world.after(60) == 100
     assert world.after(0) == 100

@@ -19,6 +19,7 @@ from gradserve.wire.dtypes import to_data_type
 from gradserve.wire.payload import Array, buffer_of, wire_array
 from gradserve_server.config import LeaseConfig, ServerConfig
 from gradserve_server.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from gradserve_server.leases.turn import Turn
 from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.spec import TensorSpec
 from gradserve_server.tensors.store import TensorStore
@@ -430,15 +431,15 @@ def test_a_lease_ends(store: TensorStore, clock: Clock) -> None:
     put(store, lease=1e9)
     assert remaining(store) == {"h1": 10, "h2": 20, "h3": 100}
     clock.now += 9.5
-    assert store.expire(100) == 0
+    assert store.expire(Turn(100)) == 0
     assert remaining(store) == {"h1": 0.5, "h2": 10.5, "h3": 90.5}
     clock.now += 0.5
-    assert store.expire(100) == 1
+    assert store.expire(Turn(100)) == 1
     assert remaining(store) == {"h2": 10, "h3": 90}
     with pytest.raises(NotFoundError), store.use(["h1"]):
         pass
     clock.now += 1000
-    assert store.expire(100) == 2
+    assert store.expire(Turn(100)) == 2
     assert len(store) == 0
 
 
@@ -447,7 +448,7 @@ def test_use_renews_a_lease_and_holds_the_tensor(store: TensorStore, clock: Cloc
     clock.now += 9
     with store.use([handle, handle]) as inputs:
         clock.now += 100
-        assert store.expire(100) == 0
+        assert store.expire(Turn(100)) == 0
         assert inputs.arrays[handle].shape == (8,)
     assert remaining(store) == {handle: 10}
     clock.now += 9

@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from gradserve_server.accumulators.gradient import Average, Value
 from gradserve_server.accumulators.history import AverageHistory
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.kept_bytes import KeptBytes
 from gradserve_server.accumulators.rounds import EndedRound, Round
 from gradserve_server.accumulators.undelivered import UndeliveredAverages
 from gradserve_server.errors import AbortedError
+from gradserve_server.leases.turn import Turn
 from gradserve_server.tensors.quotas import Account, Quota
 
 
@@ -34,6 +36,7 @@ class KeptAverages:
         self,
         history: AverageHistory,
         undelivered: UndeliveredAverages,
+        kept: KeptBytes,
         memory: Quota,
         expire_at: Callable[[float, "KeptAverages"], None],
     ) -> None:
@@ -42,11 +45,13 @@ class KeptAverages:
         Args:
             history: Keeps averages for readers.
             undelivered: Keeps averages for calls that may be sent again.
+            kept: Counts the memory of the averages that both keep.
             memory: The quota of bytes.
             expire_at: Schedules a call of `expire` at a time of the clock of `undelivered`.
         """
         self.history = history
         self._undelivered = undelivered
+        self._kept = kept
         self._account = Account(memory)
         self._expire_at = expire_at
         self._expiry_asked_for = False
@@ -88,12 +93,13 @@ class KeptAverages:
         self._settle()
         return dropped
 
-    def expire(self) -> None:
-        """Releases averages kept for calls whose lease has ended."""
+    def expire(self, turn: Turn) -> int:
+        """Releases averages kept for calls whose lease has ended, in one turn; returns the number of calls."""
         self._expiry_asked_for = False
-        self._undelivered.expire()
+        count = self._undelivered.expire(turn)
         self._settle()
         self._ask_for_expiry()
+        return count
 
     def close(self, error: Exception) -> None:
         """Ends the waits of readers with an error, and frees the memory."""
@@ -102,7 +108,7 @@ class KeptAverages:
         self._settle()
 
     def _settle(self) -> None:
-        self._account.settle(self.history.nbytes + self._undelivered.nbytes(besides=self.history.rounds))
+        self._account.settle(self._kept.total)
 
     def _ask_for_expiry(self) -> None:
         deadline = self._undelivered.next_deadline

@@ -2,9 +2,14 @@
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Collection
+from itertools import islice
 
 from gradserve_server.accumulators.gradient import Average
+from gradserve_server.accumulators.kept_bytes import KeptBytes
 from gradserve_server.errors import OutOfRangeError
+
+_MOST_NAMED = 20
 
 
 class _Reading:
@@ -17,20 +22,18 @@ class _Reading:
 class AverageHistory:
     """The latest averages, by step, for any number of readers."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, kept: KeptBytes) -> None:
+        """Takes the number of averages to keep, and what counts their memory."""
         self._capacity = capacity
+        self._kept = kept
+        self._by_round: dict[int, Average] = {}
         self._averages: OrderedDict[int, Average] = OrderedDict()
         self._readings: dict[int | None, _Reading] = {}
 
     @property
-    def nbytes(self) -> int:
-        """The memory of the averages."""
-        return sum([average.nbytes for average in self._averages.values()])
-
-    @property
-    def rounds(self) -> frozenset[int]:
+    def rounds(self) -> Collection[int]:
         """The numbers of the rounds whose averages are kept."""
-        return frozenset(average.round_number for average in self._averages.values())
+        return self._by_round.keys()
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -47,14 +50,17 @@ class AverageHistory:
 
     def of_round(self, number: int) -> Average | None:
         """Returns the average of a round, None if it is not kept."""
-        return next((each for each in self._averages.values() if each.round_number == number), None)
+        return self._by_round.get(number)
 
     def add(self, average: Average) -> None:
         """Keeps an average in the place of the oldest, and hands it to the readers that wait for it."""
-        self._averages.pop(average.step, None)
-        self._averages[average.step] = average
+        replaced = self._averages.pop(average.step, None)
+        if replaced is not None:
+            self._forget(replaced)
+        self._averages[average.step] = self._by_round[average.round_number] = average
+        self._kept.add(average)
         while len(self._averages) > self._capacity:
-            self._averages.popitem(last=False)
+            self._forget(self._averages.popitem(last=False)[1])
         for key in (average.step, None):
             reading = self._readings.pop(key, None)
             if reading is not None:
@@ -94,10 +100,19 @@ class AverageHistory:
         for reading in self._readings.values():
             reading.answer.set_exception(error)
         self._readings.clear()
+        for average in self._averages.values():
+            self._forget(average)
         self._averages.clear()
 
+    def _forget(self, average: Average) -> None:
+        del self._by_round[average.round_number]
+        self._kept.remove(average)
+
     def _gone(self, step: int) -> OutOfRangeError:
-        kept = ", ".join(map(str, self._averages)) or "none"
+        newest = list(islice(reversed(self._averages), _MOST_NAMED))
+        kept = ", ".join(map(str, reversed(newest))) or "none"
+        if len(newest) < len(self._averages):
+            kept = f"..., {kept}"
         return OutOfRangeError(
             f"no average of step {step} is kept; expected one of the kept steps ({kept}) or a later step", field="step"
         )

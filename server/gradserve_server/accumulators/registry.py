@@ -10,6 +10,7 @@ from gradserve_server.accumulators.dense import Allocate
 from gradserve_server.accumulators.events import Event
 from gradserve_server.accumulators.history import AverageHistory
 from gradserve_server.accumulators.identity import CallMemory
+from gradserve_server.accumulators.kept_bytes import KeptBytes
 from gradserve_server.accumulators.ledger import Answer, Ledger
 from gradserve_server.accumulators.private_copies import PrivateCopies
 from gradserve_server.accumulators.round_sum import RoundSum
@@ -23,6 +24,7 @@ from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.errors import AbortedError, AlreadyExistsError, UnavailableError
 from gradserve_server.leases.lifetime import SHARED, Lifetime
 from gradserve_server.leases.lifetimes import Lifetimes
+from gradserve_server.leases.turn import Turn
 from gradserve_server.resources import Directory, ResourceKey
 from gradserve_server.state.journal import Journal, NoJournal
 from gradserve_server.tensors.quotas import Quota
@@ -125,8 +127,10 @@ class AccumulatorRegistry:
         return self._accumulators.page(container, after, size)
 
     def _make(self, key: ResourceKey, spec: AccumulatorSpec) -> Accumulator:
-        undelivered = UndeliveredAverages(self._limits.undelivered_lease_seconds, self._clock)
-        averages = KeptAverages(AverageHistory(spec.keep_averages), undelivered, self._memory, self._expiries.add)
+        kept = KeptBytes()
+        undelivered = UndeliveredAverages(self._limits.undelivered_lease_seconds, self._clock, kept)
+        history = AverageHistory(spec.keep_averages, kept)
+        averages = KeptAverages(history, undelivered, kept, self._memory, self._expiries.add)
         calls: CallMemory[Answer] = CallMemory(
             window=self._limits.id_window,
             max_clients=self._limits.max_clients,
@@ -153,10 +157,12 @@ class AccumulatorRegistry:
             waiters=self.waiters,
         )
 
-    def expire(self) -> None:
-        """Releases averages kept for calls whose lease has ended."""
-        for averages in self._expiries.pop_due(self._clock()):
-            averages.expire()
+    def expire(self, turn: Turn) -> int:
+        """Releases averages kept for calls whose lease has ended, in one turn; returns the number of calls."""
+        now, count = self._clock(), 0
+        while self._expiries.is_due(now) and turn.look():
+            count += self._expiries.pop().expire(turn)
+        return count
 
     def close(self) -> None:
         """Ends every wait because the server is shutting down."""

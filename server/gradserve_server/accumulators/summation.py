@@ -201,11 +201,12 @@ class WorkerOrderSum:
         self._allocate = allocate
         self._copies = PrivateCopies(reducer, allocate)
         self._held: list[tuple[Contribution, Gradient]] = []
+        self._nbytes = 0
 
     @property
     def nbytes(self) -> int:
         """The memory of the gradients held."""
-        return sum(gradient.nbytes for _, gradient in self._held)
+        return self._nbytes
 
     def growth(self, gradient: Gradient) -> int:
         """Returns the bytes of the memory quota that holding `gradient` takes."""
@@ -220,14 +221,18 @@ class WorkerOrderSum:
             MemoryError: There is not enough memory.
         """
         if not gradient.live:
-            return Staged(partial(self._held.append, (contribution, gradient)), 0)
+            return Staged(partial(self._hold, contribution, gradient), 0)
         copied, fill = self._copies.stage(gradient)
 
-        def hold() -> None:
+        def fill_and_hold() -> None:
             fill()
-            self._held.append((contribution, copied))
+            self._hold(contribution, copied)
 
-        return Staged(hold, gradient.dense_nbytes)
+        return Staged(fill_and_hold, gradient.dense_nbytes)
+
+    def _hold(self, contribution: Contribution, gradient: Gradient) -> None:
+        self._held.append((contribution, gradient))
+        self._nbytes += gradient.nbytes
 
     @property
     def pending_work(self) -> int:
@@ -256,7 +261,7 @@ class WorkerOrderSum:
         result = sums.stage_average(total_weight, memory if there is None else None).commit()
 
         def end() -> dict[str, Value]:
-            self._held = []
+            self._held, self._nbytes = [], 0
             return result
 
         return Staged(end, 0)

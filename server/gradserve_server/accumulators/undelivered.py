@@ -2,16 +2,18 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gradserve_server.accumulators.gradient import Average
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.kept_bytes import KeptBytes
+from gradserve_server.leases.turn import Turn
 
 
 @dataclass
 class _Held:
     average: Average
-    num_calls: int = 0
+    calls: dict[tuple[str, int], None] = field(default_factory=dict)
 
 
 class UndeliveredAverages:
@@ -23,8 +25,9 @@ class UndeliveredAverages:
     Not thread-safe: used on the event loop only.
     """
 
-    def __init__(self, lease_seconds: float, clock: Callable[[], float]) -> None:
-        """Takes a monotonic `clock` in seconds."""
+    def __init__(self, lease_seconds: float, clock: Callable[[], float], kept: KeptBytes) -> None:
+        """Takes a monotonic `clock` in seconds, and what counts the memory of averages."""
+        self._kept = kept
         self._lease_seconds = lease_seconds
         self._clock = clock
         self._calls: OrderedDict[tuple[str, int], tuple[float, int]] = OrderedDict()
@@ -37,10 +40,6 @@ class UndeliveredAverages:
         first = next(iter(self._calls.values()), None)
         return None if first is None else first[0]
 
-    def nbytes(self, besides: Container[int]) -> int:
-        """Returns the memory of the averages, without the rounds in `besides`."""
-        return sum(held.average.nbytes for number, held in self._rounds.items() if number not in besides)
-
     def get(self, round_number: int) -> Average | None:
         """Returns the average of a round, None if it is not kept."""
         held = self._rounds.get(round_number)
@@ -50,8 +49,13 @@ class UndeliveredAverages:
         """Keeps an average for the calls that it answers."""
         deadline = self._clock() + self._lease_seconds
         for call in calls:
-            self._rounds.setdefault(average.round_number, _Held(average)).num_calls += 1
-            self._calls[call.client_id, call.sequence] = (deadline, average.round_number)
+            held = self._rounds.get(average.round_number)
+            if held is None:
+                held = self._rounds[average.round_number] = _Held(average)
+                self._kept.add(average)
+            key = (call.client_id, call.sequence)
+            held.calls[key] = None
+            self._calls[key] = (deadline, average.round_number)
             self._by_client.setdefault(call.client_id, set()).add(call.sequence)
 
     def acknowledge(self, call: RequestId) -> bool:
@@ -61,18 +65,20 @@ class UndeliveredAverages:
             self._release(call.client_id, sequence)
         return bool(received)
 
-    def expire(self) -> None:
-        """Releases the averages of calls whose lease has ended."""
-        now = self._clock()
-        while self._calls and next(iter(self._calls.values()))[0] <= now:
+    def expire(self, turn: Turn) -> int:
+        """Releases the averages of calls whose lease has ended, in one turn; returns the number of calls."""
+        now, count = self._clock(), 0
+        while self._calls and next(iter(self._calls.values()))[0] <= now and turn.look():
             self._release(*next(iter(self._calls)))
+            count += 1
+        return count
 
     def drop_oldest(self, besides: Container[int]) -> bool:
         """Drops the oldest average, without the rounds in `besides`; returns False if there is none."""
         oldest = next((number for number in self._rounds if number not in besides), None)
         if oldest is None:
             return False
-        for key in [key for key, (_, number) in self._calls.items() if number == oldest]:
+        for key in list(self._rounds[oldest].calls):
             self._release(*key)
         return True
 
@@ -80,6 +86,8 @@ class UndeliveredAverages:
         """Releases all averages."""
         self._calls.clear()
         self._by_client.clear()
+        for held in self._rounds.values():
+            self._kept.remove(held.average)
         self._rounds.clear()
 
     def _release(self, client_id: str, sequence: int) -> None:
@@ -89,6 +97,7 @@ class UndeliveredAverages:
         if not sequences:
             del self._by_client[client_id]
         held = self._rounds[number]
-        held.num_calls -= 1
-        if not held.num_calls:
+        del held.calls[client_id, sequence]
+        if not held.calls:
             del self._rounds[number]
+            self._kept.remove(held.average)

@@ -45,7 +45,7 @@ class Layer(Protocol):
         ...
 
     async def expire(self) -> int:
-        """Forgets forwards whose lease has expired; returns how many."""
+        """Forgets forwards whose lease has expired, or some of many; returns how many."""
         ...
 
     def close(self) -> None:

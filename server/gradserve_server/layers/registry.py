@@ -216,9 +216,13 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
     async def expire(self) -> int:
         """Forgets forwards whose lease has expired; returns how many."""
         count = 0
-        for key, layer in list(self._keeping.items()):
+        for index, (key, layer) in enumerate(list(self._keeping.items())):
+            if index % _LOOKED_AT_ONCE == 0:
+                await asyncio.sleep(0)
             try:
-                count += await layer.expire()
+                while expired := await layer.expire():
+                    count += expired
+                    await asyncio.sleep(0)
             except ServiceError as error:
                 # The journal refused the event. Nothing has changed, and the next call tries again.
                 _log.warning("the forwards of layer %s did not expire: %s", key, error)

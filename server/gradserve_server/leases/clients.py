@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from gradserve_server.errors import InvalidArgumentError, ServiceError
 from gradserve_server.leases.lease import Lease, LeaseQueue
+from gradserve_server.leases.turn import Turn
 from gradserve_server.limits import MAX_ID_BYTES, check_length
 
 _DELETED_AT_ONCE = 256
@@ -107,14 +108,14 @@ class ClientLeases:
         _check_id(client_id)
         count = self._end(client_id, "it was private to a client that was closed")
         while self._ending:
-            self.delete_some(_DELETED_AT_ONCE)
+            self.delete_some(Turn(_DELETED_AT_ONCE))
             await asyncio.sleep(0)
         return count
 
-    def delete_some(self, limit: int) -> int:
-        """Deletes up to `limit` resources of clients whose leases have ended; returns the number."""
+    def delete_some(self, turn: Turn) -> int:
+        """Deletes resources of clients whose leases have ended, in one turn; returns the number."""
         count = 0
-        while self._ending and count < limit:
+        while self._ending and turn.look():
             client, reason = self._ending[-1]
             if not client.owned:
                 self._ending.pop()

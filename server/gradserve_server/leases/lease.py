@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
+from gradserve_server.leases.turn import Turn
+
 ItemT = TypeVar("ItemT")
 
 _FEW = 64
@@ -92,10 +94,10 @@ class LeaseQueue(Generic[ItemT]):
             self._heap = [entry for entry in self._heap if entry[2].is_queued]
             heapq.heapify(self._heap)
 
-    def pop(self) -> Lease[ItemT] | None:
-        """Removes and returns a lease that has ended, None if there is none."""
+    def pop(self, turn: Turn) -> Lease[ItemT] | None:
+        """Removes and returns a lease that has ended, None if there is none or the turn is over."""
         now = self._clock()
-        while self._heap and self._heap[0][0] <= now:
+        while self._heap and self._heap[0][0] <= now and turn.look():
             _, _, lease = heapq.heappop(self._heap)
             if not lease.is_queued:
                 continue

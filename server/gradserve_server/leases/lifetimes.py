@@ -5,6 +5,7 @@ from collections.abc import Callable
 from gradserve_server.leases.clients import Client, ClientLeases, Delete, End, Owned
 from gradserve_server.leases.lease import Lease, LeaseQueue
 from gradserve_server.leases.lifetime import Lifetime
+from gradserve_server.leases.turn import Turn
 
 
 class Life:
@@ -70,17 +71,11 @@ class Lifetimes:
             leases.append(idle)
         return Life(lifetime, tuple(leases), lambda: self._end(client, owned, idle))
 
-    def expire(self, limit: int) -> int:
-        """Deletes up to `limit` resources whose leases have ended; returns the number."""
-        count = 0
-        while count < limit:
-            deleted = self.clients.delete_some(limit - count)
-            if not deleted:
-                lease = self._queue.pop()
-                if lease is None:
-                    break
-                deleted = lease.item()
-            count += deleted
+    def expire(self, turn: Turn) -> int:
+        """Deletes resources whose leases have ended, in one turn; returns the number."""
+        count = self.clients.delete_some(turn)
+        while (lease := self._queue.pop(turn)) is not None:
+            count += lease.item() + self.clients.delete_some(turn)
         return count
 
     def _end(self, client: Client | None, owned: Owned, idle: Lease[End] | None) -> None:

@@ -10,6 +10,7 @@ from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
 from gradserve_server.leases.lease import Lease, LeaseQueue
+from gradserve_server.leases.turn import Turn
 from gradserve_server.limits import quoted
 from gradserve_server.tensors.quotas import Account, Quota
 from gradserve_server.tensors.serials import Serials
@@ -256,10 +257,10 @@ class TensorStore:
             for entry in self._by_serial.after(after_serial, size)
         ]
 
-    def expire(self, limit: int) -> int:
-        """Deletes up to `limit` unused tensors whose leases have ended; returns the number."""
+    def expire(self, turn: Turn) -> int:
+        """Deletes unused tensors whose leases have ended, in one turn; returns the number."""
         count = 0
-        while count < limit and (lease := self._queue.pop()) is not None:
+        while (lease := self._queue.pop(turn)) is not None:
             count += self.delete([lease.item])
         return count
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gradserve_server.app import Server
 from gradserve_server.config import ServerConfig
+from gradserve_server.leases.turn import Turn
 from gradserve_server.parts import Parts
 from gradserve_server.rpc.listeners.grpc_listener import ClientKeepalive, GrpcListener
 from gradserve_server.testing import LocalServer
@@ -47,7 +48,7 @@ def pass_time(server: AgingServer, seconds: float) -> None:
 
     def skip(running: Server) -> None:
         server.clock.skipped += seconds
-        running.lifetimes.expire(10_000)
+        running.lifetimes.expire(Turn(10_000))
 
     server.inspect(skip)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from gradserve_server.errors import AbortedError, NotFoundError
 from gradserve_server.layers.batch_norm.events import ForwardEnded
+from gradserve_server.layers.batch_norm.expiries import Expiries
 from gradserve_server.layers.batch_norm.saved import Moments, Saved, num_bytes_of
 from gradserve_server.limits import quoted
 from gradserve_server.state.id_window import IdWindow
@@ -37,6 +38,7 @@ class Forward:
         claimed: The `saved` that the last backward is being computed with: no other backward can begin with it.
         pending: What its update needs, while that is to come.
         lease: Seconds without use until the forward is forgotten.
+        queued: See `Expiries`.
     """
 
     forward_id: str
@@ -48,6 +50,7 @@ class Forward:
     lease: float = 0.0
     expires: float = 0.0
     users: int = 0
+    queued: float | None = None
 
     @property
     def can_begin(self) -> bool:
@@ -93,6 +96,7 @@ class Forwards:
         self._forwards: dict[str, Forward] = {}
         self._fates: IdWindow[str, Fate] = IdWindow(remembered)
         self._closed = False
+        self._expiries: Expiries[Forward] = Expiries()
 
     def __len__(self) -> int:
         return len(self._forwards)
@@ -143,9 +147,8 @@ class Forwards:
         return [forward for forward in found if forward is not None and forward.pending is not None]
 
     def expired(self) -> tuple[str, ...]:
-        """Returns the ids of unused forwards whose lease has expired."""
-        now = self._clock()
-        return tuple(each.forward_id for each in self if each.expires <= now and each.users == 0)
+        """Returns the ids of unused forwards whose lease has expired, or of some if there are many."""
+        return tuple([each.forward_id for each in self._expiries.expired(self._clock())])
 
     @contextmanager
     def room(self, saved: Saved | None, pending: Moments | None, reserved: Account | None = None) -> Iterator[None]:
@@ -230,6 +233,7 @@ class Forwards:
             forward.pending = event.pending
         self._settle_memory(forward, num_bytes_of(forward.saved, forward.pending))
         forward.lease, forward.expires = event.lease, self._clock() + event.lease
+        self._expiries.add(forward)
 
     def settle(self, forward_id: str) -> None:
         """Releases the update of a forward, which has been run."""
@@ -276,6 +280,7 @@ class Forwards:
 
     def _drop(self, forward: Forward) -> None:
         del self._forwards[forward.forward_id]
+        self._expiries.remove(forward)
         self._handles.settle(len(self))
         self._set_fate(forward.forward_id, forward.fate)
         self._settle_memory(forward, 0)
