@@ -1,7 +1,7 @@
 """Requests with their tensors beside the message."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -9,8 +9,10 @@ from google.protobuf.message import Message
 from gradserve.v1 import tensor_pb2
 from gradserve.wire.frames import aligned
 
+MessageT = TypeVar("MessageT", bound=Message)
 
-def move_contents(request: Message) -> tuple[Message, bytes]:
+
+def move_contents(request: MessageT) -> tuple[MessageT, bytes]:
     """Returns a request whose tensors have their contents in a payload, and that payload."""
     moved = type(request)()
     moved.CopyFrom(request)

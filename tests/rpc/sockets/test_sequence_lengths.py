@@ -64,11 +64,11 @@ class Rewriting:
         self.num_rewritten += 1
 
 
-def same(ours: tensor_pb2.Tensor, theirs: tensor_pb2.Tensor) -> None:
+def same(given: tensor_pb2.Tensor, expected: tensor_pb2.Tensor) -> None:
     """Checks that two tensors agree but for rounding: NumPy computes until the kernels are loaded."""
-    pair = [np.frombuffer(each.content, np.float32).astype(np.float64) for each in (ours, theirs)]
-    assert pair[0].size
-    np.testing.assert_allclose(*pair, rtol=1e-4, atol=1e-5)
+    ours, theirs = (np.frombuffer(each.content, np.float32) for each in (given, expected))
+    assert ours.size
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def before(function: Callable[..., Any], event: Callable[[], None]) -> Callable[..., Any]:
