@@ -104,8 +104,8 @@ class SharedAverages:
     """Memory for the averages of one accumulator.
 
     A client that once mapped a block can read whatever is written there later. So a block is used again only for
-    averages of the same accumulator, which whoever read one may read as well. Sums are there, too: separate memory for
-    them would be half as much again.
+    averages of the same accumulator, which whoever read one may read as well. Sums are there, too, and visible while
+    they grow: separate memory for them would be half as much again, and filling it a tenth of the server's work.
     """
 
     takes_sums = True
