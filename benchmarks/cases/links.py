@@ -22,12 +22,35 @@ _SIZES = {
     LinkSpec(200, 0.02): 10 * MB,
     LinkSpec(200, 0.08): 10 * MB,
 }
+_LONG_LINK, _LONG_LINK_BYTES = LinkSpec(1000, 0.08, by_packet=True), 100 * MB
+_NUM_SOCKETS = 4
+_FOUR_SOCKETS = f"{_NUM_SOCKETS} raw sockets"
+_ONE_SOCKET_ONLY = {"GRADSERVE_BULK_SOCKETS": "1"}
 _TARGETS = tuple(Target(_RAW_SOCKET, (_RAW_SOCKET,), 0.9, way.label) for way in (BULK, GRPC))
 
 
 def comparisons() -> list[Comparison]:
     """All links; a gradient takes about as long on each of them."""
-    return [_compare(link, num_bytes) for link, num_bytes in _SIZES.items()]
+    return [*(_compare(link, num_bytes) for link, num_bytes in _SIZES.items()), _over_a_long_link()]
+
+
+def _over_a_long_link() -> Comparison:
+    """One worker, where the buffers of one TCP connection hold less than the link."""
+    one_worker = replace(_compare(_LONG_LINK, _LONG_LINK_BYTES), num_bytes=2 * _LONG_LINK_BYTES)
+    bulk, grpc, raw = (replace(each, num_workers=1) for each in one_worker.contestants)
+    return replace(
+        one_worker,
+        title=f"round of one worker, {size_name(_LONG_LINK_BYTES)}, over {_LONG_LINK.name}",
+        contestants=(
+            bulk,
+            replace(bulk, label=f"{bulk.label}, GRADSERVE_BULK_SOCKETS=1", variables=_ONE_SOCKET_ONLY),
+            grpc,
+            raw,
+            replace(raw, label=_FOUR_SOCKETS, options={**raw.options, "num_sockets": _NUM_SOCKETS}),
+        ),
+        num_own=3,
+        targets=(Target(_FOUR_SOCKETS, (_FOUR_SOCKETS,), 0.9, bulk.label),),
+    )
 
 
 def _compare(link: LinkSpec, num_bytes: int) -> Comparison:

@@ -16,10 +16,10 @@ CLIENT_LEASE_SECONDS = 1.0
 
 
 @contextlib.contextmanager
-def link_or_skip(megabits: float) -> Iterator[Link]:
+def link_or_skip(megabits: float, round_trip: float = 0.0) -> Iterator[Link]:
     with contextlib.ExitStack() as stack:
         try:
-            link = stack.enter_context(capped_link(megabits))
+            link = stack.enter_context(capped_link(megabits, round_trip))
         except LinkNotAvailableError as error:
             pytest.skip(f"no links on this machine: {error}")
         yield link

@@ -186,6 +186,8 @@ def test_unknown_variables(tmp_path: Path, variable: str, value: str, message: s
     ("variable", "value"),
     [
         ("GRADSERVE_ADDRESS", "localhost:1"),
+        ("GRADSERVE_BULK_SOCKETS", "1"),
+        ("GRADSERVE_TRANSPORT", "bulk"),
         ("GRADSERVE_PORT", "tcp://10.0.0.1:50051"),
         ("GRADSERVE_PORT_50051_TCP", "tcp://10.0.0.1:50051"),
         ("GRADSERVE_PORT_50051_TCP_ADDR", "10.0.0.1"),

@@ -1,8 +1,8 @@
 """A link of a chosen bandwidth to a network namespace, where a server runs.
 
-Two virtual network devices (veth) are the ends of the link: one here, one in the namespace. A token bucket filter (tbf)
-caps what each of them sends. The namespace belongs to a process that ends when this one does, however that ends; with
-the process go the namespace, and with that both devices.
+Two virtual network devices (veth, or TUN if packets are delayed) are the ends of the link: one here, one in the
+namespace. A token bucket filter (tbf) caps what each of them sends. The namespace belongs to a process that ends when
+this one does, however that ends; with the process go the namespace, and with that both devices.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from benchmarks.harness.links.packets import MTU, NoPacketsError, delaying_devices
+
 _PROGRAMS = ("ip", "tc", "unshare", "nsenter")
 _COMMAND_SECONDS = 30.0
 _QUEUE_SECONDS = 0.05
 _BURST_SECONDS = 0.01
 _LEAST_BURST_BYTES = 32 * 1024
+_QUEUE_PACKETS = 10_000
 
 
 class LinkNotAvailableError(Exception):
@@ -42,8 +45,12 @@ class Link:
 
 
 @contextlib.contextmanager
-def capped_link(megabits: float) -> Iterator[Link]:
+def capped_link(megabits: float, round_trip: float = 0.0) -> Iterator[Link]:
     """Makes a link with so many Mbit/s in each direction, until the end of the block.
+
+    Args:
+        megabits: The bandwidth.
+        round_trip: The delay of packets in both directions together, in seconds.
 
     Raises:
         LinkNotAvailableError: The machine has no such links, or this process is not allowed to make them.
@@ -56,7 +63,7 @@ def capped_link(megabits: float) -> Iterator[Link]:
     base = (198 << 24 | 18 << 16) + 4 * number
     here, there = _dotted(base + 1), _dotted(base + 2)
     device = f"gradserve{number}"
-    with _namespace() as pid, _pair_of_devices(device, pid):
+    with _namespace() as pid, _delaying_pair(device, pid, round_trip) if round_trip else _pair_of_devices(device, pid):
         enter = ("nsenter", f"--net=/proc/{pid}/ns/net", "--")
         for prefix, address in (((), here), (enter, there)):
             _run(*prefix, "ip", "address", "add", f"{address}/30", "dev", device)
@@ -105,6 +112,22 @@ def _pair_of_devices(name: str, pid: int) -> Iterator[None]:
         # The kernel removes both some time after the namespace has lost its last process: do it now.
         with contextlib.suppress(LinkNotAvailableError):
             _run("ip", "link", "delete", name)
+
+
+@contextlib.contextmanager
+def _delaying_pair(name: str, pid: int, round_trip: float) -> Iterator[None]:
+    """Makes two devices, one here and one in the namespace of a process, between which packets take their time."""
+    there = f"{name}x"
+    try:
+        with delaying_devices((name, there), round_trip / 2):
+            _run("ip", "link", "set", there, "netns", str(pid))
+            enter = ("nsenter", f"--net=/proc/{pid}/ns/net", "--")
+            _run(*enter, "ip", "link", "set", there, "name", name)
+            for prefix in ((), enter):
+                _run(*prefix, "ip", "link", "set", name, "mtu", str(MTU), "txqueuelen", str(_QUEUE_PACKETS))
+            yield
+    except NoPacketsError as error:
+        raise LinkNotAvailableError(str(error)) from None
 
 
 def _run(*command: str) -> None:

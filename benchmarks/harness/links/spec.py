@@ -38,15 +38,19 @@ class LinkSpec:
     Attributes:
         megabits: The bandwidth of each direction, in Mbit/s.
         round_trip: The delay of both directions together, in seconds.
+        by_packet: Whether packets are delayed, so that TCP waits for its acknowledgements as on a long link. Otherwise
+            the bytes of connections are, in a relay that answers at once.
     """
 
     megabits: float
     round_trip: float = 0.0
+    by_packet: bool = False
 
     @property
     def name(self) -> str:
         """The link in a title, such as "200 Mbit/s, 20 ms"."""
         delay = f", {self.round_trip * 1e3:g} ms" if self.round_trip else ""
+        delay += " by packet" if self.by_packet else ""
         rate = f"{self.megabits / 1e3:g} Gbit/s" if self.megabits >= 1e3 else f"{self.megabits:g} Mbit/s"
         return f"{rate}{delay}"
 
@@ -58,9 +62,9 @@ class LinkSpec:
             LinkNotAvailableError: The machine has no such links, or this process is not allowed to make them.
         """
         with contextlib.ExitStack() as stack:
-            link = stack.enter_context(capped_link(self.megabits))
+            link = stack.enter_context(capped_link(self.megabits, self.round_trip if self.by_packet else 0.0))
             host = link.there
-            if self.round_trip:
+            if self.round_trip and not self.by_packet:
                 host = link.here
                 capacity = int(self.megabits * 1e6 / 8 * (self.round_trip + _RELAY_QUEUE_SECONDS))
                 ports = (GRPC_PORT, BULK_PORT)

@@ -196,7 +196,8 @@ def test_a_payload_that_does_not_fit_is_dropped_on_all_strands(server: LocalServ
 def test_a_strand_that_breaks_ends_the_connection(server: LocalServer) -> None:
     with rope_of(server, 2) as rope:
         rope.strands.pop().sock.close()
-        rope.send_split(np.zeros(MIB, np.float32), 2)
+        with contextlib.suppress(ConnectionError):  # the server may end the connection before all is sent
+            rope.send_split(np.zeros(MIB, np.float32), 2)
         assert rope.main.is_closed_by_server()
 
 
