@@ -1,4 +1,4 @@
-"""Tensors that are read and released count until the reply has left, or cannot leave any more."""
+"""Tensors that are read and released count until the reply has left, or cannot leave any more; then they are gone."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -104,3 +104,15 @@ def test_it_counts_until_the_reply_has_left(reader: Reader, server: LocalServer,
     assert eventually(lambda: used(server), lambda use: use[0] == 0) == (0, NUM_BYTES, 1)
     getattr(reader, end)()
     eventually(lambda: used(server), (0, 0, 0).__eq__)
+
+
+def test_what_a_ticket_does_not_allow_to_read_stays(server: LocalServer) -> None:
+    (handle,) = server.inspect(lambda each: each.store.keep([np.zeros(1 << 20, np.uint8)], None, shared=False))
+    ticket = issue_ticket(server.address, num_bytes=1 << 19)
+    with FrameClient.over_tcp(ticket) as client:
+        assert client.hello(ticket.ticket).header.code == 0
+        request = tensor_messages_pb2.ReadTensorsRequest(handles=[handle], release=True)
+        client.call("TensorService.ReadTensors", request)
+        assert client.receive().header.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    assert used(server) == (1, 1 << 20, 1)
+    assert server.inspect(lambda each: each.store.delete([handle])) == 1

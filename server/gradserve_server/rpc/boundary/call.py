@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+from gradserve_server.errors import ServiceError
 from gradserve_server.tensors.payload import NO_PAYLOAD, Payload
 
 
@@ -17,23 +19,23 @@ class Call:
         deadline: The time at which its client stops waiting, by `time.monotonic`; None for never.
         payload: What came beside the message.
         carries_results: Whether results of any size travel with the reply.
-        endings: What to do once the reply has left, or cannot leave any more.
+        endings: What has been entered and is left once the reply has left, or cannot leave any more.
     """
 
     method: str
     deadline: float | None = None
     payload: Payload = NO_PAYLOAD
     carries_results: bool = False
-    endings: list[Callable[[], None]] = field(default_factory=list)
+    endings: list[AbstractContextManager[object]] = field(default_factory=list)
 
     def time_left(self) -> float | None:
         """Returns the seconds that the client goes on waiting, None for no limit."""
         return None if self.deadline is None else max(self.deadline - time.monotonic(), 0.0)
 
-    def end(self) -> None:
-        """Does what is to be done at the end, the latest first."""
+    def end(self, error: ServiceError | None = None) -> None:
+        """Leaves the endings, the latest first; with an error if the call has failed after all."""
         while self.endings:
-            self.endings.pop()()
+            self.endings.pop().__exit__(None if error is None else type(error), error, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,7 @@ class TensorServicer:
                 )
             contents = Contents()
             response = messages_pb2.ReadTensorsResponse(tensors=contents.tensors(arrays))
-            call.endings.append(using.pop_all().close)  # until then the memory is in use, and counts
+            call.endings.append(using.pop_all())  # until then the memory is in use, and counts
         return WithContents(response, contents)
 
     async def DeleteTensors(

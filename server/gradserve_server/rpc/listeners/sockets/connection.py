@@ -230,7 +230,7 @@ class Connection:
             call.payload.close()
             if self._payloads.is_busy:
                 await self._payloads.wait()
-        return await self._reply(response)
+        return await self._reply(response, call)
 
     async def _receive_and_begin(self, method: Method, request: Any, call: Call) -> Begun[Any]:
         """Begins a call with a payload: when that is there, or before if it is large and the method can."""
@@ -281,7 +281,7 @@ class Connection:
             raise _LeftError("it gave up a call that could not be cancelled any more")
         return response
 
-    async def _reply(self, response: Any) -> None:
+    async def _reply(self, response: Any, call: Call) -> None:
         contents = Contents()
         assert self._grant is not None
         if not self._grant.to_client:
@@ -291,12 +291,12 @@ class Connection:
                 response, contents = response.message, response.contents
             message = response.SerializeToString()
         if contents.num_bytes > self._grant.max_payload_bytes:
-            return await self._reply_error(
-                ResourceExhaustedError(
-                    f"the result has {contents.num_bytes} bytes, at most {self._grant.max_payload_bytes} are allowed "
-                    "by the ticket of this connection"
-                )
+            error = ResourceExhaustedError(
+                f"the result has {contents.num_bytes} bytes, at most {self._grant.max_payload_bytes} are allowed "
+                "by the ticket of this connection"
             )
+            call.end(error)
+            return await self._reply_error(error)
         if self._has_regions:
             shown = self._server_regions.show(contents.buffers)
             pieces, segments = shown.pieces, pack_segments(shown.segments)
