@@ -4,7 +4,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -21,8 +21,9 @@ from gradserve_server.testing import LocalServer
 from tests.servers.announcing import announce, bulk_address
 from tests.servers.connecting import NO_RETRIES, connect_with, without_retries
 from tests.servers.faulty_proxy import Fault, Faults, FaultyProxy
+from tests.servers.held import Held, held_by
 from tests.servers.lost_replies import LostReplies
-from tests.servers.polling import PATIENCE_SECONDS
+from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.runtime import NOT_WARMED_UP
 
 T = TypeVar("T")
@@ -80,6 +81,8 @@ NETWORKS = {
     "cut connections, the client retries too": (Transport.GRPC, RetryPolicy()),
     "cut bulk sockets": (Transport.BULK, NO_RETRIES),
     "cut bulk sockets, the client retries too": (Transport.BULK, RetryPolicy()),
+    "cut Unix sockets": (Transport.SHARED_MEMORY, NO_RETRIES),
+    "cut Unix sockets, the client retries too": (Transport.SHARED_MEMORY, RetryPolicy()),
     "lost replies": (Transport.AUTO, NO_RETRIES),
 }
 
@@ -93,18 +96,43 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network]:
         if request.param == "lost replies":
             replies = LostReplies(COUNTING, probability=0.3, seed=21)
             server = stack.enter_context(LocalServer(ServerConfig(runtime=NOT_WARMED_UP), replies.parts))
+            before = held_by(server)
             yield Network(server.address, server.address, settings, lambda: len(replies.lost))
+            check_nothing_is_left(server, before)
         else:
             server = stack.enter_context(LocalServer(ServerConfig(runtime=NOT_WARMED_UP)))
-            cuts_sockets = transport is Transport.BULK
+            cuts_sockets = transport is not Transport.GRPC
             # A call takes fewer pieces of traffic on a socket.
             faults = Faults(mean_reads=15 if cuts_sockets else 30, seed=20)
-            target = bulk_address(server) if cuts_sockets else server.address
-            proxy = stack.enter_context(FaultyProxy(target, faults))
-            if cuts_sockets:
-                announce(server, tcp=[proxy.address])
-            address = server.address if cuts_sockets else proxy.address
-            yield Network(address, server.address, settings, lambda: sum(faults.happened.values()), faults, is_seen)
+            before = held_by(server)
+            with failing(server, transport, faults) as address:
+                yield Network(address, server.address, settings, faults.happened.total, faults, is_seen)
+            check_nothing_is_left(server, before)
+
+
+@contextmanager
+def failing(server: LocalServer, transport: Transport, faults: Faults) -> Iterator[str]:
+    """Puts a proxy between a server and its clients; returns what these connect to."""
+    places = server.server._socket_addresses
+    targets = {
+        Transport.GRPC: server.address,
+        Transport.BULK: bulk_address(server),
+        Transport.SHARED_MEMORY: places.unix_path,
+    }
+    with FaultyProxy(targets[transport], faults) as proxy:
+        if transport is Transport.BULK:
+            announce(server, tcp=[proxy.address])
+        elif transport is Transport.SHARED_MEMORY:
+            announce(server, unix_path=proxy.address)
+        yield proxy.address if transport is Transport.GRPC else server.address
+
+
+def check_nothing_is_left(server: LocalServer, before: Held) -> None:
+    """Checks that clients that have gone left nothing but accumulators."""
+    with gradserve.connect(server.address, transport="grpc", timeout=PATIENCE_SECONDS) as client:
+        for each in client.list_accumulators():
+            client.delete_accumulator(each.name)
+    eventually(lambda: held_by(server), lambda held: held.is_no_more_than(before), within=20)
 
 
 def one_hot(position: int, size: int) -> np.ndarray:
@@ -207,7 +235,7 @@ def test_every_push_pull_is_in_its_round_once(network: Network, name: str, num_f
     Uploaded gradients are left on the server when a reply is lost; a repeated call must release them.
     """
     num_workers, num_rounds = (4, 40) if num_floats == 8 else (4, 15)
-    if network.faults is not None and num_floats > 8:
+    if network.faults is not None and num_floats > 8 and network.settings.transport is not Transport.SHARED_MEMORY:
         network.faults.mean_reads = 80  # An upload is many reads: some are to succeed.
     persist = Persistence()
 
@@ -243,12 +271,14 @@ def test_every_push_pull_is_in_its_round_once(network: Network, name: str, num_f
     assert persist.repeated >= 1 or not network.is_seen
 
 
-def test_the_proxy_does_every_fault(server_address: str, name: str) -> None:
+@pytest.mark.parametrize("transport", [Transport.GRPC, Transport.BULK, Transport.SHARED_MEMORY])
+def test_the_proxy_does_every_fault(transport: Transport) -> None:
     faults = Faults(mean_reads=5, seed=3)
     persist = Persistence()
     with (
-        FaultyProxy(server_address, faults) as proxy,
-        connect_with(proxy.address, without_retries(PATIENCE_SECONDS, Transport.GRPC)) as client,
+        LocalServer(ServerConfig(runtime=NOT_WARMED_UP)) as server,
+        failing(server, transport, faults) as address,
+        connect_with(address, without_retries(PATIENCE_SECONDS, transport)) as client,
     ):
         while set(faults.happened) < set(Fault):
             persist(lambda _: client.server_info())

@@ -1,68 +1,24 @@
 """Workers that are killed at each stage of a round, on every way: it stays exact, and nothing of them is left."""
 
-import gc
 import multiprocessing
-import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
-from typing import Self, get_args
+from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 import pytest
 
 import gradserve
-from gradserve_server.app import Server
 from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.accumulators.doomed_worker import COMPONENT, SIZE, STAGES, Round, Way, accumulator, work_until_killed
+from tests.servers.held import held_by
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.runtime import NOT_WARMED_UP
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([work_until_killed.__module__])
-
-
-@dataclass(frozen=True)
-class Held:
-    """What a server holds for its clients."""
-
-    memory: int
-    in_flight: int
-    region_bytes: int
-    regions: int
-    readers: int
-    connections: int
-    waiters: int
-    handles: int
-    descriptors: int
-    threads: int
-
-    def is_no_more_than(self, before: Self) -> bool:
-        """True if nothing is held that was not held before."""
-        return all(now <= then for now, then in zip(astuple(self), astuple(before), strict=True))
-
-
-def held_by(local: LocalServer) -> Held:
-    gc.collect()
-
-    def look(server: Server) -> Held:
-        context = server._sockets._context
-        return Held(
-            context.memory.used,
-            context.in_flight.used,
-            context.region_bytes.used,
-            context.regions.used,
-            context.readers.count,
-            len(server._sockets._connections),
-            server.registry.waiters.used,
-            len(server.store),
-            len(os.listdir("/proc/self/fd")),
-            threading.active_count(),
-        )
-
-    return local.inspect(look)
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,33 @@
-"""A TCP proxy that fails as networks do: it cuts connections and loses replies, or falls silent."""
+"""A proxy that fails as networks do: it cuts connections, loses or delays what they carry, or falls silent."""
 
 import asyncio
 import contextlib
+import os
 import random
+import shutil
+import socket
+import tempfile
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Self
 
 from tests.servers.polling import PATIENCE_SECONDS
 
 _READ_BYTES = 1 << 16
+_MAX_DESCRIPTORS = 8
+_LATE_SECONDS = 0.1
+"""How long a late request waits at most for others to go before it."""
 
 
 class Fault(Enum):
     """How a connection ends."""
 
+    CUT_REQUEST = "the connection is cut in the middle of the request"
     CUT_AFTER_REQUEST = "the request goes through, then the connection is cut"
+    LATE_REQUEST = "the client's side is cut, and the request goes through later, behind another one"
     DROP_REPLY = "the connection is cut when the reply comes, of which nothing is passed on"
     CUT_REPLY = "the connection is cut in the middle of the reply"
 
@@ -39,12 +48,15 @@ class Faults:
 
 
 class FaultyProxy:
-    """Listens on a free port of 127.0.0.1, in a thread of its own, and passes on what comes to another address."""
+    """Listens in a thread of its own, and passes on what comes to another address.
+
+    Attributes:
+        address: Where it listens: a free port of 127.0.0.1, or a path if that is what it passes everything on to.
+    """
 
     def __init__(self, target: str, faults: Faults | None = None) -> None:
-        """Takes the "HOST:PORT" to pass everything on to."""
-        self._host, _, port = target.rpartition(":")
-        self._port = int(port)
+        """Takes the "HOST:PORT" or the path of a Unix socket to pass everything on to."""
+        self._target = target
         self.faults = faults if faults is not None else Faults()
         self._random = random.Random(self.faults.seed)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="faulty-proxy")
@@ -52,6 +64,7 @@ class FaultyProxy:
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
         self._flowing: asyncio.Event
+        self._traffic: asyncio.Event
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_cut = False
         self.address = ""
@@ -80,71 +93,145 @@ class FaultyProxy:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
+    async def flowing(self) -> None:
+        """Returns when traffic is passed on, which this is."""
+        await self._flowing.wait()
+        self._traffic.set()
+
+    async def others(self) -> None:
+        """Returns when something else was passed on, or nothing is for a while."""
+        self._traffic.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LATE_SECONDS):
+                await self._traffic.wait()
+
+    @property
+    def _is_unix(self) -> bool:
+        return self._target.startswith("/")
+
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._stop, self._flowing = asyncio.Event(), asyncio.Event()
+        self._stop, self._flowing, self._traffic = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._flowing.set()
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        self._ready.set()
-        await self._stop.wait()
-        server.close()
-        # Connections that were accepted in this moment get their task.
-        await asyncio.sleep(0)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        folder = Path(tempfile.mkdtemp())
+        with self._socket() as listening:
+            if self._is_unix:
+                self.address = str(folder / "socket")
+                listening.bind(self.address)
+            else:
+                listening.bind(("127.0.0.1", 0))
+                self.address = f"127.0.0.1:{listening.getsockname()[1]}"
+            listening.listen()
+            accepting = asyncio.create_task(self._accept(listening))
+            self._ready.set()
+            await self._stop.wait()
+            await _cancelled(accepting)
+        await _cancelled(*self._tasks)
+        shutil.rmtree(folder)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        # A cancelled handler would be reported by asyncio as an error.
-        with contextlib.suppress(OSError, asyncio.CancelledError):
-            async with _closing(writer):
-                if self._is_cut:
-                    return
-                server_reader, server_writer = await asyncio.open_connection(self._host, self._port)
-                async with _closing(server_writer):
-                    await self._carry(reader, writer, server_reader, server_writer)
-        self._tasks.discard(task)
+    async def _accept(self, listening: socket.socket) -> None:
+        while True:
+            client, _ = await self._loop.sock_accept(listening)
+            client.setblocking(False)
+            task = asyncio.create_task(self._connect(client))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    async def _carry(
-        self,
-        client: asyncio.StreamReader,
-        to_client: asyncio.StreamWriter,
-        server: asyncio.StreamReader,
-        to_server: asyncio.StreamWriter,
-    ) -> None:
+    async def _connect(self, client: socket.socket) -> None:
+        with client, self._socket() as server, contextlib.suppress(OSError):
+            if not self._is_cut:
+                await self._loop.sock_connect(server, self._target_address())
+                await self._carry(_End(client), _End(server))
+
+    async def _carry(self, client: "_End", server: "_End") -> None:
         connection = _Connection(self, self._draw_reads(), self._random.choice(list(Fault)))
         directions = [
-            asyncio.create_task(connection.pass_requests(client, to_server)),
-            asyncio.create_task(connection.pass_replies(server, to_client)),
+            asyncio.create_task(connection.pass_requests(client, server)),
+            asyncio.create_task(connection.pass_replies(server, client)),
         ]
         try:
             await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for direction in directions:
-                direction.cancel()
-            await asyncio.gather(*directions, return_exceptions=True)
+            await _cancelled(*directions)
 
     def _draw_reads(self) -> float:
         mean = self.faults.mean_reads
         return float("inf") if mean is None else self._random.expovariate(1 / mean)
 
-    async def flowing(self) -> None:
-        """Returns when traffic is passed on."""
-        await self._flowing.wait()
+    def _socket(self) -> socket.socket:
+        made = socket.socket(socket.AF_UNIX if self._is_unix else socket.AF_INET)
+        made.setblocking(False)
+        return made
+
+    def _target_address(self) -> str | tuple[str, int]:
+        host, _, port = self._target.rpartition(":")
+        return self._target if self._is_unix else (host, int(port))
 
 
-@contextlib.asynccontextmanager
-async def _closing(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
-    try:
-        yield
-    finally:
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
+async def _cancelled(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What one system call received.
+
+    Attributes:
+        data: The bytes.
+        descriptors: The descriptors that came with them, which are closed once they are sent.
+    """
+
+    data: bytes
+    descriptors: tuple[int, ...] = ()
+
+    @property
+    def first_half(self) -> "_Piece":
+        return _Piece(self.data[: len(self.data) // 2], self.descriptors)
+
+
+class _End:
+    """One end of a connection through the proxy."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+
+    async def read(self) -> _Piece:
+        """Returns what comes next, nothing at the end."""
+        while True:
+            try:
+                data, descriptors, _, _ = socket.recv_fds(
+                    self._sock, _READ_BYTES, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                await self._readable()
+            else:
+                return _Piece(data, tuple(descriptors))
+
+    async def write(self, piece: _Piece) -> None:
+        """Sends a piece; its descriptors go with the first byte."""
+        data = piece.data
+        try:
+            if piece.descriptors and data:
+                data = data[socket.send_fds(self._sock, [data], piece.descriptors) :]
+        finally:
+            for each in piece.descriptors:
+                os.close(each)
+        await self._loop.sock_sendall(self._sock, data)
+
+    def end(self) -> None:
+        """Ends both directions."""
+        self._sock.shutdown(socket.SHUT_RDWR)
+
+    async def _readable(self) -> None:
+        ready = asyncio.Event()
+        self._loop.add_reader(self._sock, ready.set)
+        try:
+            await ready.wait()
+        finally:
+            self._loop.remove_reader(self._sock)
 
 
 class _Connection:
@@ -154,30 +241,37 @@ class _Connection:
         self._fault = fault
         self._established = False
 
-    async def pass_requests(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        while data := await source.read(_READ_BYTES):
+    async def pass_requests(self, client: _End, server: _End) -> None:
+        while (piece := await client.read()).data:
             await self._proxy.flowing()
-            target.write(data)
-            await target.drain()
-            if self._fails(Fault.CUT_AFTER_REQUEST):
-                return
+            match self._fault_of(Fault.CUT_REQUEST, Fault.CUT_AFTER_REQUEST, Fault.LATE_REQUEST):
+                case Fault.CUT_REQUEST:
+                    return await server.write(piece.first_half)
+                case Fault.CUT_AFTER_REQUEST:
+                    return await server.write(piece)
+                case Fault.LATE_REQUEST:
+                    client.end()
+                    await self._proxy.others()
+                    return await server.write(piece)
+            await server.write(piece)
+        return None
 
-    async def pass_replies(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        while data := await source.read(_READ_BYTES):
+    async def pass_replies(self, server: _End, client: _End) -> None:
+        while (piece := await server.read()).data:
             await self._proxy.flowing()
-            if self._fails(Fault.DROP_REPLY):
-                return
-            cut = self._fails(Fault.CUT_REPLY)
-            target.write(data[: len(data) // 2] if cut else data)
-            await target.drain()
-            if cut:
-                return
+            match self._fault_of(Fault.DROP_REPLY, Fault.CUT_REPLY):
+                case Fault.DROP_REPLY:
+                    return await client.write(_Piece(b"", piece.descriptors))
+                case Fault.CUT_REPLY:
+                    return await client.write(piece.first_half)
+            await client.write(piece)
             self._established = True
+        return None
 
-    def _fails(self, fault: Fault) -> bool:
-        """Counts what passes; only a connection that was of some use fails."""
-        self._reads_left -= 0.5 if fault is not Fault.CUT_AFTER_REQUEST else 1
-        if fault is not self._fault or self._reads_left > 0 or not self._established:
-            return False
-        self._proxy.faults.happened[fault] += 1
-        return True
+    def _fault_of(self, *faults: Fault) -> Fault | None:
+        """Counts what passes, and returns the fault that is due; only a connection that was of some use fails."""
+        self._reads_left -= 1
+        if self._fault not in faults or self._reads_left > 0 or not self._established:
+            return None
+        self._proxy.faults.happened[self._fault] += 1
+        return self._fault
