@@ -132,6 +132,7 @@ class Server:
                 residence,
                 opener,
                 in_flight,
+                self._compute,
                 stream_idle_seconds=config.runtime.stream_idle_seconds,
                 max_message_bytes=limits.max_message_bytes,
             ),

@@ -14,7 +14,7 @@
 `gradserve_server.rpc.boundary.status` maps each error to a gRPC status code.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 
 class ServiceError(Exception):
@@ -72,8 +72,8 @@ class request_fields:  # noqa: N801
 
     __slots__ = ("_paths",)
 
-    def __init__(self, paths: Mapping[str, str]) -> None:
-        """Takes the paths by the domain's name, which may be the beginning of a longer path."""
+    def __init__(self, paths: Mapping[str, str] | Callable[[], Mapping[str, str]]) -> None:
+        """Takes the paths by the domain's name, which may be the beginning of a longer path, or what makes them."""
         self._paths = paths
 
     def __enter__(self) -> None:
@@ -83,7 +83,8 @@ class request_fields:  # noqa: N801
         """Changes the field of an error."""
         if not isinstance(error, ServiceError) or error.field is None:
             return
-        for name, path in self._paths.items():
+        paths = self._paths() if callable(self._paths) else self._paths
+        for name, path in paths.items():
             if error.field == name or error.field.startswith(f"{name}."):
                 error.field = path + error.field.removeprefix(name)
                 return

@@ -18,6 +18,7 @@ from gradserve_server.accumulators.given import (
 )
 from gradserve_server.accumulators.gradient import Contribution, Gradient, SparseSlices
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout, PartialShape
+from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.errors import InvalidArgumentError, NotFoundError, ServiceError
 from gradserve_server.tensors.references import Inline, Malformed, Stored
 from tests.accumulators.bench import F32, Bench, take, value_of
@@ -31,7 +32,7 @@ E = GivenSparse(Inline(np.array([0], np.int64)), Inline(np.ones((1, 2), F32)))
 
 def given(opening: Opening, spec: AccumulatorSpec, release: bool = False, **values: GivenValue | None) -> OpenGradient:
     components = [GivenComponent(name if len(spec.components) > 1 else "", value) for name, value in values.items()]
-    return partial(use_gradient, opening.opener, spec, GivenGradient(components, release))
+    return partial(use_gradient, opening.opener, InlineCompute(), spec, GivenGradient(components, release))
 
 
 async def noted(gradient: Gradient) -> Gradient:

@@ -1,5 +1,6 @@
 """Leases by a simulated clock, handles, and quotas that are checked before a payload comes."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -61,7 +62,7 @@ class World:
 
     def put(self, lease: float | None = None, count: int = 1) -> list[str]:
         with self.store.receive([SPEC] * count, lease) as upload:
-            return self.store.store(upload)
+            return asyncio.run(self.store.store(upload))
 
     def after(self, seconds: float) -> int:
         """Lets time pass; returns how many tensors expired."""
@@ -244,7 +245,7 @@ ALLOWED_BYTES, ALLOWED_HANDLES = 1000, 5
 
 def receive(world: World, count: int, num_bytes: int) -> None:
     with world.store.receive([TensorSpec(np.dtype(np.uint8), (num_bytes,))] * count, None) as upload:
-        world.store.store(upload)
+        asyncio.run(world.store.store(upload))
 
 
 def keep(world: World, count: int, num_bytes: int) -> None:
@@ -299,8 +300,8 @@ def test_memory_that_is_not_there_gives_back_what_was_reserved() -> None:
             raise MemoryError
 
     world = World(pool=NoMemory(0))
-    with pytest.raises(MemoryError), world.store.receive([SPEC], None):
-        pass
+    with pytest.raises(MemoryError), world.store.receive([SPEC], None) as upload:
+        assert upload.arrays
     assert world.used == (0, 0)
 
 

@@ -417,7 +417,7 @@ def store(clock: Clock) -> TensorStore:
 
 def put(store: TensorStore, num_bytes: int = 8, lease: float | None = None) -> str:
     with store.receive([TensorSpec(np.dtype(np.uint8), (num_bytes,))], lease) as upload:
-        (handle,) = store.store(upload)
+        (handle,) = asyncio.run(store.store(upload))
     return handle
 
 

@@ -22,6 +22,8 @@ from gradserve.wire.payload import Array, buffer_of
 
 _MIN_BYTES = 1 << 14
 """The least size kept beside the message; less is copied faster."""
+_MIN_EACH = 1 << 10
+"""The least average size of tensors beside the message: many small ones are sent and received faster within it."""
 _PADDING = bytes(ALIGNMENT)
 _CONTENT = tensor_pb2.Tensor.DESCRIPTOR.fields_by_name["content"].number
 _LENGTH_DELIMITED = 2
@@ -50,7 +52,7 @@ class Contents:
         Either all of them are in the message or all beside it: the receiver can then use the memory of the payload,
         rather than copying a few of many tensors.
         """
-        if sum([array.nbytes for array in arrays]) < _MIN_BYTES:
+        if sum([array.nbytes for array in arrays]) < max(_MIN_BYTES, _MIN_EACH * len(arrays)):
             return [_described(array, content=array.tobytes()) for array in arrays]
         return [self._add(array) for array in arrays]
 

@@ -61,11 +61,12 @@ class DenseSums:
         self._sums: list[Array] = []
         """In the order of `dtypes`; none before the first gradient of a round."""
         self._pending: _Addition | None = None
+        self._nbytes = 0
 
     @property
     def nbytes(self) -> int:
         """The memory of the sums."""
-        return sum([each.nbytes for each in self._sums])
+        return self._nbytes
 
     def growth(self, gradient: Gradient) -> int:
         """Returns the bytes of the memory quota that adding `gradient` takes."""
@@ -100,8 +101,10 @@ class DenseSums:
             ]
         )
 
+        nbytes = self._nbytes or sum([each.nbytes for each in sums])
+
         def begin() -> None:
-            self._sums, self._pending = list(sums), addition
+            self._sums, self._pending, self._nbytes = list(sums), addition, nbytes
 
         return begin
 
@@ -147,7 +150,7 @@ class DenseSums:
             self._divide(total_weight if reduction is Reduction.MEAN else 1.0, results)
             for result in results:
                 result.flags.writeable = False
-            self._sums = []
+            self._sums, self._nbytes = [], 0
             return list(results)
 
         return end

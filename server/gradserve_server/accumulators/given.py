@@ -1,7 +1,8 @@
 """Builds the gradient of a request from the tensors that the request names."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from gradserve_server.accumulators.component_names import components_named
 from gradserve_server.accumulators.gradient import Array, Gradient, SparseSlices, Value
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout
+from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.errors import InvalidArgumentError, request_fields
 from gradserve_server.limits import listed, quoted
 from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
@@ -60,7 +62,11 @@ class GivenGradient:
 
 
 async def use_gradient(
-    opener: TensorOpener, spec: AccumulatorSpec, given: GivenGradient, use: Callable[[Gradient], Awaitable[T]]
+    opener: TensorOpener,
+    compute: Compute,
+    spec: AccumulatorSpec,
+    given: GivenGradient,
+    use: Callable[[Gradient], Awaitable[T]],
 ) -> T:
     """Holds the tensors of a gradient in host memory while a function uses them; returns what it returns.
 
@@ -68,6 +74,7 @@ async def use_gradient(
 
     Args:
         opener: Opens the tensors.
+        compute: Runs what takes long for many components.
         spec: The accumulator's spec.
         given: The gradient as the request has it.
         use: The function.
@@ -78,7 +85,8 @@ async def use_gradient(
         MemoryError: There is no memory for tensors that must be copied to the host.
     """
     components, given.components = given.components, ()
-    references = _references(components)
+    work = PIECE_BYTES * len(components)
+    references = await compute.run(work, _references, components)
     with (
         components_named("gradient", components),
         opener.open(references, release=given.release) as tensors,
@@ -89,13 +97,10 @@ async def use_gradient(
         rows = [path for path in references if ".sparse." in path]
         if rows:
             await tensors.copy_live(rows)
-        values = _values(spec, components, tensors)
-        live = any(tensors.is_live(path) for path in references)
-        exclusive = tensors.exclusive
-        with request_fields(_component_paths(spec, components)):
-            finite = frozenset([name or spec.components[0].name for name in given.finite])
-            memory = tensors.memory if exclusive else ()
-            return await use(Gradient(values, exclusive, memory, live=live, finite=finite))
+        finite = frozenset([name or spec.components[0].name for name in given.finite])
+        gradient = await compute.run(work, _gradient, spec, components, references, tensors, finite)
+        with request_fields(partial(_component_paths, spec, components)):
+            return await use(gradient)
 
 
 def _references(components: Sequence[GivenComponent]) -> dict[str, Reference]:
@@ -110,6 +115,19 @@ def _references(components: Sequence[GivenComponent]) -> dict[str, Reference]:
     return references
 
 
+def _gradient(
+    spec: AccumulatorSpec,
+    components: Sequence[GivenComponent],
+    references: Iterable[str],
+    tensors: OpenedTensors,
+    finite: frozenset[str],
+) -> Gradient:
+    values = _values(spec, components, tensors)
+    live = any(tensors.is_live(path) for path in references)
+    exclusive = tensors.exclusive
+    return Gradient(values, exclusive, tensors.memory if exclusive else (), live=live, finite=finite)
+
+
 def _component_paths(spec: AccumulatorSpec, components: Sequence[GivenComponent]) -> Mapping[str, str]:
     """Returns the path in the request for each component of `spec`."""
     if len(spec.components) == 1:
@@ -119,7 +137,7 @@ def _component_paths(spec: AccumulatorSpec, components: Sequence[GivenComponent]
 
 
 def _values(spec: AccumulatorSpec, components: Sequence[GivenComponent], tensors: OpenedTensors) -> dict[str, Value]:
-    by_name = {component.name: component for component in spec.components}
+    by_name = spec.by_name
     values: dict[str, Value] = {}
     for index, given in enumerate(components):
         field = f"gradient[{index}]"

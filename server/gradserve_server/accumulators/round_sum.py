@@ -10,13 +10,16 @@ from gradserve_server.accumulators.gradient import Array, Contribution, Gradient
 from gradserve_server.accumulators.private_copies import PrivateCopies
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.summation import Shapes, Staged, Summation, value_shapes
-from gradserve_server.devices.compute import Compute
+from gradserve_server.devices.compute import INLINE_BYTES, PIECE_BYTES, Compute
 from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.tensors.quotas import Account, Quota
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_COMPONENT_WORK = PIECE_BYTES // 4
+"""The work of a step for one component, whatever its size, in bytes of element-wise work."""
 
 
 class RoundSum:
@@ -52,6 +55,7 @@ class RoundSum:
         """
         self._spec = spec
         self._dense = spec.dense_components
+        self._least_work = _COMPONENT_WORK * len(spec.components)
         self._summation = summation
         self._compute = compute
         self._account = Account(memory)
@@ -90,10 +94,10 @@ class RoundSum:
             ResourceExhaustedError: There is not enough memory.
         """
         shapes = self._shapes if joins else None
-        num_bytes = copied_bytes(self._spec, gradient)
+        num_bytes = await self._pass(copied_bytes, self._spec, gradient)
         if num_bytes:
             self._reserve(self._copied, num_bytes)
-        work = checking_work(self._spec, gradient)
+        work = await self._pass(checking_work, self._spec, gradient)
         checked = await self._run(work, checked_gradient, self._spec, gradient, shapes, self._copies, self._reducer)
         return replace(checked, memory=(self._copied,)) if num_bytes else checked
 
@@ -103,8 +107,8 @@ class RoundSum:
         Raises:
             ResourceExhaustedError: There is not enough memory; nothing has changed.
         """
-        self._reserve(self._account, self._summation.growth(gradient))
-        shapes = value_shapes(gradient)
+        self._reserve(self._account, await self._pass(self._summation.growth, gradient))
+        shapes = await self._pass(value_shapes, gradient)
         begins_there = self._shapes is None and self._sums_there and not gradient.is_adoptable
         memory = self._memory_to_read_in_place(shapes) if begins_there else None
         try:
@@ -118,7 +122,7 @@ class RoundSum:
         """Carries out a staged addition, all but what `finish` does: the end of the round may do it with less work."""
         self._is_unfinished = True
         try:
-            await self._compute.run(staged.work, staged.commit)
+            await self._compute.run(max(staged.work, self._least_work), staged.commit)
         finally:
             self.settle(staged.memory)
         if self._shapes is None:
@@ -140,13 +144,13 @@ class RoundSum:
     async def commit_average(self, staged: Staged[dict[str, Value]]) -> dict[str, Value]:
         """Returns the result of the round, and begins the next one."""
         self._shapes = None
-        return await self._compute.run(staged.work, staged.commit)
+        return await self._compute.run(max(staged.work, self._least_work), staged.commit)
 
     async def finish(self) -> None:
         """Carries out what is left of an addition. From then on its gradient is no longer used."""
         try:
             if self._is_unfinished:
-                await self._compute.run(self._summation.pending_work, self._summation.finish)
+                await self._compute.run(max(self._summation.pending_work, self._least_work), self._summation.finish)
                 self._is_unfinished = False
         finally:
             self._copied.settle(0)
@@ -194,8 +198,14 @@ class RoundSum:
                 if not self._make_room():
                     raise
 
+    async def _pass(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs a function that goes through all components, whose values it does not read: at once if they are few."""
+        if self._least_work <= INLINE_BYTES:
+            return function(*args, **kwargs)
+        return await self._run(0, function, *args, **kwargs)
+
     async def _run(self, num_bytes: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return await self._compute.run(num_bytes, function, *args, **kwargs)
+            return await self._compute.run(max(num_bytes, self._least_work), function, *args, **kwargs)
         except MemoryError as error:
             raise ResourceExhaustedError("the server has no memory left for this gradient or average") from error

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -38,8 +38,7 @@ class Layout(Enum):
     SPARSE = "SPARSE"
 
 
-@dataclass(frozen=True)
-class PartialShape:
+class PartialShape(NamedTuple):
     """A shape that may be only partly known.
 
     Attributes:
@@ -66,9 +65,8 @@ def shape_text(dims: tuple[int, ...]) -> str:
     return "[" + ",".join("?" if size == -1 else str(size) for size in dims) + "]"
 
 
-@dataclass(frozen=True)
-class ComponentSpec:
-    """One tensor of an accumulator."""
+class ComponentSpec(NamedTuple):
+    """One tensor of an accumulator. A tuple, because these are quick to make and to compare."""
 
     name: str
     dtype: DType
@@ -157,6 +155,11 @@ class AccumulatorSpec:
             )
 
     @cached_property
+    def by_name(self) -> dict[str, ComponentSpec]:
+        """The components by name."""
+        return {component.name: component for component in self.components}
+
+    @cached_property
     def num_parts(self) -> int:
         """The number of components and of their dimensions."""
         return len(self.components) + sum([len(each.shape.dims or ()) for each in self.components])
@@ -194,10 +197,11 @@ class AccumulatorSpec:
             )
             if _differ(getattr(self, name), getattr(other, name))
         ]
-        theirs = {component.name: component for component in other.components}
-        mine = [component.name for component in self.components]
-        if set(mine) != theirs.keys():
-            return [f"components are {listed(mine)}, not {listed(theirs)}", *found]
+        theirs = other.by_name
+        if self.by_name == theirs:
+            return found
+        if self.by_name.keys() != theirs.keys():
+            return [f"components are {listed(self.by_name)}, not {listed(theirs)}", *found]
         for ours in self.components:
             their = theirs[ours.name]
             if ours != their:

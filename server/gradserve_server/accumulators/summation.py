@@ -117,11 +117,12 @@ class ArrivalOrderSum:
         self._sparse = {
             each.name: SparseSum(spec.sum_dtype(each), each) for each in spec.components if each.layout is Layout.SPARSE
         }
+        self._sparse_nbytes = 0
 
     @property
     def nbytes(self) -> int:
         """The memory of the sums."""
-        return self._dense.nbytes + sum(each.nbytes for each in self._sparse.values())
+        return self._dense.nbytes + self._sparse_nbytes
 
     def growth(self, gradient: Gradient) -> int:
         """Returns the most bytes of the memory quota that adding `gradient` takes."""
@@ -143,7 +144,12 @@ class ArrivalOrderSum:
             with np.errstate(all="ignore"):
                 commits += [each.stage(values[name], weight) for name, each in self._sparse.items()]
         commits.append(self._dense.stage(gradient, weight, memory))
-        return Staged(partial(_carry_out, commits), 0)
+        return Staged(partial(self._carry_out, commits), 0)
+
+    def _carry_out(self, commits: Sequence[Callable[[], None]]) -> None:
+        for commit in commits:
+            commit()
+        self._sparse_nbytes = sum([each.nbytes for each in self._sparse.values()])
 
     @property
     def pending_work(self) -> int:
@@ -157,7 +163,7 @@ class ArrivalOrderSum:
     @property
     def averaging_work(self) -> int:
         """The number of bytes that `stage_average` processes: the quotients of sparse sums are new arrays."""
-        return sum(each.nbytes for each in self._sparse.values())
+        return self._sparse_nbytes
 
     def stage_average(self, total_weight: float, memory: Sequence[Array] | None = None) -> Staged[dict[str, Value]]:
         """Prepares the end of the round.
@@ -178,15 +184,11 @@ class ArrivalOrderSum:
 
         def end() -> dict[str, Value]:
             values: dict[str, Value] = {name: end_sparse() for name, end_sparse in ends.items()}
+            self._sparse_nbytes = 0
             values.update(zip((each.name for each in self._dense_components), end_dense(), strict=True))
             return {component.name: values[component.name] for component in self._spec.components}
 
         return Staged(end, self._dense.nbytes)
-
-
-def _carry_out(commits: Sequence[Callable[[], None]]) -> None:
-    for commit in commits:
-        commit()
 
 
 class WorkerOrderSum:

@@ -111,6 +111,20 @@ class Delivery:
             Stored(handle, TensorSpec(array.dtype, array.shape)) for handle, array in zip(handles, arrays, strict=True)
         ]
 
+    async def deliver_many(self, arrays: Sequence[Array], *, shared: bool) -> list[Delivered]:
+        """Delivers any number of arrays, in several turns of the event loop; see `deliver`.
+
+        Raises:
+            ResourceExhaustedError: See `deliver`.
+        """
+        if not self.keeps(sum([array.nbytes for array in arrays])):
+            return [Inline(array) for array in arrays]
+        handles = await self._store.keep_many(arrays, self._placement.lease, shared=shared, room=self.room)
+        self._handles += handles
+        return [
+            Stored(handle, TensorSpec(array.dtype, array.shape)) for handle, array in zip(handles, arrays, strict=True)
+        ]
+
     def deliver_named(self, arrays: Mapping[str, Array], *, shared: bool = False) -> dict[str, Delivered]:
         """Delivers arrays by name; returns the place of each. See `deliver`.
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gradserve_server.devices.compute import Compute
+from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.devices.device import Array, Device
 
 
@@ -38,8 +38,8 @@ class Residence:
         Raises:
             MemoryError: There is not enough memory.
         """
-        num_bytes = sum(array.nbytes for array in arrays)
-        return await self._compute.run(num_bytes, lambda: [array.copy() for array in arrays])
+        work = max(sum([array.nbytes for array in arrays]), PIECE_BYTES * len(arrays) // 4)
+        return await self._compute.run(work, lambda: [array.copy() for array in arrays])
 
     def _copy(self, array: Array) -> NDArray[Any]:
         if self._host.holds(array):

@@ -1,6 +1,7 @@
 """Element type and shape of tensors."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ class TensorSpec:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         """The size of the elements."""
         count = 1

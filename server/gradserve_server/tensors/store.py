@@ -1,9 +1,14 @@
 """Stores tensors under leased handles."""
 
+import asyncio
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
 
 from gradserve.memory.pool import BufferPool
 from gradserve_server.config import LeaseConfig
@@ -15,6 +20,9 @@ from gradserve_server.limits import quoted
 from gradserve_server.tensors.quotas import Account, Quota
 from gradserve_server.tensors.serials import Serials
 from gradserve_server.tensors.spec import TensorSpec
+
+_ADDED_AT_ONCE = 256
+"""Tensors stored before other tasks get their turn."""
 
 
 @dataclass(eq=False, slots=True)
@@ -49,9 +57,17 @@ class StoredTensor:
 class Upload:
     """Tensors being received: their memory is reserved, but they are not visible yet."""
 
-    arrays: tuple[Array, ...]
+    specs: Sequence[TensorSpec]
     lease: float
-    stored: bool = False
+    room: Account
+    places: Account
+    """Its share of the handles."""
+    allocate: Callable[[tuple[int, ...], np.dtype[Any]], Array]
+
+    @cached_property
+    def arrays(self) -> tuple[Array, ...]:
+        """The memory of the tensors. It is allocated when it is first asked for, in any thread."""
+        return tuple([self.allocate(spec.shape, spec.dtype) for spec in self.specs])
 
 
 class HeldTensors:
@@ -135,26 +151,54 @@ class TensorStore:
             ResourceExhaustedError: They do not fit.
         """
         seconds = self.lease_seconds(lease)
-        num_bytes = sum(spec.num_bytes for spec in specs)
-        self._handles.acquire(len(specs))
+        places, room = Account(self._handles), Account(self._memory)
         try:
-            self._memory.acquire(num_bytes)
-        except BaseException:
-            self._handles.release(len(specs))
-            raise
-        upload = Upload((), seconds)
-        try:
-            upload.arrays = tuple(self._pool.empty(spec.shape, spec.dtype) for spec in specs)
-            yield upload
+            places.grow(len(specs))
+            room.grow(sum([spec.num_bytes for spec in specs]))
+            yield Upload(specs, seconds, room, places, self._pool.empty)
         finally:
-            if not upload.stored:
-                self._handles.release(len(specs))
-                self._memory.release(num_bytes)
+            places.settle(0)
+            room.settle(0)
 
-    def store(self, upload: Upload) -> list[str]:
-        """Makes the tensors of an upload visible; returns their handles."""
-        upload.stored = True
-        return [self._add(array, upload.lease, shared=False) for array in upload.arrays]
+    async def store(self, upload: Upload) -> list[str]:
+        """Makes the tensors of an upload visible, in several turns if they are many; returns their handles."""
+        return await self._add_in_turns(upload.arrays, upload.lease, upload.room, upload.places, shared=False)
+
+    async def keep_many(
+        self, arrays: Sequence[Array], lease: float | None, *, shared: bool, room: Account | None = None
+    ) -> list[str]:
+        """Stores any number of results, in several turns of the event loop; returns their handles. See `keep`.
+
+        Raises:
+            InvalidArgumentError: See `keep`.
+            ResourceExhaustedError: See `keep`.
+        """
+        seconds = self.lease_seconds(lease)
+        places, own = Account(self._handles), Account(self._memory)
+        try:
+            places.grow(len(arrays))
+            own.take_over(sum([array.nbytes for array in arrays]), room or Account(self._memory))
+            return await self._add_in_turns(arrays, seconds, own, places, shared=shared)
+        finally:
+            places.settle(0)
+            own.settle(0)
+
+    async def _add_in_turns(
+        self, arrays: Sequence[Array], lease: float, room: Account, places: Account, *, shared: bool
+    ) -> list[str]:
+        handles: list[str] = []
+        try:
+            for start in range(0, len(arrays), _ADDED_AT_ONCE):
+                if start:
+                    await asyncio.sleep(0)
+                for array in arrays[start : start + _ADDED_AT_ONCE]:
+                    room.hand_over(array.nbytes)
+                    places.hand_over(1)
+                    handles.append(self._add(array, lease, shared=shared))
+        except BaseException:
+            self.delete(handles)
+            raise
+        return handles
 
     def keep(
         self, arrays: Sequence[Array], lease: float | None, *, shared: bool, room: Account | None = None

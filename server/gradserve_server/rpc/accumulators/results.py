@@ -1,12 +1,15 @@
 """Converts the answers of an accumulator to messages."""
 
+from collections.abc import Sequence
+
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2
 from gradserve.wire.contents import Contents, WithContents
 from gradserve_server.accumulators.gradient import Average, SparseSlices
 from gradserve_server.accumulators.results import Applied, Outcome
+from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.rpc.tensors.messages import encode_delivered
-from gradserve_server.tensors.delivery import Delivery
+from gradserve_server.tensors.delivery import Delivered, Delivery
 
 _OUTCOMES = {
     Outcome.ACCEPTED: accumulator_pb2.APPLY_OUTCOME_ACCEPTED,
@@ -25,22 +28,28 @@ def encode_applied(applied: Applied, *, duplicate: bool) -> messages_pb2.ApplyGr
     )
 
 
-def encode_taken(average: Average, delivery: Delivery, *, duplicate: bool) -> WithContents:
+async def encode_taken(average: Average, delivery: Delivery, compute: Compute, *, duplicate: bool) -> WithContents:
     """Delivers the average of a take; returns the response."""
     contents = Contents()
-    encoded = _encode_average(average, delivery, contents)
+    encoded = await _encode_average(average, delivery, contents, compute)
     return WithContents(messages_pb2.TakeGradientResponse(average=encoded, duplicate=duplicate), contents)
 
 
-def encode_read(average: Average, delivery: Delivery) -> WithContents:
+async def encode_read(average: Average, delivery: Delivery, compute: Compute) -> WithContents:
     """Delivers an average that was read; returns the response."""
     contents = Contents()
-    response = messages_pb2.ReadAverageResponse(average=_encode_average(average, delivery, contents))
+    response = messages_pb2.ReadAverageResponse(average=await _encode_average(average, delivery, contents, compute))
     return WithContents(response, contents)
 
 
-def encode_pulled(
-    applied: Applied, average: Average | None, delivery: Delivery, *, duplicate: bool, global_step: int
+async def encode_pulled(
+    applied: Applied,
+    average: Average | None,
+    delivery: Delivery,
+    compute: Compute,
+    *,
+    duplicate: bool,
+    global_step: int,
 ) -> WithContents:
     """Delivers the average of a push_pull; returns the response.
 
@@ -48,6 +57,7 @@ def encode_pulled(
         applied: The outcome of the gradient.
         average: The average, if there is one.
         delivery: Delivers the average.
+        compute: Runs what takes long for many components.
         duplicate: Whether the call was a duplicate.
         global_step: The current step, for a gradient that is in no round.
     """
@@ -57,15 +67,22 @@ def encode_pulled(
     response = messages_pb2.PushPullResponse(
         outcome=_OUTCOMES[applied.outcome],
         duplicate=duplicate,
-        average=None if average is None else _encode_average(average, delivery, contents),
+        average=None if average is None else await _encode_average(average, delivery, contents, compute),
         global_step=global_step,
     )
     return WithContents(response, contents)
 
 
-def _encode_average(average: Average, delivery: Delivery, contents: Contents) -> accumulator_pb2.Average:
+async def _encode_average(
+    average: Average, delivery: Delivery, contents: Contents, compute: Compute
+) -> accumulator_pb2.Average:
     # Shared, because the history or other callers have the same arrays.
-    tensors = iter(encode_delivered(delivery.deliver(average.arrays, shared=True), contents))
+    delivered = await delivery.deliver_many(average.arrays, shared=True)
+    return await compute.run(PIECE_BYTES * len(delivered), _message, average, delivered, contents)
+
+
+def _message(average: Average, delivered: Sequence[Delivered], contents: Contents) -> accumulator_pb2.Average:
+    tensors = iter(encode_delivered(delivered, contents))
     components = []
     for name, value in average.values.items():
         if isinstance(value, SparseSlices):

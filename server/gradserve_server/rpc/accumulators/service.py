@@ -91,7 +91,8 @@ class AccumulatorServicer:
         self, request: messages_pb2.ApplyGradientRequest, call: Call
     ) -> messages_pb2.ApplyGradientResponse:
         with self._using(request.accumulator) as accumulator:
-            request_id, contribution, given = decode_gradient(request, call.payload)
+            work = PIECE_BYTES * len(request.gradient)
+            request_id, contribution, given = await self._compute.run(work, decode_gradient, request, call.payload)
             opening = await self._opening(accumulator, given, call)
             applied, duplicate = await accumulator.apply(request_id, contribution, opening)
             return encode_applied(applied, duplicate=duplicate)
@@ -101,17 +102,18 @@ class AccumulatorServicer:
             average, duplicate = await accumulator.take(
                 decode_take_id(request), request.num_required, wait_timeout(request, call)
             )
-            return encode_taken(average, delivery, duplicate=duplicate)
+            return await encode_taken(average, delivery, self._compute, duplicate=duplicate)
 
     async def ReadAverage(self, request: messages_pb2.ReadAverageRequest, call: Call) -> WithContents:
         with self._using(request.accumulator) as accumulator, self._delivery(request.placement, call) as delivery:
             step = request.step if request.HasField("step") else None
             average = await accumulator.read_average(step, wait_timeout(request, call))
-            return encode_read(average, delivery)
+            return await encode_read(average, delivery, self._compute)
 
     async def PushPull(self, request: messages_pb2.PushPullRequest, call: Call) -> WithContents:
         with self._using(request.accumulator) as accumulator, self._delivery(request.placement, call) as delivery:
-            request_id, contribution, given = decode_gradient(request, call.payload)
+            work = PIECE_BYTES * len(request.gradient)
+            request_id, contribution, given = await self._compute.run(work, decode_gradient, request, call.payload)
             opening = await self._opening(accumulator, given, call)
             applied, average, duplicate = await accumulator.push_pull(
                 request_id,
@@ -122,7 +124,7 @@ class AccumulatorServicer:
                 one_per_worker=counts_one_per_worker(request),
             )
             step = accumulator.global_step
-            return encode_pulled(applied, average, delivery, duplicate=duplicate, global_step=step)
+            return await encode_pulled(applied, average, delivery, self._compute, duplicate=duplicate, global_step=step)
 
     async def GetNumAccumulated(
         self, request: messages_pb2.GetNumAccumulatedRequest, call: Call
@@ -148,7 +150,7 @@ class AccumulatorServicer:
 
     async def _opening(self, accumulator: Accumulator, given: GivenGradient, call: Call) -> OpenGradient:
         await self._arriving.receive(accumulator.spec, given, call.payload)
-        return partial(use_gradient, self._opener, accumulator.spec, given)
+        return partial(use_gradient, self._opener, self._compute, accumulator.spec, given)
 
     def _delivery(self, placement: tensor_pb2.Placement, call: Call) -> AbstractContextManager[Delivery]:
         return self._deliverer.begin(decode_placement(placement, call))

@@ -107,7 +107,7 @@ def _encode_stored(stored: Stored) -> tensor_pb2.Tensor:
     return encode_handle(spec, stored.handle)
 
 
-def encode_handle(spec: TensorSpec, handle: str) -> tensor_pb2.Tensor:
+def encode_handle(spec: TensorSpec | Array, handle: str) -> tensor_pb2.Tensor:
     """Returns the message of a stored tensor."""
     return tensor_pb2.Tensor(dtype=to_data_type(spec.dtype), shape=spec.shape, handle=handle)
 

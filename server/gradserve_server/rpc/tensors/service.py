@@ -9,10 +9,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
+from gradserve.v1 import tensor_pb2
 from gradserve.wire.chunks import Chunk, PartDecoder, cut, encode_part
 from gradserve.wire.contents import Contents, WithContents
 from gradserve.wire.durations import encode_duration
 from gradserve.wire.payload import Assembly, PayloadError, buffer_of
+from gradserve_server.devices.compute import PIECE_BYTES, Compute
+from gradserve_server.devices.device import Array
 from gradserve_server.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
@@ -32,7 +35,8 @@ from gradserve_server.rpc.tensors.messages import (
 )
 from gradserve_server.tensors.inflight import InFlight
 from gradserve_server.tensors.opening import TensorOpener
-from gradserve_server.tensors.references import Stored
+from gradserve_server.tensors.payload import Payload
+from gradserve_server.tensors.references import Reference, Stored
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.spec import TensorSpec
 from gradserve_server.tensors.store import TensorStore
@@ -43,6 +47,8 @@ STREAM_CODECS: Mapping[str, Codec] = {
 }
 
 
+_DELETED_AT_ONCE = 512
+"""Handles deleted before other tasks get their turn."""
 _SERIAL = re.compile("[0-9]{1,18}")
 
 
@@ -55,6 +61,7 @@ class TensorServicer:
         residence: Residence,
         opener: TensorOpener,
         in_flight: InFlight,
+        compute: Compute,
         *,
         stream_idle_seconds: float,
         max_message_bytes: int,
@@ -63,6 +70,7 @@ class TensorServicer:
         self._store = store
         self._opener = opener
         self._in_flight = in_flight
+        self._compute = compute
         self._max_message_bytes = max_message_bytes
         self._residence = residence
         self._stream_idle_seconds = stream_idle_seconds
@@ -83,21 +91,20 @@ class TensorServicer:
     ) -> messages_pb2.PutTensorsResponse:
         loop = asyncio.get_running_loop()
         header = _header(await anext(requests, None))
-        specs, lease = _decode_specs(header), decode_duration(header, "lease")
-        num_bytes = sum(spec.num_bytes for spec in specs)
+        work = PIECE_BYTES * len(header.tensors)
+        specs, lease = await self._compute.run(work, _decode_specs, header), decode_duration(header, "lease")
+        num_bytes = sum([spec.num_bytes for spec in specs])
         patience.reschedule(None)
         async with self._in_flight.hold(num_bytes):
             patience.reschedule(loop.time() + self._stream_idle_seconds)
             with request_fields({"lease": "header.lease"}), self._store.receive(specs, lease) as upload:
-                assembly = Assembly(upload.arrays)
+                assembly = await self._compute.run(work, lambda: Assembly(upload.arrays))
                 async for part in requests:
                     patience.reschedule(loop.time() + self._stream_idle_seconds)
                     _write(assembly, part)
                 _finish(assembly)
-                handles = self._store.store(upload)
-        return messages_pb2.PutTensorsResponse(
-            tensors=[encode_handle(spec, handle) for spec, handle in zip(specs, handles, strict=True)]
-        )
+                handles = await self._store.store(upload)
+        return messages_pb2.PutTensorsResponse(tensors=await self._compute.run(work, _encode_handles, specs, handles))
 
     async def GetTensors(
         self, request: messages_pb2.GetTensorsRequest, call: Call
@@ -115,21 +122,14 @@ class TensorServicer:
     ) -> messages_pb2.StoreTensorsResponse:
         _check_some(request.tensors, "tensor")
         lease = decode_duration(request, "lease")
-        references = {
-            f"tensors[{index}]": decode_reference(tensor, call.payload) for index, tensor in enumerate(request.tensors)
-        }
-        for path, reference in references.items():
-            if isinstance(reference, Stored):
-                raise InvalidArgumentError("expected the elements of a tensor, got a handle", field=f"{path}.handle")
+        work = PIECE_BYTES * len(request.tensors)
+        references = await self._compute.run(work, _decode_references, request, call.payload)
         with self._opener.open(references) as opened:
-            arrays = await self._owned(list(opened.arrays().values()))
+            arrays = await self._owned(list((await self._compute.run(work, opened.arrays)).values()))
             room = next(iter(opened.memory), None)
-            handles = self._store.keep(arrays, lease, shared=False, room=room)
+            handles = await self._store.keep_many(arrays, lease, shared=False, room=room)
         return messages_pb2.StoreTensorsResponse(
-            tensors=[
-                encode_handle(TensorSpec(array.dtype, array.shape), handle)
-                for array, handle in zip(arrays, handles, strict=True)
-            ]
+            tensors=await self._compute.run(work, _encode_handles, arrays, handles)
         )
 
     async def _owned(self, arrays: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
@@ -154,14 +154,20 @@ class TensorServicer:
                     field="handles",
                 )
             contents = Contents()
-            response = messages_pb2.ReadTensorsResponse(tensors=contents.tensors(arrays))
+            tensors = await self._compute.run(PIECE_BYTES * len(arrays), contents.tensors, arrays)
+            response = messages_pb2.ReadTensorsResponse(tensors=tensors)
             call.endings.append(using.pop_all())  # until then the memory is in use, and counts
         return WithContents(response, contents)
 
     async def DeleteTensors(
         self, request: messages_pb2.DeleteTensorsRequest, call: Call
     ) -> messages_pb2.DeleteTensorsResponse:
-        return messages_pb2.DeleteTensorsResponse(num_deleted=self._store.delete(request.handles))
+        num_deleted = 0
+        for start in range(0, len(request.handles), _DELETED_AT_ONCE):
+            if start:
+                await asyncio.sleep(0)
+            num_deleted += self._store.delete(request.handles[start : start + _DELETED_AT_ONCE])
+        return messages_pb2.DeleteTensorsResponse(num_deleted=num_deleted)
 
     async def ListTensors(
         self, request: messages_pb2.ListTensorsRequest, call: Call
@@ -185,6 +191,18 @@ class TensorServicer:
             ],
             next_page_token=page.next_token(str(shown[-1].serial) if shown else "", is_last=len(shown) == len(found)),
         )
+
+
+def _decode_references(request: messages_pb2.StoreTensorsRequest, payload: Payload) -> dict[str, Reference]:
+    references = {f"tensors[{index}]": decode_reference(each, payload) for index, each in enumerate(request.tensors)}
+    for path, reference in references.items():
+        if isinstance(reference, Stored):
+            raise InvalidArgumentError("expected the elements of a tensor, got a handle", field=f"{path}.handle")
+    return references
+
+
+def _encode_handles(tensors: Sequence[TensorSpec | Array], handles: Sequence[str]) -> list[tensor_pb2.Tensor]:
+    return [encode_handle(tensor, handle) for tensor, handle in zip(tensors, handles, strict=True)]
 
 
 def _check_some(things: Sized, what: str) -> None:
