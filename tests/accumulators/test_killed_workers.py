@@ -13,7 +13,7 @@ import gradserve
 from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.accumulators.doomed_worker import COMPONENT, SIZE, STAGES, Round, Way, accumulator, work_until_killed
-from tests.servers.held import held_by
+from tests.servers.held import Held, held_by
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.runtime import NOT_WARMED_UP
 
@@ -31,6 +31,11 @@ class Crew:
 
     def accumulator(self, name: str) -> gradserve.GradientAccumulator:
         return accumulator(self.survivor, name)
+
+    def held(self) -> Held:
+        """Returns what the server holds; both sides of the survivor's connection forget regions with a call."""
+        self.survivor.server_info()
+        return held_by(self.local)
 
     @contextmanager
     def doomed(self, stage: str, name: str, handle: str) -> Iterator[None]:
@@ -80,7 +85,7 @@ COUNTED = {"applied", "waiting_for_all"}
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_round_stays_exact_and_nothing_is_left(crew: Crew, name: str, stage: str) -> None:
-    before = held_by(crew.local)
+    before = crew.held()
     acc = crew.accumulator(name)
     handle = crew.survivor.put(np.zeros(SIZE, np.float32))
     with crew.doomed(stage, name, handle.handle):
@@ -89,4 +94,4 @@ def test_the_round_stays_exact_and_nothing_is_left(crew: Crew, name: str, stage:
     finish_round(acc, acc.num_accumulated())
     acc.delete()
     crew.survivor.delete(handle)
-    eventually(lambda: held_by(crew.local), lambda held: held.is_no_more_than(before), within=20)
+    eventually(crew.held, lambda held: held.is_no_more_than(before), within=20)
