@@ -16,6 +16,7 @@ from gradserve.v1 import (
     socket_service_pb2,
     tensor_service_pb2,
 )
+from gradserve_server.rpc.accumulators.reply_codec import reply_codecs
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.boundary.admission import Admission
@@ -67,9 +68,10 @@ class Services:
         always: tuple[Interceptor, ...] = (Faults(), RefuseMalformed())
         chain: tuple[Interceptor, ...] = (Faults(), self.admission, RefuseMalformed(), *interceptors)
         servicers = (tensors, accumulators, gradient_ops, batch_norm_layers, leases, sockets, server)
+        codecs = {"TensorService": STREAM_CODECS, "AccumulatorService": reply_codecs()}
         self.all = (
             *(
-                Service(descriptor, servicer, chain, STREAM_CODECS if servicer is tensors else {})
+                Service(descriptor, servicer, chain, codecs.get(descriptor.name, {}))
                 for descriptor, servicer in zip(SERVICES, servicers, strict=True)
             ),
             # Health checks are answered throughout.

@@ -8,6 +8,7 @@ from gradserve.wire.contents import Contents, WithContents
 from gradserve_server.accumulators.gradient import Average, SparseSlices
 from gradserve_server.accumulators.results import Applied, Outcome
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
+from gradserve_server.rpc.accumulators.reply_codec import ContentsOfAverage
 from gradserve_server.rpc.tensors.messages import encode_delivered
 from gradserve_server.tensors.delivery import Delivered, Delivery
 
@@ -37,7 +38,7 @@ async def encode_taken(average: Average, delivery: Delivery, compute: Compute, *
 
 async def encode_read(average: Average, delivery: Delivery, compute: Compute) -> WithContents:
     """Delivers an average that was read; returns the response."""
-    contents = Contents()
+    contents = ContentsOfAverage(average=average)
     response = messages_pb2.ReadAverageResponse(average=await _encode_average(average, delivery, contents, compute))
     return WithContents(response, contents)
 
@@ -61,7 +62,7 @@ async def encode_pulled(
         duplicate: Whether the call was a duplicate.
         global_step: The current step, for a gradient that is in no round.
     """
-    contents = Contents()
+    contents = ContentsOfAverage(average=average)
     if average is not None and applied.outcome is not Outcome.STALE:
         global_step = average.step
     response = messages_pb2.PushPullResponse(
