@@ -48,13 +48,17 @@ from gradserve_server.rpc.tensors.service import TensorServicer
 from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
 from gradserve_server.tensors.inflight import InFlight
 from gradserve_server.tensors.opening import TensorOpener
-from gradserve_server.tensors.quotas import Quota
+from gradserve_server.tensors.quotas import Cost, Quota
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
 
 _log = logging.getLogger(__name__)
 
 _EXPIRY_INTERVAL_SECONDS = 1.0
+_HANDLE_BYTES = 1024
+"""The memory of a stored tensor or a kept forward without elements, measured."""
+_LAYER_BYTES = 24 << 10
+"""The memory of a layer without variables and tags."""
 _ENDED_AT_ONCE = 256
 """Leases looked at before other work gets its turn."""
 
@@ -74,7 +78,8 @@ class Server:
         limits = config.limits
         pool = BufferPool(config.runtime.pool_bytes)
         memory = Quota(limits.max_bytes, "bytes of tensor memory")
-        handles = Quota(limits.max_handles, "tensor handles")
+        bookkeeping = Quota(limits.bookkeeping_bytes, "bytes of bookkeeping")
+        handles = Quota(limits.max_handles, "tensor handles", each=Cost(bookkeeping, _HANDLE_BYTES))
         host = CpuDevice(pool)
         device = parts.choose_device(config.runtime.device, host, parts.devices)
         self._compute = ThreadCompute(config.runtime.compute_threads)
@@ -102,6 +107,7 @@ class Server:
             compute=self._compute,
             reducer=reducer,
             allocate=pool.empty,
+            bookkeeping=bookkeeping,
             make_average_memory=partial(SharedAverages, shared_memory, readers),
             memory=memory,
             limits=limits,
@@ -118,7 +124,8 @@ class Server:
             new_id=parts.new_id,
             new_seed=parts.new_seed,
         )
-        self.layers = LayerRegistry(batch_norm, Quota(limits.max_layers, "layers"), self.lifetimes)
+        layers = Quota(limits.max_layers, "layers", each=Cost(bookkeeping, _LAYER_BYTES))
+        self.layers = LayerRegistry(batch_norm, layers, self.lifetimes)
         residence = Residence(host, device, self._compute)
         in_flight = InFlight(limits.max_inflight_bytes)
         tickets, self._socket_addresses = TicketOffice(self._clock), SocketAddresses()

@@ -164,6 +164,11 @@ class LimitsConfig(_Concern):
         Field(description="how long an average is kept for a call that may not have received it"),
     ] = 60.0
 
+    @property
+    def bookkeeping_bytes(self) -> int:
+        """The memory for names, ids, specs and whatever else the server keeps beside tensors."""
+        return max(self.max_bytes // 8, 16 * MIB)
+
 
 class LeaseConfig(_Concern):
     """The lifetimes of unused resources."""

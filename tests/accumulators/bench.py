@@ -39,6 +39,7 @@ class Bench:
         self,
         compute: Compute | None = None,
         limit: int = 1 << 40,
+        bookkeeping: int = 1 << 40,
         journal: Journal[Event] | None = None,
         memory: Quota | None = None,
         average_memory: AverageMemory | None = None,
@@ -48,6 +49,7 @@ class Bench:
     ) -> None:
         self.now = 0.0
         self.memory = memory or Quota(limit, "bytes of tensor memory")
+        self.bookkeeping = Quota(bookkeeping, "bytes of bookkeeping")
         self.lifetimes = Lifetimes(lambda: self.now, 60.0)
         self.registry = AccumulatorRegistry(
             compute=compute or InlineCompute(),
@@ -55,6 +57,7 @@ class Bench:
             allocate=allocate,
             make_average_memory=lambda: average_memory or NoAverageMemory(),
             memory=self.memory,
+            bookkeeping=self.bookkeeping,
             limits=LimitsConfig(**limits),
             lifetimes=self.lifetimes,
             clock=lambda: self.now,

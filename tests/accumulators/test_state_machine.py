@@ -111,12 +111,14 @@ class AccumulatorMachine(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.memory = Quota(1 << 30, "bytes")
+        self.bookkeeping = Quota(1 << 30, "bytes")
         self.registry = AccumulatorRegistry(
             compute=InlineCompute(),
             reducer=Reducer(ForkJoin(1)),
             allocate=np.empty,
             make_average_memory=NoAverageMemory,
             memory=self.memory,
+            bookkeeping=self.bookkeeping,
             limits=LimitsConfig(),
             lifetimes=Lifetimes(lambda: 0.0, 60.0),
             clock=lambda: 0.0,
@@ -346,7 +348,9 @@ class AccumulatorMachine(RuleBasedStateMachine):
     def the_same_events_give_the_same_ledger(self) -> None:
         if not self.exists:
             return
-        replayed = Ledger(CallMemory(window=1024, max_clients=1, silence=1.0, clock=lambda: 0.0))
+        replayed = Ledger(
+            CallMemory(window=1024, max_clients=1, silence=1.0, clock=lambda: 0.0, bookkeeping=Quota(1 << 40, "bytes"))
+        )
         for record in self.records:
             replayed.replay(from_record(record))
         rounds, state = replayed.rounds, self.acc.state
@@ -367,7 +371,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         if not self.exists:
-            assert self.memory.used == 0
+            assert self.memory.used == self.bookkeeping.used == 0
             assert self.registry.waiters.used == 0
             return
         self.check_served()

@@ -21,11 +21,11 @@ from tests.floods.work import calls_of
 from tests.servers.raw_calls import RawCalls
 
 
-def store_of(num_tensors: int) -> TensorStore:
+def store_of(num_tensors: int, handles: Quota | None = None) -> TensorStore:
     store = TensorStore(
         pool=BufferPool(0),
         memory=Quota(1 << 40, "bytes"),
-        handles=Quota(1 << 40, "handles"),
+        handles=handles or Quota(1 << 40, "handles"),
         leases=LeaseConfig(),
         clock=lambda: 0.0,
         new_handle=map(str, itertools.count()).__next__,

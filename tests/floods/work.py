@@ -1,6 +1,7 @@
 """Measures work by the number of calls that Python makes, which is the same on any machine."""
 
 import asyncio
+import gc
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -23,12 +24,15 @@ class Counter:
 def counted() -> Iterator[Counter]:
     """Counts the calls of a block."""
     counter = Counter()
-    before = sys.getprofile()
+    before, collects = sys.getprofile(), gc.isenabled()
+    gc.disable()  # finalizers of earlier tests are no work of this one
     sys.setprofile(counter)
     try:
         yield counter
     finally:
         sys.setprofile(before)
+        if collects:
+            gc.enable()
 
 
 def calls_of(function: Callable[[], object]) -> int:

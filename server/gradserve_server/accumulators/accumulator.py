@@ -20,10 +20,15 @@ from gradserve_server.accumulators.waiting import TakeQueue, Waiter
 from gradserve_server.eager import Begun
 from gradserve_server.errors import DeadlineExceededError, InvalidArgumentError, ServiceError
 from gradserve_server.state.journal import Journal
-from gradserve_server.tensors.quotas import Quota
+from gradserve_server.tensors.quotas import Account, Quota
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_WORKER_BYTES = 512
+"""The memory of the id of a worker, at most."""
+_HELD_BYTES = 1280
+"""The memory of a gradient that is held for its order, beside its values."""
 
 
 class OpenGradient(Protocol):
@@ -58,6 +63,7 @@ class Accumulator:
         averages: KeptAverages,
         journal: Journal[Event],
         waiters: Quota,
+        bookkeeping: Quota,
     ) -> None:
         """Takes its parts.
 
@@ -70,6 +76,7 @@ class Accumulator:
             averages: Keeps the averages of past rounds.
             journal: Takes every change before it takes effect.
             waiters: The quota of waiting calls, shared by all accumulators.
+            bookkeeping: The quota of bytes of what is kept beside tensors.
         """
         self.name = name
         self.spec = spec
@@ -79,6 +86,7 @@ class Accumulator:
         self._averages = averages
         self._journal = journal
         self._waiter_quota = waiters
+        self._bookkeeping = Account(bookkeeping)
         self._diagnosing = Diagnosis(ledger.rounds)
         self._queue = TakeQueue()
         self._under_way: CallsUnderWay[asyncio.Task[Applied] | Waiter] = CallsUnderWay()
@@ -229,6 +237,8 @@ class Accumulator:
         self._queue.fail_all(error)
         self._averages.close(error)
         self._sum.close()
+        self._ledger.close()
+        self._settle_bookkeeping()
 
     # Changes
 
@@ -264,10 +274,19 @@ class Accumulator:
         gradient = await self._sum.check(given, joins=outcome is not Outcome.STALE)
         event = GradientAnswered(call, contribution, outcome, awaits_average=pull is not None)
         if outcome is Outcome.ACCEPTED:
-            await self._add(gradient, event)
+            cost = _WORKER_BYTES * self._ledger.is_new(contribution.worker_id) + _HELD_BYTES * self.spec.deterministic
+            if cost:
+                self._bookkeeping.grow(cost)
+            try:
+                await self._add(gradient, event)
+            except BaseException:
+                self._settle_bookkeeping()
+                raise
         else:
             await self._journal.append(event)
         applied = self._ledger.answer(event)
+        if self._closed is not None:
+            self._settle_bookkeeping()
         if pull is not None and applied.round is not None and not pull.answer.cancelled():
             pull.round = applied.round
             self._queue.append(pull)
@@ -292,6 +311,7 @@ class Accumulator:
             raise
         values = await self._sum.commit_average(staged)
         ended, answered = self._ledger.end_round(event)
+        self._settle_bookkeeping()
         if self._closed is None:
             average = average_of(ended, values)
             self._averages.add(average, answered)
@@ -325,6 +345,12 @@ class Accumulator:
                 # An error of the taker, not of the lock's holder, whose change is done.
                 self._queue.remove(head)
                 head.fail(error)
+
+    def _settle_bookkeeping(self) -> None:
+        """Counts what is kept of the members of rounds beside their gradients."""
+        held = self.num_accumulated if self.spec.deterministic else 0
+        used = _WORKER_BYTES * self._ledger.num_named + _HELD_BYTES * held
+        self._bookkeeping.settle(0 if self._closed is not None else used)
 
     # Calls, and waits
 

@@ -10,7 +10,7 @@ import numpy as np
 from gradserve_server.accumulators.component_names import components_named
 from gradserve_server.accumulators.gradient import Array, Gradient, SparseSlices, Value
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout
-from gradserve_server.devices.compute import PIECE_BYTES, Compute
+from gradserve_server.devices.compute import FEW_PIECES, Compute
 from gradserve_server.errors import InvalidArgumentError, request_fields
 from gradserve_server.limits import listed, quoted
 from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
@@ -85,8 +85,8 @@ async def use_gradient(
         MemoryError: There is no memory for tensors that must be copied to the host.
     """
     components, given.components = given.components, ()
-    work = PIECE_BYTES * len(components)
-    references = await compute.run(work, _references, components)
+    are_few = len(components) <= FEW_PIECES
+    references = _references(components) if are_few else await compute.run_in_thread(_references, components)
     with (
         components_named("gradient", components),
         opener.open(references, release=given.release) as tensors,
@@ -98,7 +98,10 @@ async def use_gradient(
         if rows:
             await tensors.copy_live(rows)
         finite = frozenset([name or spec.components[0].name for name in given.finite])
-        gradient = await compute.run(work, _gradient, spec, components, references, tensors, finite)
+        if are_few:
+            gradient = _gradient(spec, components, references, tensors, finite)
+        else:
+            gradient = await compute.run_in_thread(_gradient, spec, components, references, tensors, finite)
         with request_fields(partial(_component_paths, spec, components)):
             return await use(gradient)
 

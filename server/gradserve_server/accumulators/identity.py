@@ -8,8 +8,14 @@ from typing import Any, Generic, TypeVar
 
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
 from gradserve_server.state.id_window import IdWindow
+from gradserve_server.tensors.quotas import Account, Quota
 
 RecordT = TypeVar("RecordT")
+
+_RECORD_BYTES = 640
+"""The memory of a remembered call, measured."""
+_CLIENT_BYTES = 1024
+"""The memory of a remembered client, without its calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +93,21 @@ class CallMemory(Generic[RecordT]):
     depends on the clock.
     """
 
-    def __init__(self, *, window: int, max_clients: int, silence: float, clock: Callable[[], float]) -> None:
-        """Takes the seconds of `silence` after which a client may be forgotten, and a monotonic `clock`."""
+    def __init__(
+        self, *, window: int, max_clients: int, silence: float, clock: Callable[[], float], bookkeeping: Quota
+    ) -> None:
+        """Takes its limits, and what counts its memory.
+
+        Args:
+            window: The number of calls of a client to remember.
+            max_clients: The number of clients to remember.
+            silence: The seconds of silence after which a client may be forgotten.
+            clock: A monotonic clock, in seconds.
+            bookkeeping: The quota of bytes.
+        """
+        self._bookkeeping = bookkeeping
+        self._account = Account(bookkeeping)
+        self._closed = False
         self._window = window
         self._max_clients = max_clients
         self._silence = silence
@@ -138,7 +157,15 @@ class CallMemory(Generic[RecordT]):
     def forget(self, client_ids: Iterable[str]) -> None:
         """Forgets clients with all their calls."""
         for client_id in client_ids:
-            self._clients.pop(client_id, None)
+            window = self._clients.pop(client_id, None)
+            if window is not None:
+                self._add_bytes(-_CLIENT_BYTES - _RECORD_BYTES * len(window.calls))
+
+    def close(self) -> None:
+        """Forgets everything. What is remembered from now on, for calls that were under way, does not count."""
+        self._closed = True
+        self._clients.clear()
+        self._account.settle(0)
 
     def room_for(self, call: RequestId | None) -> AbstractContextManager[None]:
         """Makes sure that the outcome of a call can be remembered at the end of a block.
@@ -151,8 +178,12 @@ class CallMemory(Generic[RecordT]):
         """Notes that a call has begun; returns the window of its client.
 
         Raises:
-            ResourceExhaustedError: Too many clients are remembered already.
+            ResourceExhaustedError: Too many clients are remembered already, or there is no memory for another call.
         """
+        known = self._clients.get(call.client_id)
+        if known is None or len(known.calls) < self._window:
+            # Memory is counted when the outcome is remembered, which must not fail.
+            self._bookkeeping.check(_RECORD_BYTES + (_CLIENT_BYTES if known is None else 0))
         if call.client_id not in self._clients and len(self._clients) >= self._max_clients:
             raise ResourceExhaustedError(
                 f"too many clients use request ids here: {self._max_clients} allowed", field="request_id.client_id"
@@ -168,22 +199,29 @@ class CallMemory(Generic[RecordT]):
             self._heard_of(call.client_id)
             if not len(window.calls) and window.floor < 0 and not window.num_running:
                 # Clients that come, fail and go take up no place.
-                del self._clients[call.client_id]
+                self.forget([call.client_id])
 
     def remember(self, call: RequestId | None, record: RecordT) -> None:
         """Remembers the outcome of a call in the place of the client's oldest."""
         if call is None:
             return
         window = self._clients.get(call.client_id) or self._heard_of(call.client_id)
+        num_before = len(window.calls)
         forgotten = window.calls.remember(call.sequence, CallRecord(call.fingerprint, record))
+        self._add_bytes(_RECORD_BYTES * (len(window.calls) - num_before))
         if forgotten:
             window.floor = max(window.floor, *forgotten)
+
+    def _add_bytes(self, amount: int) -> None:
+        if not self._closed:
+            self._account.settle(self._account.used + amount)
 
     def _heard_of(self, client_id: str) -> ClientWindow[RecordT]:
         """Returns the window of a client, after making it the one last heard of."""
         window = self._clients.get(client_id)
         if window is None:
             window = self._clients[client_id] = ClientWindow(IdWindow(self._window))
+            self._add_bytes(_CLIENT_BYTES)
         window.last_used = self._clock()
         self._clients.move_to_end(client_id)
         return window

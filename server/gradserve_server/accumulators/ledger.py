@@ -113,6 +113,20 @@ class Ledger:
         self._awaiting.clear()
         return ended, answered
 
+    @property
+    def num_named(self) -> int:
+        """The number of workers whose ids are kept."""
+        return len(self.rounds.members.workers) + len(self.rounds.missing_workers)
+
+    def is_new(self, worker_id: str) -> bool:
+        """Returns True if the id of a worker is not kept yet, and has to be if its gradient is accepted."""
+        rounds = self.rounds
+        return bool(worker_id) and worker_id not in rounds.members.workers and worker_id not in rounds.missing_workers
+
+    def close(self) -> None:
+        """Forgets the calls, as the accumulator was deleted."""
+        self.calls.close()
+
     def replay(self, event: Event) -> None:
         """Applies an event whose answer nobody waits for."""
         match event:

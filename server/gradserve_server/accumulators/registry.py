@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from sys import getsizeof
 
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.average_memory import AverageMemory
@@ -21,13 +22,18 @@ from gradserve_server.config import LimitsConfig
 from gradserve_server.deadlines import Deadlines
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.host.reduction.reducer import Reducer
-from gradserve_server.errors import AbortedError, AlreadyExistsError, UnavailableError
+from gradserve_server.errors import AbortedError, AlreadyExistsError, ResourceExhaustedError, UnavailableError
 from gradserve_server.leases.lifetime import SHARED, Lifetime
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.leases.turn import Turn
 from gradserve_server.resources import Directory, ResourceKey
 from gradserve_server.state.journal import Journal, NoJournal
-from gradserve_server.tensors.quotas import Quota
+from gradserve_server.tensors.quotas import Cost, Quota
+
+_ACCUMULATOR_BYTES = 12 << 10
+"""The memory of an accumulator of nothing, measured."""
+_WAITER_BYTES = 12 << 10
+"""The memory of a call that waits, measured."""
 
 
 class AccumulatorRegistry:
@@ -44,6 +50,7 @@ class AccumulatorRegistry:
         allocate: Allocate,
         make_average_memory: Callable[[], AverageMemory],
         memory: Quota,
+        bookkeeping: Quota,
         limits: LimitsConfig,
         lifetimes: Lifetimes,
         clock: Callable[[], float],
@@ -62,8 +69,9 @@ class AccumulatorRegistry:
         self._journal_of = journal_of
         self._accumulators: Directory[Accumulator] = Directory("accumulator", lifetimes, self._end)
         self._expiries: Deadlines[KeptAverages] = Deadlines()
-        self.count = Quota(limits.max_accumulators, "accumulators")
-        self.waiters = Quota(limits.max_waiters, "waiting calls")
+        self._bookkeeping = bookkeeping
+        self.count = Quota(limits.max_accumulators, "accumulators", each=Cost(bookkeeping, _ACCUMULATOR_BYTES))
+        self.waiters = Quota(limits.max_waiters, "waiting calls", each=Cost(bookkeeping, _WAITER_BYTES))
 
     def create(self, key: ResourceKey, spec: AccumulatorSpec, lifetime: Lifetime = SHARED) -> tuple[Accumulator, bool]:
         """Returns the accumulator of this name, and whether it is new.
@@ -84,6 +92,11 @@ class AccumulatorRegistry:
             self._accumulators.renew(key)
             return found, False
         self.count.acquire()
+        try:
+            self._bookkeeping.acquire(_names_bytes(key) + spec.bookkeeping_bytes)
+        except ResourceExhaustedError:
+            self.count.release()
+            raise
         accumulator = self._make(key, spec)
         self._accumulators.add(key, accumulator, lifetime)
         return accumulator, True
@@ -118,6 +131,7 @@ class AccumulatorRegistry:
         if accumulator is None:
             return False
         self.count.release()
+        self._bookkeeping.release(_names_bytes(key) + accumulator.spec.bookkeeping_bytes)
         why = "" if reason is None else f": {reason}"
         accumulator.close(AbortedError(f"accumulator {str(key)!r} was deleted{why}"))
         return True
@@ -136,6 +150,7 @@ class AccumulatorRegistry:
             max_clients=self._limits.max_clients,
             silence=self._limits.client_memory_seconds,
             clock=self._clock,
+            bookkeeping=self._bookkeeping,
         )
         return Accumulator(
             str(key),
@@ -155,6 +170,7 @@ class AccumulatorRegistry:
             averages=averages,
             journal=self._journal_of(key),
             waiters=self.waiters,
+            bookkeeping=self._bookkeeping,
         )
 
     def expire(self, turn: Turn) -> int:
@@ -168,3 +184,8 @@ class AccumulatorRegistry:
         """Ends every wait because the server is shutting down."""
         for key, accumulator in self._accumulators:
             accumulator.close(UnavailableError(f"the server is shutting down; accumulator {str(key)!r} ends"))
+
+
+def _names_bytes(key: ResourceKey) -> int:
+    """Returns the memory of the names of an accumulator, which are kept several times."""
+    return 4 * (getsizeof(key.container) + getsizeof(key.name))

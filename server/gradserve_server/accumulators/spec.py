@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from sys import getsizeof
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -22,6 +23,8 @@ FLOAT_DTYPES: tuple[DType, ...] = (
 """The dtypes that a component can have."""
 
 _MANY_DIFFERENCES = 10
+_PART_BYTES, _SIZE_BYTES = 768, 40
+"""The memory of a component, and of one size of a shape."""
 
 
 class Reduction(Enum):
@@ -163,6 +166,12 @@ class AccumulatorSpec:
     def num_parts(self) -> int:
         """The number of components and of their dimensions."""
         return len(self.components) + sum([len(each.shape.dims or ()) for each in self.components])
+
+    @cached_property
+    def bookkeeping_bytes(self) -> int:
+        """The memory that an accumulator takes for its components, beside tensors: measured."""
+        names = sum([getsizeof(component.name) for component in self.components])
+        return _PART_BYTES * len(self.components) + _SIZE_BYTES * (self.num_parts - len(self.components)) + names
 
     @cached_property
     def dense_components(self) -> tuple[ComponentSpec, ...]:

@@ -15,6 +15,8 @@ INLINE_BYTES = 1 << 20
 
 PIECE_BYTES = 1 << 12
 """The work of what Python does for one of many small things, in bytes of element-wise work."""
+FEW_PIECES = INLINE_BYTES // PIECE_BYTES
+"""So many small things are done at once; more take a thread."""
 
 
 class Compute(Protocol):

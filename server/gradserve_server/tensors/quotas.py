@@ -1,5 +1,7 @@
 """Quotas shared by everything on the server."""
 
+from dataclasses import dataclass
+
 from gradserve_server.errors import ResourceExhaustedError
 
 
@@ -9,11 +11,18 @@ class Quota:
     Not thread-safe: used on the event loop only.
     """
 
-    def __init__(self, limit: int, unit: str) -> None:
-        """Takes the `unit` for messages, e.g. "bytes of tensor memory"."""
+    def __init__(self, limit: int, unit: str, *, each: "Cost | None" = None) -> None:
+        """Takes the limit, and what is limited.
+
+        Args:
+            limit: The limit.
+            unit: The unit for messages, e.g. "bytes of tensor memory".
+            each: What each takes of another quota.
+        """
         self.limit = limit
         self.used = 0
         self._unit = unit
+        self._each = each
 
     def acquire(self, amount: int = 1) -> None:
         """Takes `amount`.
@@ -21,19 +30,43 @@ class Quota:
         Raises:
             ResourceExhaustedError: That much is not left; nothing was taken.
         """
+        self.check(amount)
+        if self._each is not None:
+            self._each.quota.acquire(self._each.amount * amount)
+        self.used += amount
+
+    def check(self, amount: int) -> None:
+        """Checks that `amount` is left.
+
+        Raises:
+            ResourceExhaustedError: It is not.
+        """
         if self.used + amount > self.limit:
             raise ResourceExhaustedError(
                 f"too many {self._unit}: {amount} asked for, {self.used} in use, {self.limit} allowed"
             )
-        self.used += amount
 
     def release(self, amount: int = 1) -> None:
         """Returns `amount` to the quota."""
-        self.used -= amount
+        self.change(-amount)
+
+    def change(self, amount: int) -> None:
+        """Changes what is in use, whether or not that is within the limit."""
+        self.used += amount
+        if self._each is not None:
+            self._each.quota.change(self._each.amount * amount)
 
     def hold(self, amount: int = 1) -> "Held":
         """Takes `amount` for a block, which begins with ResourceExhaustedError if that much is not left."""
         return Held(self, amount)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one of something takes of a quota."""
+
+    quota: Quota
+    amount: int
 
 
 class Held:
@@ -96,5 +129,5 @@ class Account:
 
         For existing memory that only changes hands.
         """
-        self._quota.used += amount - self.used
+        self._quota.change(amount - self.used)
         self.used = amount

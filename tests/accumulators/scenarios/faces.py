@@ -78,6 +78,7 @@ class CoreFace:
             allocate=np.empty,
             make_average_memory=NoAverageMemory,
             memory=self.memory,
+            bookkeeping=Quota(1 << 40, "bytes"),
             limits=LimitsConfig(),
             lifetimes=Lifetimes(lambda: 0.0, 60.0),
             clock=lambda: 0.0,

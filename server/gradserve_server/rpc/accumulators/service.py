@@ -9,11 +9,18 @@ from gradserve.wire.contents import WithContents
 from gradserve_server.accumulators.accumulator import Accumulator, OpenGradient
 from gradserve_server.accumulators.arriving import ArrivingGradients
 from gradserve_server.accumulators.given import GivenGradient, use_gradient
+from gradserve_server.accumulators.gradient import Contribution
+from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.registry import AccumulatorRegistry
-from gradserve_server.devices.compute import PIECE_BYTES, Compute
+from gradserve_server.devices.compute import FEW_PIECES, PIECE_BYTES, Compute
 from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
-from gradserve_server.rpc.accumulators.gradients import counts_one_per_worker, decode_gradient, decode_take_id
+from gradserve_server.rpc.accumulators.gradients import (
+    GradientRequest,
+    counts_one_per_worker,
+    decode_gradient,
+    decode_take_id,
+)
 from gradserve_server.rpc.accumulators.results import encode_applied, encode_pulled, encode_read, encode_taken
 from gradserve_server.rpc.accumulators.specs import (
     decode_accumulator_spec,
@@ -29,6 +36,7 @@ from gradserve_server.rpc.boundary.timeouts import wait_timeout
 from gradserve_server.rpc.tensors.messages import decode_placement
 from gradserve_server.tensors.delivery import Delivery, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
+from gradserve_server.tensors.payload import Payload
 
 
 class AccumulatorServicer:
@@ -91,8 +99,7 @@ class AccumulatorServicer:
         self, request: messages_pb2.ApplyGradientRequest, call: Call
     ) -> messages_pb2.ApplyGradientResponse:
         with self._using(request.accumulator) as accumulator:
-            work = PIECE_BYTES * len(request.gradient)
-            request_id, contribution, given = await self._compute.run(work, decode_gradient, request, call.payload)
+            request_id, contribution, given = await self._decoded(request, call.payload)
             opening = await self._opening(accumulator, given, call)
             applied, duplicate = await accumulator.apply(request_id, contribution, opening)
             return encode_applied(applied, duplicate=duplicate)
@@ -112,8 +119,7 @@ class AccumulatorServicer:
 
     async def PushPull(self, request: messages_pb2.PushPullRequest, call: Call) -> WithContents:
         with self._using(request.accumulator) as accumulator, self._delivery(request.placement, call) as delivery:
-            work = PIECE_BYTES * len(request.gradient)
-            request_id, contribution, given = await self._compute.run(work, decode_gradient, request, call.payload)
+            request_id, contribution, given = await self._decoded(request, call.payload)
             opening = await self._opening(accumulator, given, call)
             applied, average, duplicate = await accumulator.push_pull(
                 request_id,
@@ -144,6 +150,13 @@ class AccumulatorServicer:
     ) -> accumulator_pb2.AccumulatorInfo:
         work = encoding_work(accumulator)
         return await self._compute.run(work, encode_info, key, accumulator, accumulator.state, lifetime)
+
+    async def _decoded(
+        self, request: GradientRequest, payload: Payload
+    ) -> tuple[RequestId | None, Contribution, GivenGradient]:
+        if len(request.gradient) <= FEW_PIECES:
+            return decode_gradient(request, payload)
+        return await self._compute.run_in_thread(decode_gradient, request, payload)
 
     def _using(self, ref: accumulator_pb2.AccumulatorRef) -> AbstractContextManager[Accumulator]:
         return self._registry.use(decode_key(ref), ref.incarnation)
