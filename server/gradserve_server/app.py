@@ -125,7 +125,7 @@ class Server:
             new_seed=parts.new_seed,
         )
         layers = Quota(limits.max_layers, "layers", each=Cost(bookkeeping, _LAYER_BYTES))
-        self.layers = LayerRegistry(batch_norm, layers, self.lifetimes)
+        self.layers = LayerRegistry(batch_norm, layers, self.lifetimes, bookkeeping)
         residence = Residence(host, device, self._compute)
         in_flight = InFlight(limits.max_inflight_bytes)
         tickets, self._socket_addresses = TicketOffice(self._clock), SocketAddresses()

@@ -15,6 +15,7 @@ from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.spec import ComponentSpec, Layout, PartialShape
 from gradserve_server.config import LimitsConfig
 from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.leases.tombstones import Tombstones
 from gradserve_server.resources import ResourceKey
 from gradserve_server.tensors.quotas import Account, Cost, Quota
@@ -217,3 +218,16 @@ def test_long_names_of_what_was_deleted() -> None:
     tombstones.put("a", "it was old")
     tombstones.put("a", "it was older")
     assert (tombstones.reason("a"), tombstones._length) == ("it was older", 1)
+
+
+def test_tags_of_layers() -> None:
+    gc.collect()
+    tracemalloc.start()
+    try:
+        tags = tuple([f"{number:01000}" for number in range(1000)])
+        names = [f"{number:0900}" for number in range(20)]
+        config = BatchNormConfig(updates_collections=tags, variables_collections=dict.fromkeys(names, ("a",)))
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept <= config.text_bytes

@@ -74,7 +74,8 @@ class LayerBench:
             journal_of=lambda _: journal or NoJournal(),
             remembered=remembered,
         )
-        self.registry = LayerRegistry(kind, Quota(max_layers, "layers"), self.lifetimes)
+        self.bookkeeping = Quota(1 << 40, "bytes of bookkeeping")
+        self.registry = LayerRegistry(kind, Quota(max_layers, "layers"), self.lifetimes, self.bookkeeping)
 
     def layer(self, key: ResourceKey = KEY, reuse: Reuse = Reuse.ALLOWED, **arguments: Any) -> BatchNormLayer:
         """Returns a layer with the arguments of `client.batch_norm`, as the golden cases have them."""

@@ -23,6 +23,7 @@ class Scaling:
         self.creation_id = creation_id
         self.incarnation = f"incarnation of {creation_id}"
         self.collections = ("scaling", "mine")
+        self.bookkeeping_bytes = 300 if factor == 1000 else 100
         self.updates_collections = ("mine",)
         self.waiting = 0
         self.num_channels = 0
@@ -69,7 +70,7 @@ class ScalingKind:
 
 @pytest.fixture
 def registry() -> LayerRegistry[int, Scaling]:
-    return LayerRegistry(ScalingKind(), Quota(2, "layers"), Lifetimes(lambda: 0.0, 60.0))
+    return LayerRegistry(ScalingKind(), Quota(2, "layers"), Lifetimes(lambda: 0.0, 60.0), Quota(250, "bytes"))
 
 
 def test_it_creates_and_finds(registry: LayerRegistry[int, Scaling]) -> None:
@@ -119,3 +120,20 @@ async def test_it_looks_after_those_that_keep_forwards(registry: LayerRegistry[i
     layer.forward()
     assert await registry.expire() == 1
     assert await registry.expire() == 0
+
+
+def test_names_and_tags_count() -> None:
+    bookkeeping = Quota(250, "bytes of bookkeeping")
+    registry: LayerRegistry[int, Scaling] = LayerRegistry(
+        ScalingKind(), Quota(9, "layers"), Lifetimes(lambda: 0.0, 60.0), bookkeeping
+    )
+    keys = [ResourceKey("default", name) for name in "ab"]
+    for key in keys:
+        registry.create(key, 2, Reuse.ALLOWED, "")
+    for factor in (2, 1000):
+        with pytest.raises(ResourceExhaustedError, match="too many bytes of bookkeeping"):
+            registry.create(ResourceKey("default", "c"), factor, Reuse.ALLOWED, "")
+        assert (bookkeeping.used, registry.count.used) == (200, 2)
+    for key in keys:
+        registry.delete(key)
+    assert (bookkeeping.used, registry.count.used) == (0, 0)

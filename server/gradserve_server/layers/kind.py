@@ -31,6 +31,11 @@ class Layer(Protocol):
         """The tags by which its updates are run."""
         ...
 
+    @property
+    def bookkeeping_bytes(self) -> int:
+        """The memory of its names and tags."""
+        ...
+
     async def build(self, dtype: np.dtype[Any], shape: Sequence[int]) -> None:
         """Creates the variables for such inputs, or checks that they fit; a size of -1 stands for any.
 

@@ -41,8 +41,11 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
     Not thread-safe: used on the event loop only.
     """
 
-    def __init__(self, kind: LayerKind[ConfigT, LayerT], count: Quota, lifetimes: Lifetimes) -> None:
-        """Takes the kind that makes layers, the quota of layers, and the lifetimes that end them."""
+    def __init__(
+        self, kind: LayerKind[ConfigT, LayerT], count: Quota, lifetimes: Lifetimes, bookkeeping: Quota
+    ) -> None:
+        """Takes the kind that makes layers, the lifetimes that end them, and the quotas of layers and bookkeeping."""
+        self._bookkeeping = bookkeeping
         self.count = count
         self._kind = kind
         self._layers: Directory[LayerT] = Directory("layer", lifetimes, self._delete, article="a")
@@ -231,10 +234,16 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
     def _new(self, key: ResourceKey, config: ConfigT, creation_id: str) -> LayerT:
         self.count.acquire()
         try:
-            return self._kind.make(key, config, creation_id, partial(self._note_forwards, key))
+            layer = self._kind.make(key, config, creation_id, partial(self._note_forwards, key))
+            try:
+                self._bookkeeping.acquire(layer.bookkeeping_bytes)
+            except BaseException:
+                layer.close()
+                raise
         except BaseException:
             self.count.release()
             raise
+        return layer
 
     def _note_forwards(self, key: ResourceKey, is_keeping: bool) -> None:
         if is_keeping:
@@ -244,4 +253,5 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
 
     def _close(self, layer: LayerT) -> None:
         self.count.release()
+        self._bookkeeping.release(layer.bookkeeping_bytes)
         layer.close()

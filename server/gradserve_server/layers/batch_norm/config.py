@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from sys import getsizeof
 
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.layers.initializers import Initializer, NamedInitializer
@@ -19,6 +21,8 @@ CLIPPED = ("rmax", "rmin", "dmax")
 _MAX_ENTRIES = 64
 """The limit for initializers, and for regularizers. It exceeds the number of variables: unknown names only warn."""
 _MAX_COLLECTIONS = 1024
+_TEXT_BYTES = 512
+"""The memory of what refers to a name or a tag."""
 _FORMATS = ("NHWC", "NCHW")
 _SWITCHES = {"beta": "center", "gamma": "scale"}
 """The names of the arguments that switch a variable on, by variable."""
@@ -98,6 +102,14 @@ class BatchNormConfig:
     def num_bytes(self) -> int:
         """The bytes of the tensors among the initializers."""
         return sum(initializer.num_bytes for initializer in self.param_initializers.values())
+
+    @cached_property
+    def text_bytes(self) -> int:
+        """The memory of the names and tags, which are kept several times."""
+        texts = [*self.param_initializers, *self.param_regularizers, *self.renorm_clipping, *self.variables_collections]
+        texts += [*self.updates_collections, *self.outputs_collections]
+        texts += [tag for tags in self.variables_collections.values() for tag in tags]
+        return sum([_TEXT_BYTES + 2 * getsizeof(text) for text in texts])
 
     @property
     def collections(self) -> frozenset[str]:

@@ -118,6 +118,11 @@ class BatchNormLayer:
         return self.config.collections
 
     @property
+    def bookkeeping_bytes(self) -> int:
+        """The memory of its names and tags."""
+        return self.config.text_bytes
+
+    @property
     def updates_collections(self) -> Collection[str]:
         """The tags by which its updates are run."""
         return self.config.updates_collections
