@@ -1,6 +1,7 @@
 """A real server on a free port, and clients of it; a GPU for the tests that are marked `cuda`."""
 
 import gc
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.devices.cuda.gpu import has_gpu
 from tests.servers.kernels import compile_once
 from tests.servers.polling import PATIENCE_SECONDS
 
+os.environ["GRADSERVE_RESTART_PATIENCE"] = "0"  # servers that are gone do not come back, but for the tests of that
 settings.register_profile("no limit of time", deadline=None)  # a busy machine is slow
 settings.load_profile("no limit of time")
 

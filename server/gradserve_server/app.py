@@ -13,6 +13,7 @@ import gradserve_server.installed  # noqa: F401
 from gradserve.address import Address
 from gradserve.memory.pool import BufferPool
 from gradserve_server.accumulators.arriving import ArrivingGradients
+from gradserve_server.accumulators.journal import MemoryRecords
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.address_file import write_addresses
 from gradserve_server.config import ServerConfig
@@ -45,6 +46,7 @@ from gradserve_server.rpc.sockets.addresses import SocketAddresses
 from gradserve_server.rpc.sockets.service import SocketServicer
 from gradserve_server.rpc.sockets.tickets import TicketOffice
 from gradserve_server.rpc.tensors.service import TensorServicer
+from gradserve_server.server_state import open_state
 from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
 from gradserve_server.tensors.inflight import InFlight
 from gradserve_server.tensors.opening import TensorOpener
@@ -71,8 +73,20 @@ class Server:
         await stop.wait()
     """
 
-    def __init__(self, config: ServerConfig, parts: Parts | None = None) -> None:
-        """Takes the configuration, and parts that replace the default ones."""
+    def __init__(
+        self, config: ServerConfig, parts: Parts | None = None, on_failure: Callable[[str], object] = _log.critical
+    ) -> None:
+        """Opens the state directory, if there is one.
+
+        Args:
+            config: The configuration.
+            parts: Parts that replace the default ones.
+            on_failure: Called when the server must stop, because it cannot go on; takes the reason.
+
+        Raises:
+            StateError: The state directory cannot be used.
+            OSError: It cannot be made or opened.
+        """
         parts = parts or Parts()
         self._config = config
         limits = config.limits
@@ -102,6 +116,8 @@ class Server:
             clock=self._clock,
             new_handle=parts.new_id,
         )
+        self._on_failure = on_failure
+        self._state = open_state(config.state)
         shared_memory, readers = SharedMemory(limits.max_region_bytes), Readers()
         self.registry = AccumulatorRegistry(
             compute=self._compute,
@@ -114,7 +130,9 @@ class Server:
             lifetimes=self.lifetimes,
             clock=self._clock,
             new_incarnation=parts.new_id,
+            records=MemoryRecords() if self._state is None else self._state.accumulators,
         )
+        self._allocate = pool.empty
         batch_norm = BatchNormKind(
             runner=self.runner,
             compute=self._compute,
@@ -196,11 +214,17 @@ class Server:
         await self.drain()
 
     async def start(self) -> None:
-        """Binds the addresses, serves, and writes the address file.
+        """Restores the state, binds the addresses, serves, and writes the address file.
 
         Raises:
+            StateError: The state is damaged.
+            ResourceExhaustedError: The limits allow less than what there is in the state.
             OSError: An address cannot be bound, or the file cannot be written.
         """
+        if self._state is not None:
+            count = await self._state.restore(self.registry, self._allocate)
+            self._state.start(self._on_failure)
+            _log.info("restored %d accumulators from %s", count, self._config.state.state_dir)
         listen = [Address.to_listen(address) for address in self._config.listen.listen]
         bound = self._listener.bind(listen)
         self.addresses = tuple(map(str, bound))
@@ -239,6 +263,8 @@ class Server:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._expiry
         self.runner.close()
+        if self._state is not None:
+            self._state.close()
         self._compute.close()
         self._parallel.close()
 

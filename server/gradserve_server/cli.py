@@ -13,6 +13,7 @@ from gradserve_server.event_loop import new_event_loop
 from gradserve_server.process import allow_many_descriptors, end_process, silence_grpc
 from gradserve_server.settings import SettingsError, config_options, make_config, read_settings
 from gradserve_server.signals import StopSignals
+from gradserve_server.state_command import state
 
 
 def _show_version(context: click.Context, _option: click.Parameter, is_wanted: bool) -> None:
@@ -61,6 +62,8 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
     from gradserve_server.devices.host.memory import keep_freed_memory
     from gradserve_server.devices.host.products import use_one_blas_thread
     from gradserve_server.devices.selection import NoSuchDeviceError
+    from gradserve_server.errors import ServiceError
+    from gradserve_server.state.files.errors import StateError
 
     allow_many_descriptors()
     keep_freed_memory()
@@ -69,19 +72,27 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
     async def run() -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        server = Server(config)
+        failures: list[str] = []
+
+        def fail(reason: str) -> None:
+            failures.append(reason)
+            stop.set()
+
+        server = Server(config, on_failure=fail)
         signals.drain_with(lambda: loop.call_soon_threadsafe(stop.set), config.runtime.drain_seconds)
         async with server:
             # The objects made so far stay, so the garbage collector need not look at them again.
             gc.freeze()
             await stop.wait()
+        if failures:
+            raise click.ClickException(failures[0])
 
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(run())
     except NoSuchDeviceError as error:
         raise click.ClickException(f"{settings['device'].source}: {error}") from None
-    except OSError as error:
+    except (OSError, StateError, ServiceError) as error:
         raise click.ClickException(str(error)) from None
     end_process()
 
@@ -140,3 +151,4 @@ def _ops_state(prepared: bool) -> str:
 
 
 cli.add_command(demo)
+cli.add_command(state)

@@ -128,6 +128,25 @@ class ListenConfig(_Concern):
     ] = None
 
 
+class StateConfig(_Concern):
+    """What the server keeps on disk."""
+
+    state_dir: Annotated[
+        str | None,
+        Field(min_length=1, description="directory for what survives a crash; without one nothing does"),
+        Expected("the path of a directory"),
+    ] = None
+    durability: Annotated[
+        Literal["none", "round", "gradient"],
+        BeforeValidator(_lower_case),
+        Field(
+            description="what survives of accumulators that ask for nothing else, with a state directory: none, "
+            "rounds that have ended, or every gradient"
+        ),
+        Expected("none, round or gradient"),
+    ] = "round"
+
+
 class LimitsConfig(_Concern):
     """The limits for clients."""
 
@@ -222,6 +241,7 @@ class ServerConfig(_Concern):
     """The whole configuration of a server."""
 
     listen: ListenConfig = Field(default_factory=ListenConfig)
+    state: StateConfig = Field(default_factory=StateConfig)
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     leases: LeaseConfig = Field(default_factory=LeaseConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)

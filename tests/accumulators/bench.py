@@ -12,6 +12,7 @@ from gradserve_server.accumulators.dense import Allocate
 from gradserve_server.accumulators.events import Event
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.journal import MemoryRecords, Records
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.spec import (
     AccumulatorSpec,
@@ -45,6 +46,7 @@ class Bench:
         average_memory: AverageMemory | None = None,
         reducer: Reducer | None = None,
         allocate: Allocate = np.empty,
+        records: Records | None = None,
         **limits: Any,
     ) -> None:
         self.now = 0.0
@@ -62,7 +64,7 @@ class Bench:
             lifetimes=self.lifetimes,
             clock=lambda: self.now,
             new_incarnation=map(str, itertools.count()).__next__,
-            journal_of=lambda _: journal or NoJournal(),
+            records=records or MemoryRecords(lambda _: journal or NoJournal()),
         )
 
     def accumulator(

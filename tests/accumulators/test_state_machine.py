@@ -15,6 +15,7 @@ from gradserve_server.accumulators.average_memory import NoAverageMemory
 from gradserve_server.accumulators.events import Event, Record, from_record, to_record
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import CallMemory, RequestId
+from gradserve_server.accumulators.journal import MemoryRecords
 from gradserve_server.accumulators.ledger import Ledger
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.results import Applied, Outcome
@@ -123,7 +124,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
             lifetimes=Lifetimes(lambda: 0.0, 60.0),
             clock=lambda: 0.0,
             new_incarnation=lambda: "only",
-            journal_of=lambda _: self,
+            records=MemoryRecords(lambda _: self),
         )
         self.records: list[Record] = []
         self._model: Model | None = None

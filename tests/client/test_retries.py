@@ -20,9 +20,9 @@ from gradserve.calls.exchange import (
     Unary,
     Upload,
 )
-from gradserve.calls.retries import RetryPolicy, Step, with_retries
+from gradserve.calls.retries import Contact, RetryPolicy, Step, with_retries
 from gradserve.calls.time_limits import TimeLimits
-from gradserve.errors import GradserveError, NotFoundError, UnavailableError
+from gradserve.errors import GradserveError, InvalidArgumentError, NotFoundError, UnavailableError
 from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
 
 UNARY = Unary("ServerService", "GetServerInfo", server_messages_pb2.GetServerInfoRequest())
@@ -53,10 +53,11 @@ class Server:
         self.takes = takes
         self.timeouts: list[float | None] = []
         self.pauses: list[float] = []
+        self.contact = Contact()
         self._now = 1000.0
 
     def carry_out(self, operation: Operation[Any], timeout: float = TIMEOUT_SECONDS) -> Any:
-        attempts = with_retries(operation, TimeLimits(timeout), POLICY, lambda: self._now)
+        attempts = with_retries(operation, TimeLimits(timeout), POLICY, lambda: self._now, self.contact)
         try:
             step = next(attempts)
             while True:
@@ -97,6 +98,31 @@ def test_five_attempts_are_enough(exchange: Exchange) -> None:
         server.carry_out(one(exchange))
     assert str(raised.value) == "no"
     assert server.answers == []
+
+
+def test_a_server_that_has_answered_may_be_starting_again() -> None:
+    def two() -> Operation[Any]:
+        yield UNARY
+        return (yield UNARY)
+
+    num_pauses = 4 + 9
+    server = Server("answer", *unavailable(*["no"] * num_pauses), "again")
+    assert server.carry_out(two()) == "again"
+    assert len(server.pauses) == num_pauses
+    assert 12 < sum(server.pauses) < 18
+
+
+@pytest.mark.parametrize(("text", "seconds"), [(None, 15.0), ("", 15.0), ("0", 0.0), ("120", 120.0), ("2.5", 2.5)])
+def test_the_patience_of_the_environment(text: str | None, seconds: float) -> None:
+    environment = {} if text is None else {"GRADSERVE_RESTART_PATIENCE": text}
+    assert RetryPolicy.wanted(environment).restart_patience == seconds
+
+
+@pytest.mark.parametrize("text", ["-1", "soon", "inf", "nan"])
+def test_patience_that_is_none(text: str) -> None:
+    expected = f"expected a number of seconds for GRADSERVE_RESTART_PATIENCE, got '{text}'"
+    with pytest.raises(InvalidArgumentError, match=expected):
+        RetryPolicy.wanted({"GRADSERVE_RESTART_PATIENCE": text})
 
 
 def test_a_download_is_tried_once() -> None:
@@ -199,7 +225,7 @@ def test_closing_closes_the_operation() -> None:
         finally:
             ended.append("closed")
 
-    attempts = with_retries(operation(), TimeLimits(TIMEOUT_SECONDS), POLICY, lambda: 0.0)
+    attempts = with_retries(operation(), TimeLimits(TIMEOUT_SECONDS), POLICY, lambda: 0.0, Contact())
     next(attempts)
     attempts.close()
     assert ended == ["closed"]

@@ -15,7 +15,7 @@ from gradserve.transport.aio.transport import AsyncNetworkTransport
 from gradserve.transport.blocking.transport import NetworkTransport
 from gradserve.transport.settings import ConnectionSettings, Transport
 
-NO_RETRIES = RetryPolicy(pauses=())
+NO_RETRIES = RetryPolicy(pauses=(), restart_patience=0)
 """Clients do not try again by themselves: every fault reaches the code that calls."""
 
 

@@ -35,11 +35,8 @@ class ServerProcess:
         """Takes a folder for the address file and the log, and further flags."""
         self._address_file = folder / "addresses"
         self._log = folder / "log"
-        self._command = [sys.executable, "-m", "gradserve_server", "serve", *flags]
-        for address in listen:
-            self._command += ["--listen", address]
-        self._command += ["--address-file", str(self._address_file)]
-        self.addresses: list[str] = []
+        self._flags = [*flags, "--address-file", str(self._address_file)]
+        self.addresses = list(listen)
         self.process: subprocess.Popen[bytes]
 
     @property
@@ -65,9 +62,22 @@ class ServerProcess:
         """Returns the exit status."""
         return self.process.wait(timeout)
 
+    def replace(self) -> None:
+        """Kills the server, and starts another one at the same addresses."""
+        self._kill()
+        self._start()
+
     def __enter__(self) -> Self:
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        self._start()
+        return self
+
+    def _start(self) -> None:
+        self._address_file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "gradserve_server", "serve", *self._flags]
+        for address in self.addresses:
+            command += ["--listen", address]
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             eventually(lambda: self._address_file.exists() or self.process.poll() is not None, within=PATIENCE_SECONDS)
             assert self.process.poll() is None, self.log
@@ -75,7 +85,6 @@ class ServerProcess:
             self._kill()
             raise
         self.addresses = self._address_file.read_text().splitlines()
-        return self
 
     def __exit__(self, *exception: object) -> None:
         if self.process.poll() is None:

@@ -15,6 +15,7 @@ from gradserve.aio.raw_ops import RawOps
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.exchange import check_timeout
 from gradserve.calls.identity import RequestIds
+from gradserve.calls.retries import RetryPolicy
 from gradserve.calls.time_limits import DEFAULT_TIMEOUT_SECONDS, TimeLimits
 from gradserve.face import AsyncFace, BriefErrors, awaiting, awaiting_making
 from gradserve.public_names import shown
@@ -61,6 +62,7 @@ class Client(AsyncFace[ClientCalls]):
                 TimeLimits(check_timeout(timeout)),
                 transport=Transport.wanted(transport, os.environ),
                 sockets=SocketSettings.wanted(os.environ),
+                retries=RetryPolicy.wanted(os.environ),
             )
             network = AsyncNetworkTransport((place,), settings)
         self._begin(network, str(place), ClientCalls(RequestIds(uuid.uuid4().hex), settings.times))

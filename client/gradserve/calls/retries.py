@@ -2,9 +2,9 @@
 
 import math
 import random
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
 from gradserve.calls.exchange import (
     Background,
@@ -18,11 +18,13 @@ from gradserve.calls.exchange import (
     Whole,
 )
 from gradserve.calls.time_limits import TimeLimits
+from gradserve.conversion.argument import Argument
 from gradserve.errors import GradserveError, UnavailableError
 
 T = TypeVar("T")
 
 _Sent: TypeAlias = Unary | Whole | Upload | Download
+RESTART_PATIENCE_VARIABLE = "GRADSERVE_RESTART_PATIENCE"
 _NEVER_REPEATED = Pause | Background | Together | Local
 
 
@@ -32,17 +34,53 @@ class RetryPolicy:
 
     Attributes:
         pauses: Seconds between attempts; there is one attempt more than pauses.
+        restart_patience: The seconds of pauses, if that is more, once the server has answered, and may start again.
+        restart_pause: The length of those further pauses.
         jitter: The fraction by which a pause is shortened or lengthened at random, so that not all clients call at once
             when a server comes back.
     """
 
     pauses: tuple[float, ...] = (0.1, 0.2, 0.4, 0.8)
+    restart_patience: float = 15.0
+    restart_pause: float = 1.5
     jitter: float = 0.2
 
-    def pauses_now(self) -> Iterator[float]:
+    @classmethod
+    def wanted(cls, environment: Mapping[str, str]) -> Self:
+        """Returns the policy with the patience that GRADSERVE_RESTART_PATIENCE says.
+
+        Raises:
+            InvalidArgumentError: That is no number of seconds.
+        """
+        text = environment.get(RESTART_PATIENCE_VARIABLE)
+        if not text:
+            return cls()
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+        if not 0 <= seconds < math.inf:
+            raise Argument(RESTART_PATIENCE_VARIABLE).error("a number of seconds", text)
+        return cls(restart_patience=seconds)
+
+    def pauses_now(self, contact: "Contact") -> Iterator[float]:
         """Yields the pauses of one exchange, each with random jitter."""
-        for pause in self.pauses:
+        num_further = math.ceil((self.restart_patience - sum(self.pauses)) / self.restart_pause)
+        for pause in (*self.pauses, *[self.restart_pause] * (num_further if contact.is_made else 0)):
             yield pause * random.uniform(1 - self.jitter, 1 + self.jitter)
+
+
+class Contact:
+    """What a client knows of its server.
+
+    Attributes:
+        is_made: Whether the server has ever answered: it exists, and its address is right.
+    """
+
+    __slots__ = ("is_made",)
+
+    def __init__(self) -> None:
+        self.is_made = False
 
 
 class Attempt(NamedTuple):
@@ -57,7 +95,11 @@ Attempts: TypeAlias = Generator[Step, Any, T]
 
 
 def with_retries(
-    operation: Operation[T], times: TimeLimits, policy: RetryPolicy, clock: Callable[[], float]
+    operation: Operation[T],
+    times: TimeLimits,
+    policy: RetryPolicy,
+    clock: Callable[[], float],
+    contact: Contact,
 ) -> Attempts[T]:
     """Carries out an operation, and repeats exchanges that end with UnavailableError.
 
@@ -69,6 +111,7 @@ def with_retries(
         times: The time limits; attempts and pauses together have the time limit of one exchange.
         policy: The pauses between attempts.
         clock: A monotonic clock, in seconds.
+        contact: What the client knows of its server.
 
     Returns:
         The result of the operation.
@@ -92,7 +135,9 @@ def with_retries(
                     except UnavailableError as error:
                         failure = error
                     if failure is not None:
-                        answer = yield from _further_attempts(exchange, failure, end, policy, clock)
+                        pauses = policy.pauses_now(contact)
+                        answer = yield from _further_attempts(exchange, failure, end, pauses, clock)
+                    contact.is_made = True
             except GradserveError as error:
                 exchange = operation.throw(error)
             else:
@@ -105,11 +150,11 @@ def with_retries(
 
 
 def _further_attempts(
-    exchange: _Sent, failure: UnavailableError, end: float, policy: RetryPolicy, clock: Callable[[], float]
+    exchange: _Sent, failure: UnavailableError, end: float, pauses: Iterator[float], clock: Callable[[], float]
 ) -> Attempts[Any]:
     """Repeats an exchange whose first attempt has failed, until it is answered or the time is over."""
     failures = [failure]
-    for pause in policy.pauses_now() if _is_repeatable(exchange) else ():
+    for pause in pauses if _is_repeatable(exchange) else ():
         left = end - clock() - pause
         if left <= 0:
             break

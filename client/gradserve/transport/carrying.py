@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeVar
 
 from gradserve.calls.exchange import Operation
-from gradserve.calls.retries import Attempts, with_retries
+from gradserve.calls.retries import Attempts, Contact, with_retries
 from gradserve.errors import GradserveError
 from gradserve.transport.settings import ConnectionSettings
 
@@ -13,9 +13,9 @@ StepT = TypeVar("StepT")
 T = TypeVar("T")
 
 
-def attempts(operation: Operation[T], settings: ConnectionSettings) -> Attempts[T]:
+def attempts(operation: Operation[T], settings: ConnectionSettings, contact: Contact) -> Attempts[T]:
     """Returns the steps of an operation with these settings, by this machine's clock."""
-    return with_retries(operation, settings.times, settings.retries, time.monotonic)
+    return with_retries(operation, settings.times, settings.retries, time.monotonic, contact)
 
 
 def carry_out(steps: Generator[StepT, Any, T], perform: Callable[[StepT], Any]) -> T:

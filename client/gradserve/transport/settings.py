@@ -76,7 +76,7 @@ class Reconnecting:
     """
 
     first_pause: float = 0.1
-    longest_pause: float = 5.0
+    longest_pause: float = 2.0
     attempt: float = 20.0
 
 

@@ -23,6 +23,13 @@ class Layout(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LAYOUT_DENSE: _ClassVar[Layout]
     LAYOUT_SPARSE: _ClassVar[Layout]
 
+class Durability(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DURABILITY_UNSPECIFIED: _ClassVar[Durability]
+    DURABILITY_NONE: _ClassVar[Durability]
+    DURABILITY_ROUND: _ClassVar[Durability]
+    DURABILITY_GRADIENT: _ClassVar[Durability]
+
 class ApplyOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     APPLY_OUTCOME_UNSPECIFIED: _ClassVar[ApplyOutcome]
@@ -35,6 +42,10 @@ REDUCTION_SUM: Reduction
 LAYOUT_UNSPECIFIED: Layout
 LAYOUT_DENSE: Layout
 LAYOUT_SPARSE: Layout
+DURABILITY_UNSPECIFIED: Durability
+DURABILITY_NONE: Durability
+DURABILITY_ROUND: Durability
+DURABILITY_GRADIENT: Durability
 APPLY_OUTCOME_UNSPECIFIED: ApplyOutcome
 APPLY_OUTCOME_ACCEPTED: ApplyOutcome
 APPLY_OUTCOME_STALE: ApplyOutcome
@@ -61,7 +72,7 @@ class ComponentSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., shape: _Optional[_Union[PartialShape, _Mapping]] = ..., layout: _Optional[_Union[Layout, str]] = ...) -> None: ...
 
 class AccumulatorSpec(_message.Message):
-    __slots__ = ("components", "reduction", "accumulate_dtype", "deterministic", "keep_averages", "one_per_worker", "refuse_non_finite")
+    __slots__ = ("components", "reduction", "accumulate_dtype", "deterministic", "keep_averages", "one_per_worker", "refuse_non_finite", "durability")
     COMPONENTS_FIELD_NUMBER: _ClassVar[int]
     REDUCTION_FIELD_NUMBER: _ClassVar[int]
     ACCUMULATE_DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +80,7 @@ class AccumulatorSpec(_message.Message):
     KEEP_AVERAGES_FIELD_NUMBER: _ClassVar[int]
     ONE_PER_WORKER_FIELD_NUMBER: _ClassVar[int]
     REFUSE_NON_FINITE_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
     components: _containers.RepeatedCompositeFieldContainer[ComponentSpec]
     reduction: Reduction
     accumulate_dtype: _tensor_pb2.DataType
@@ -76,7 +88,8 @@ class AccumulatorSpec(_message.Message):
     keep_averages: int
     one_per_worker: bool
     refuse_non_finite: bool
-    def __init__(self, components: _Optional[_Iterable[_Union[ComponentSpec, _Mapping]]] = ..., reduction: _Optional[_Union[Reduction, str]] = ..., accumulate_dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., deterministic: bool = ..., keep_averages: _Optional[int] = ..., one_per_worker: bool = ..., refuse_non_finite: bool = ...) -> None: ...
+    durability: Durability
+    def __init__(self, components: _Optional[_Iterable[_Union[ComponentSpec, _Mapping]]] = ..., reduction: _Optional[_Union[Reduction, str]] = ..., accumulate_dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., deterministic: bool = ..., keep_averages: _Optional[int] = ..., one_per_worker: bool = ..., refuse_non_finite: bool = ..., durability: _Optional[_Union[Durability, str]] = ...) -> None: ...
 
 class AccumulatorRef(_message.Message):
     __slots__ = ("container", "name", "incarnation")

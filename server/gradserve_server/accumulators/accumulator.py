@@ -2,15 +2,16 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from gradserve_server.accumulators.averages import KeptAverages, average_of
+from gradserve_server.accumulators.averages import KeptAverages, average_of_current
 from gradserve_server.accumulators.diagnosis import Diagnosis
-from gradserve_server.accumulators.events import Event, GradientAnswered, RoundEnded, StepSet
+from gradserve_server.accumulators.events import GradientAnswered, RoundEnded, StepSet
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.journal import AccumulatorJournal
 from gradserve_server.accumulators.ledger import Ledger, Taken
 from gradserve_server.accumulators.results import AccumulatorState, Applied, Outcome
 from gradserve_server.accumulators.round_sum import RoundSum
@@ -19,7 +20,6 @@ from gradserve_server.accumulators.under_way import CallsUnderWay
 from gradserve_server.accumulators.waiting import TakeQueue, Waiter
 from gradserve_server.eager import Begun
 from gradserve_server.errors import DeadlineExceededError, InvalidArgumentError, ServiceError
-from gradserve_server.state.journal import Journal
 from gradserve_server.tensors.quotas import Account, Quota
 
 P = ParamSpec("P")
@@ -61,7 +61,7 @@ class Accumulator:
         ledger: Ledger,
         round_sum: RoundSum,
         averages: KeptAverages,
-        journal: Journal[Event],
+        journal: AccumulatorJournal,
         waiters: Quota,
         bookkeeping: Quota,
     ) -> None:
@@ -93,6 +93,7 @@ class Accumulator:
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed: ServiceError | None = None
+        self._settle_bookkeeping()
 
     @property
     def num_accumulated(self) -> int:
@@ -240,6 +241,22 @@ class Accumulator:
         self._ledger.close()
         self._settle_bookkeeping()
 
+    # Recovery
+
+    async def add_again(self, gradient: Gradient, contribution: Contribution) -> None:
+        """Adds a gradient of the current round to its sum, before any call: the ledger knows of it already.
+
+        Raises:
+            ResourceExhaustedError: There is not enough memory.
+        """
+        staged = await self._sum.stage(gradient, contribution)
+        await self._sum.commit(staged)
+        await self._sum.finish()
+
+    def keep_again(self, average: Average, answered: Sequence[RequestId]) -> None:
+        """Keeps the average of a round that has ended, before any call, as at its end."""
+        self._averages.add(average, answered)
+
     # Changes
 
     async def _set_global_step(self, step: int) -> None:
@@ -295,7 +312,7 @@ class Accumulator:
     async def _add(self, gradient: Gradient, event: GradientAnswered) -> None:
         staged = await self._sum.stage(gradient, event.contribution)
         try:
-            await self._journal.append(event)
+            await self._journal.append(event, gradient)
         except BaseException:
             self._sum.settle()
             raise
@@ -305,15 +322,18 @@ class Accumulator:
         staged = await self._sum.stage_average(self._ledger.rounds.members.total_weight)
         event = RoundEnded(head.call if head.round is None else None)
         try:
+            await self._journal.reserve(self._sum.nbytes)
             await self._journal.append(event)
         except BaseException:
             self._sum.settle()
             raise
         values = await self._sum.commit_average(staged)
+        average = average_of_current(self._ledger.rounds, values)
+        if self._journal.is_durable:
+            await self._journal.settle(average, self._ledger.answered_by(event))
         ended, answered = self._ledger.end_round(event)
         self._settle_bookkeeping()
         if self._closed is None:
-            average = average_of(ended, values)
             self._averages.add(average, answered)
             self._sum.settle()
             self._queue.serve(head, ended.round, average)

@@ -1,28 +1,28 @@
 """The averages that an accumulator keeps: for readers, and for calls that may not have received theirs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gradserve_server.accumulators.gradient import Average, Value
 from gradserve_server.accumulators.history import AverageHistory
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.kept_bytes import KeptBytes
-from gradserve_server.accumulators.rounds import EndedRound, Round
+from gradserve_server.accumulators.rounds import Round, Rounds
 from gradserve_server.accumulators.undelivered import UndeliveredAverages
 from gradserve_server.errors import AbortedError
 from gradserve_server.leases.turn import Turn
 from gradserve_server.tensors.quotas import Account, Quota
 
 
-def average_of(ended: EndedRound, values: Mapping[str, Value]) -> Average:
-    """Returns the average of a round that has ended."""
-    assert ended.round.step is not None
+def average_of_current(rounds: Rounds, values: Mapping[str, Value]) -> Average:
+    """Returns the average of the round that is about to end."""
+    members = rounds.members
     return Average(
         values=values,
-        step=ended.round.step,
-        round_number=ended.round.number,
-        num_gradients=ended.num_gradients,
-        total_weight=ended.total_weight,
-        worker_ids=ended.worker_ids,
+        step=rounds.next_step,
+        round_number=rounds.current.number,
+        num_gradients=members.count,
+        total_weight=members.total_weight,
+        worker_ids=tuple(members.workers),
     )
 
 
@@ -39,6 +39,7 @@ class KeptAverages:
         kept: KeptBytes,
         memory: Quota,
         expire_at: Callable[[float, "KeptAverages"], None],
+        forget: Callable[[Collection[int]], None] = lambda _: None,
     ) -> None:
         """Takes the parts that keep averages, and the quota of memory.
 
@@ -48,12 +49,14 @@ class KeptAverages:
             kept: Counts the memory of the averages that both keep.
             memory: The quota of bytes.
             expire_at: Schedules a call of `expire` at a time of the clock of `undelivered`.
+            forget: Called with the numbers of rounds whose averages are no longer kept.
         """
         self.history = history
         self._undelivered = undelivered
         self._kept = kept
         self._account = Account(memory)
         self._expire_at = expire_at
+        self._forget = forget
         self._expiry_asked_for = False
 
     @property
@@ -102,12 +105,16 @@ class KeptAverages:
         return count
 
     def close(self, error: Exception) -> None:
-        """Ends the waits of readers with an error, and frees the memory."""
+        """Ends the waits of readers with an error, and frees the memory. What is on disk stays."""
         self.history.fail_all(error)
         self._undelivered.clear()
+        self._kept.take_dropped()
         self._settle()
 
     def _settle(self) -> None:
+        dropped = self._kept.take_dropped()
+        if dropped:
+            self._forget(dropped)
         self._account.settle(self._kept.total)
 
     def _ask_for_expiry(self) -> None:

@@ -14,17 +14,18 @@ from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, s
 from gradserve_server.accumulators.summation import Shapes
 from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.state.durability import Durability
 
 
 def checking_work(spec: AccumulatorSpec, gradient: Gradient) -> int:
     """Returns the number of bytes that `checked_gradient` reads."""
-    reads_all = _is_checked(spec, gradient) or _other_dtypes(spec, gradient)
+    reads_all = _is_checked(spec, gradient) or _is_copied(spec, gradient) or _other_dtypes(spec, gradient)
     return gradient.nbytes if reads_all else gradient.sparse_nbytes
 
 
 def copied_bytes(spec: AccumulatorSpec, gradient: Gradient) -> int:
     """Returns the memory of a live gradient that `checked_gradient` has copied."""
-    if not (_is_checked(spec, gradient) and gradient.live):
+    if not _is_copied(spec, gradient):
         return 0
     dense = gradient.dense
     return gradient.sparse_nbytes + sum(dense[each.name].size * each.dtype.itemsize for each in spec.dense_components)
@@ -60,9 +61,9 @@ def checked_gradient(
         # Not owned: some of the arrays may be the caller's.
         values = {each.name: _converted(each, gradient.values[each.name]) for each in spec.components}
         gradient = Gradient(values, live=gradient.live)
+    if _is_copied(spec, gradient):
+        gradient = copies.copy(gradient)
     if _is_checked(spec, gradient):
-        if gradient.live:
-            gradient = copies.copy(gradient)
         unchecked = [each for each in spec.components if each.name not in gradient.finite]
         _check_finite(unchecked, gradient, reducer)
     return gradient
@@ -70,6 +71,11 @@ def checked_gradient(
 
 def _is_checked(spec: AccumulatorSpec, gradient: Gradient) -> bool:
     return spec.refuse_non_finite and len(gradient.finite) < len(spec.components)
+
+
+def _is_copied(spec: AccumulatorSpec, gradient: Gradient) -> bool:
+    """Returns True for a gradient that others can change, if it is read more than once."""
+    return gradient.live and (_is_checked(spec, gradient) or spec.durability is Durability.GRADIENT)
 
 
 def _other_dtypes(spec: AccumulatorSpec, gradient: Gradient) -> bool:

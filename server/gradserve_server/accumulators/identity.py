@@ -141,6 +141,14 @@ class CallMemory(Generic[RecordT]):
         """Returns the windows of all clients, by their ids."""
         return {client_id: window for client_id, window in self._clients.items() if len(window.calls)}
 
+    def restore(self, client_id: str, floor: int, calls: Iterable[tuple[int, CallRecord[RecordT]]]) -> None:
+        """Remembers the calls of a client, oldest first, and the greatest number that was forgotten."""
+        window = self._heard_of(client_id)
+        window.floor = floor
+        for sequence, record in calls:
+            window.calls.remember(sequence, record)
+        self._add_bytes(_RECORD_BYTES * len(window.calls))
+
     def silent(self, call: RequestId) -> tuple[str, ...]:
         """Returns the clients to forget when a call arrives: the silent ones if its client is new, otherwise none."""
         if call.client_id in self._clients:

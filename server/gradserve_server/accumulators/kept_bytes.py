@@ -14,6 +14,7 @@ class KeptBytes:
         self.total = 0
         self._keepers: dict[int, int] = {}
         """The number of parts that keep the average of a round, by number of the round."""
+        self._dropped: list[int] = []
 
     def add(self, average: Average) -> None:
         """Notes that another part keeps an average."""
@@ -29,3 +30,9 @@ class KeptBytes:
             self._keepers[average.round_number] = keepers
         else:
             self.total -= average.nbytes
+            self._dropped.append(average.round_number)
+
+    def take_dropped(self) -> list[int]:
+        """Returns the numbers of the rounds whose averages nobody keeps any more, since the last call."""
+        dropped, self._dropped = self._dropped, []
+        return dropped

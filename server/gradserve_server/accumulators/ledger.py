@@ -104,6 +104,13 @@ class Ledger:
         self.calls.remember(event.call, applied)
         return applied
 
+    def answered_by(self, event: RoundEnded) -> list[RequestId]:
+        """Returns the calls that the average of the current round will answer."""
+        calls = {call: None for calls in self._awaiting.values() for call in calls}
+        if event.taken_by is not None:
+            calls[event.taken_by] = None
+        return list(calls)
+
     def end_round(self, event: RoundEnded) -> tuple[EndedRound, list[RequestId]]:
         """Ends the round; returns it, and the calls that its average answers."""
         ended = self.rounds.close()
@@ -126,6 +133,10 @@ class Ledger:
     def close(self) -> None:
         """Forgets the calls, as the accumulator was deleted."""
         self.calls.close()
+
+    def expect(self, call: RequestId) -> None:
+        """Notes a call that the average of the current round will answer: what earlier events have left."""
+        self._await(call)
 
     def replay(self, event: Event) -> None:
         """Applies an event whose answer nobody waits for."""

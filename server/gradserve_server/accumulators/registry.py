@@ -8,9 +8,9 @@ from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.average_memory import AverageMemory
 from gradserve_server.accumulators.averages import KeptAverages
 from gradserve_server.accumulators.dense import Allocate
-from gradserve_server.accumulators.events import Event
 from gradserve_server.accumulators.history import AverageHistory
 from gradserve_server.accumulators.identity import CallMemory
+from gradserve_server.accumulators.journal import AccumulatorJournal, Records
 from gradserve_server.accumulators.kept_bytes import KeptBytes
 from gradserve_server.accumulators.ledger import Answer, Ledger
 from gradserve_server.accumulators.private_copies import PrivateCopies
@@ -22,12 +22,11 @@ from gradserve_server.config import LimitsConfig
 from gradserve_server.deadlines import Deadlines
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.host.reduction.reducer import Reducer
-from gradserve_server.errors import AbortedError, AlreadyExistsError, ResourceExhaustedError, UnavailableError
+from gradserve_server.errors import AbortedError, AlreadyExistsError, ServiceError, UnavailableError
 from gradserve_server.leases.lifetime import SHARED, Lifetime
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.leases.turn import Turn
 from gradserve_server.resources import Directory, ResourceKey
-from gradserve_server.state.journal import Journal, NoJournal
 from gradserve_server.tensors.quotas import Cost, Quota
 
 _ACCUMULATOR_BYTES = 12 << 10
@@ -55,9 +54,9 @@ class AccumulatorRegistry:
         lifetimes: Lifetimes,
         clock: Callable[[], float],
         new_incarnation: Callable[[], str],
-        journal_of: Callable[[ResourceKey], Journal[Event]] = lambda _: NoJournal(),
+        records: Records,
     ) -> None:
-        """Takes, among others, a monotonic `clock` in seconds, and sources of unique incarnations and of journals."""
+        """Takes, among others, a monotonic `clock` in seconds, a source of unique incarnations, and one of journals."""
         self._compute = compute
         self._reducer = reducer
         self._allocate = allocate
@@ -66,10 +65,10 @@ class AccumulatorRegistry:
         self._limits = limits
         self._clock = clock
         self._new_incarnation = new_incarnation
-        self._journal_of = journal_of
+        self.records = records
         self._accumulators: Directory[Accumulator] = Directory("accumulator", lifetimes, self._end)
         self._expiries: Deadlines[KeptAverages] = Deadlines()
-        self._bookkeeping = bookkeeping
+        self.bookkeeping = bookkeeping
         self.count = Quota(limits.max_accumulators, "accumulators", each=Cost(bookkeeping, _ACCUMULATOR_BYTES))
         self.waiters = Quota(limits.max_waiters, "waiting calls", each=Cost(bookkeeping, _WAITER_BYTES))
 
@@ -91,15 +90,43 @@ class AccumulatorRegistry:
             self._accumulators.check_lifetime(key, lifetime)
             self._accumulators.renew(key)
             return found, False
+        if spec.durability is None:
+            spec = spec.with_durability(self.records.default)
         self.count.acquire()
         try:
-            self._bookkeeping.acquire(_names_bytes(key) + spec.bookkeeping_bytes)
-        except ResourceExhaustedError:
+            self.bookkeeping.acquire(_names_bytes(key) + spec.bookkeeping_bytes)
+        except ServiceError:
             self.count.release()
             raise
-        accumulator = self._make(key, spec)
+        try:
+            incarnation = self._new_incarnation()
+            journal = self.records.begin(key, spec, lifetime, incarnation)
+        except ServiceError:
+            self._release(key, spec)
+            raise
+        accumulator = self._make(key, spec, incarnation, self._new_ledger(), journal)
         self._accumulators.add(key, accumulator, lifetime)
         return accumulator, True
+
+    def restore(
+        self,
+        key: ResourceKey,
+        spec: AccumulatorSpec,
+        lifetime: Lifetime,
+        incarnation: str,
+        ledger: Ledger,
+        journal: AccumulatorJournal,
+    ) -> Accumulator:
+        """Makes an accumulator again that was there before, with an empty sum, and without averages.
+
+        Raises:
+            ResourceExhaustedError: The server has reached its limit of accumulators.
+        """
+        self.count.acquire()
+        self.bookkeeping.acquire(_names_bytes(key) + spec.bookkeeping_bytes)
+        accumulator = self._make(key, spec, incarnation, ledger, journal)
+        self._accumulators.add(key, accumulator, lifetime)
+        return accumulator
 
     def get(self, key: ResourceKey, incarnation: str = "") -> Accumulator:
         """Returns the accumulator of this name, and of this incarnation if one is given.
@@ -130,8 +157,8 @@ class AccumulatorRegistry:
         accumulator = self._accumulators.remove(key, incarnation, reason)
         if accumulator is None:
             return False
-        self.count.release()
-        self._bookkeeping.release(_names_bytes(key) + accumulator.spec.bookkeeping_bytes)
+        self._release(key, accumulator.spec)
+        self.records.end(key)
         why = "" if reason is None else f": {reason}"
         accumulator.close(AbortedError(f"accumulator {str(key)!r} was deleted{why}"))
         return True
@@ -140,23 +167,23 @@ class AccumulatorRegistry:
         """Returns up to `size` accumulators of a container with names greater than `after`, sorted by name."""
         return self._accumulators.page(container, after, size)
 
-    def _make(self, key: ResourceKey, spec: AccumulatorSpec) -> Accumulator:
+    def _make(
+        self,
+        key: ResourceKey,
+        spec: AccumulatorSpec,
+        incarnation: str,
+        ledger: Ledger,
+        journal: AccumulatorJournal,
+    ) -> Accumulator:
         kept = KeptBytes()
         undelivered = UndeliveredAverages(self._limits.undelivered_lease_seconds, self._clock, kept)
         history = AverageHistory(spec.keep_averages, kept)
-        averages = KeptAverages(history, undelivered, kept, self._memory, self._expiries.add)
-        calls: CallMemory[Answer] = CallMemory(
-            window=self._limits.id_window,
-            max_clients=self._limits.max_clients,
-            silence=self._limits.client_memory_seconds,
-            clock=self._clock,
-            bookkeeping=self._bookkeeping,
-        )
+        averages = KeptAverages(history, undelivered, kept, self._memory, self._expiries.add, journal.forget)
         return Accumulator(
             str(key),
             spec,
-            incarnation=self._new_incarnation(),
-            ledger=Ledger(calls),
+            incarnation=incarnation,
+            ledger=ledger,
             round_sum=RoundSum(
                 spec,
                 make_summation(spec, self._reducer, self._allocate),
@@ -168,10 +195,27 @@ class AccumulatorRegistry:
                 reducer=self._reducer,
             ),
             averages=averages,
-            journal=self._journal_of(key),
+            journal=journal,
             waiters=self.waiters,
-            bookkeeping=self._bookkeeping,
+            bookkeeping=self.bookkeeping,
         )
+
+    def _new_ledger(self) -> Ledger:
+        return Ledger(self.new_call_memory(self.bookkeeping))
+
+    def new_call_memory(self, bookkeeping: Quota) -> CallMemory[Answer]:
+        """Returns an empty memory of calls, for one accumulator, which counts in a quota of bytes."""
+        return CallMemory(
+            window=self._limits.id_window,
+            max_clients=self._limits.max_clients,
+            silence=self._limits.client_memory_seconds,
+            clock=self._clock,
+            bookkeeping=bookkeeping,
+        )
+
+    def _release(self, key: ResourceKey, spec: AccumulatorSpec) -> None:
+        self.count.release()
+        self.bookkeeping.release(_names_bytes(key) + spec.bookkeeping_bytes)
 
     def expire(self, turn: Turn) -> int:
         """Releases averages kept for calls whose lease has ended, in one turn; returns the number of calls."""

@@ -1,6 +1,6 @@
 """Decides which contributions form a round: without arithmetic, waiting or a clock."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from gradserve_server.accumulators.gradient import Contribution
@@ -85,11 +85,16 @@ class Rounds:
         self._missing.pop(contribution.worker_id, None)
         return self.current
 
+    @property
+    def next_step(self) -> int:
+        """The step that the current round leads to."""
+        # The greatest int64 is followed by the least, as in TensorFlow's own counter.
+        return (self.global_step + 1 + (1 << 63)) % (1 << 64) - (1 << 63)
+
     def close(self) -> EndedRound:
         """Ends the current round and begins the next; returns the ended round, with its step."""
         closed, members = self.current, self.members
-        # The greatest int64 is followed by the least, as in TensorFlow's own counter.
-        self.global_step = (self.global_step + 1 + (1 << 63)) % (1 << 64) - (1 << 63)
+        self.global_step = self.next_step
         closed.step = self.global_step
         self.all_workers_known = not members.num_nameless
         self.current, self.members = Round(closed.number + 1), Members()
@@ -100,6 +105,10 @@ class Rounds:
     def set_global_step(self, step: int) -> None:
         """Sets the step; contributions in the round stay in it."""
         self.global_step = step
+
+    def expect(self, worker_ids: Iterable[str]) -> None:
+        """Sets the workers that are missing: what the round before has left."""
+        self._missing = dict.fromkeys(worker_ids)
 
     @property
     def missing_workers(self) -> Collection[str]:

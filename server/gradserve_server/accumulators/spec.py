@@ -1,16 +1,18 @@
 """The fixed properties of an accumulator."""
 
+from copy import copy
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from sys import getsizeof
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import ml_dtypes
 import numpy as np
 
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import listed, quoted
+from gradserve_server.state.durability import Durability
 
 DType = np.dtype[Any]
 
@@ -104,6 +106,7 @@ class AccumulatorSpec:
         keep_averages: The number of past rounds whose averages are kept.
         one_per_worker: Whether to count only the first gradient of each worker in a round.
         refuse_non_finite: Whether to refuse gradients with infinite values or NaN.
+        durability: What survives the end of the server; None for what the server was started with.
 
     Raises:
         InvalidArgumentError: A property is not valid.
@@ -116,6 +119,7 @@ class AccumulatorSpec:
     keep_averages: int = 1
     one_per_worker: bool = False
     refuse_non_finite: bool = False
+    durability: Durability | None = None
 
     def __post_init__(self) -> None:
         if not self.components:
@@ -173,6 +177,12 @@ class AccumulatorSpec:
         names = sum([getsizeof(component.name) for component in self.components])
         return _PART_BYTES * len(self.components) + _SIZE_BYTES * (self.num_parts - len(self.components)) + names
 
+    def with_durability(self, durability: Durability) -> Self:
+        """Returns a copy with another durability."""
+        other = copy(self)  # rather than `replace`, which would check all components again
+        object.__setattr__(other, "durability", durability)
+        return other
+
     @cached_property
     def dense_components(self) -> tuple[ComponentSpec, ...]:
         """The components whose gradients are dense."""
@@ -203,8 +213,10 @@ class AccumulatorSpec:
                 "keep_averages",
                 "one_per_worker",
                 "refuse_non_finite",
+                "durability",
             )
-            if _differ(getattr(self, name), getattr(other, name))
+            if (name != "durability" or other.durability is not None)
+            and _differ(getattr(self, name), getattr(other, name))
         ]
         theirs = other.by_name
         if self.by_name == theirs:

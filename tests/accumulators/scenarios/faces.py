@@ -20,6 +20,7 @@ from gradserve.wire.dtypes import parse_dtype
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.average_memory import NoAverageMemory
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, SparseSlices
+from gradserve_server.accumulators.journal import MemoryRecords
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.spec import (
     AccumulatorSpec,
@@ -83,6 +84,7 @@ class CoreFace:
             lifetimes=Lifetimes(lambda: 0.0, 60.0),
             clock=lambda: 0.0,
             new_incarnation=self._names.__next__,
+            records=MemoryRecords(),
         )
 
     async def dense(self, dtype: str, shape: Shape = None, reduction: str = "MEAN") -> Acc:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gradserve.calls.exchange import Background, Operation, Pause, Unary
-from gradserve.calls.retries import Attempt, Attempts, RetryPolicy, Step, with_retries
+from gradserve.calls.retries import Attempt, Attempts, Contact, RetryPolicy, Step, with_retries
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.calls.together import at_target, together
 from gradserve.errors import CallCancelledError, GradserveError, NotFoundError, UnavailableError
@@ -63,7 +63,7 @@ class Run:
 
 
 def _attempts(operation: Operation[Any]) -> Attempts[Any]:
-    return with_retries(operation, TimeLimits(math.inf), RetryPolicy(pauses=(1.0,)), lambda: 0.0)
+    return with_retries(operation, TimeLimits(math.inf), RetryPolicy(pauses=(1.0,)), lambda: 0.0, Contact())
 
 
 class Log:

@@ -51,6 +51,11 @@ _OUTCOMES = {
 _AUTO = placement_of(keep=False)
 _COPY = Argument("copy")
 _PLAIN_OPTIONS = ("deterministic", "keep_averages", "one_per_worker", "refuse_non_finite")
+_DURABILITIES = {
+    "none": accumulator_pb2.DURABILITY_NONE,
+    "round": accumulator_pb2.DURABILITY_ROUND,
+    "gradient": accumulator_pb2.DURABILITY_GRADIENT,
+}
 _REDUCTIONS = {"MEAN": accumulator_pb2.REDUCTION_MEAN, "SUM": accumulator_pb2.REDUCTION_SUM}
 
 
@@ -80,6 +85,7 @@ class AccumulatorOptions:
     one_per_worker: bool = False
     refuse_non_finite: bool = False
     idle_lease: float | None = None
+    durability: str | None = None
 
 
 def _ignore(_name: str) -> None:
@@ -339,6 +345,8 @@ def create(
             {name: getattr(options, name) for name in _PLAIN_OPTIONS},
         ),
     )
+    if options.durability is not None:
+        spec.durability = _DURABILITIES[as_choice(options.durability, tuple(_DURABILITIES), Argument("durability"))]
     if options.accumulate_dtype is not None:
         spec.accumulate_dtype = to_data_type(as_dtype(options.accumulate_dtype, Argument("accumulate_dtype")))
     if spec.keep_averages < 1:

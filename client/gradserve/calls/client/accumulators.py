@@ -40,6 +40,7 @@ class AccumulatorsOfClient(ClientState):
         one_per_worker: bool = False,
         refuse_non_finite: bool = False,
         idle_lease: float | None = None,
+        durability: str | None = None,
     ) -> Operation[ConditionalAccumulatorCalls]:
         """Creates an accumulator of dense gradients of one tensor, or finds the one with this shared name.
 
@@ -63,6 +64,9 @@ class AccumulatorsOfClient(ClientState):
                 locates the first one. Otherwise they are averaged like all others.
             idle_lease: Seconds without use after which the server deletes the accumulator. None: never. Calls on it by
                 any client count as use, even while they wait; listing does not.
+            durability: What survives a crash of a server with a state directory: "none"; "round": each round that has
+                ended, from before anybody sees it; "gradient": each gradient, from before its call returns. None: what
+                the server was started with.
 
         Returns:
             The accumulator.
@@ -81,6 +85,7 @@ class AccumulatorsOfClient(ClientState):
             one_per_worker,
             refuse_non_finite,
             idle_lease,
+            durability,
         )
         wire = yield from self._accumulators.create(
             name, shared_name, Components.of_one_tensor(DenseSpec(dtype, shape)), options
@@ -102,6 +107,7 @@ class AccumulatorsOfClient(ClientState):
         one_per_worker: bool = False,
         refuse_non_finite: bool = False,
         idle_lease: float | None = None,
+        durability: str | None = None,
     ) -> Operation[SparseConditionalAccumulatorCalls]:
         """Creates an accumulator of sparse gradients of one tensor, or finds the one with this shared name.
 
@@ -126,6 +132,9 @@ class AccumulatorsOfClient(ClientState):
                 locates the first one. Otherwise they are averaged like all others.
             idle_lease: Seconds without use after which the server deletes the accumulator. None: never. Calls on it by
                 any client count as use, even while they wait; listing does not.
+            durability: What survives a crash of a server with a state directory: "none"; "round": each round that has
+                ended, from before anybody sees it; "gradient": each gradient, from before its call returns. None: what
+                the server was started with.
 
         Returns:
             The accumulator.
@@ -144,6 +153,7 @@ class AccumulatorsOfClient(ClientState):
             one_per_worker,
             refuse_non_finite,
             idle_lease,
+            durability,
         )
         wire = yield from self._accumulators.create(
             name, shared_name, Components.of_one_tensor(SparseSpec(dtype, shape)), options
@@ -164,6 +174,7 @@ class AccumulatorsOfClient(ClientState):
         one_per_worker: bool = False,
         refuse_non_finite: bool = False,
         idle_lease: float | None = None,
+        durability: str | None = None,
         missing: Literal["error", "zeros"] = "error",
     ) -> Operation[GradientAccumulatorCalls]:
         """Creates an accumulator of the gradients of a whole model, or finds the one with this shared name.
@@ -190,6 +201,9 @@ class AccumulatorsOfClient(ClientState):
                 locates the first one. Otherwise they are averaged like all others.
             idle_lease: Seconds without use after which the server deletes the accumulator. None: never. Calls on it by
                 any client count as use, even while they wait; listing does not.
+            durability: What survives a crash of a server with a state directory: "none"; "round": each round that has
+                ended, from before anybody sees it; "gradient": each gradient, from before its call returns. None: what
+                the server was started with.
             missing: What this object does with a gradient in which a component is missing or None. "error": raise an
                 InvalidArgumentError. "zeros": send zeros in its place, which count in the mean.
 
@@ -210,6 +224,7 @@ class AccumulatorsOfClient(ClientState):
             one_per_worker,
             refuse_non_finite,
             idle_lease,
+            durability,
         )
         wire = yield from self._accumulators.create(name, shared_name, Components.of_tree(components, missing), options)
         return GradientAccumulatorCalls(wire, self._timeout)

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from gradserve.calls.exchange import Operation, Pause, Unary
-from gradserve.calls.retries import Attempt, Step
+from gradserve.calls.retries import Attempt, Contact, Step
 from gradserve.errors import GradserveError
 from gradserve.transport.carrying import attempts, carry_out_async
 from gradserve.transport.settings import ConnectionSettings
@@ -55,7 +55,7 @@ async def _carry_out(
         return await _perform(step, call)
 
     with suppress(GradserveError, grpc.aio.UsageError):  # the latter: the channel is closed
-        await carry_out_async(attempts(operation, settings), perform)
+        await carry_out_async(attempts(operation, settings, Contact()), perform)
 
 
 async def _perform(step: Any, call: Callable[[Unary, float | None], Awaitable[Any]]) -> Any:

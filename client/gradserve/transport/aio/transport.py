@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from gradserve.address import Address
 from gradserve.calls.exchange import Allocate, Background, DescribeTransport, Operation, Pause, Together, Unary
-from gradserve.calls.retries import Attempt, Attempts, Step
+from gradserve.calls.retries import Attempt, Attempts, Contact, Step
 from gradserve.memory.client_memory import ClientMemory
 from gradserve.transport.aio.background import BackgroundTask
 from gradserve.transport.aio.server import AsyncServer
@@ -25,6 +25,7 @@ class AsyncNetworkTransport:
     def __init__(self, addresses: Sequence[Address], settings: ConnectionSettings) -> None:
         """Takes the servers' addresses, in the order of exchanges' targets, and the settings."""
         self._settings = settings
+        self._contact = Contact()
         self._process = OwnProcess()
         self._memory = ClientMemory(shares=settings.shares_memory, kept_bytes=settings.sockets.kept_bytes)
         self._servers = tuple(
@@ -48,7 +49,7 @@ class AsyncNetworkTransport:
             await server.close()
 
     def _attempts(self, operation: Operation[T]) -> Attempts[T]:
-        return attempts(operation, self._settings)
+        return attempts(operation, self._settings, self._contact)
 
     async def _perform(self, step: Step) -> Any:
         match step:

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from gradserve.calls.exchange import Operation, Pause, Unary
-from gradserve.calls.retries import Attempt
+from gradserve.calls.retries import Attempt, Contact
 from gradserve.errors import GradserveError, UnavailableError
 from gradserve.transport.carrying import attempts, carry_out
 from gradserve.transport.settings import ConnectionSettings
@@ -77,7 +77,7 @@ class BackgroundThread:
 
     def _run(self) -> None:
         with suppress(GradserveError, _StoppedError):
-            carry_out(attempts(self._operation, self._settings), self._perform)
+            carry_out(attempts(self._operation, self._settings, Contact()), self._perform)
 
     def _perform(self, step: Any) -> Any:
         match step:

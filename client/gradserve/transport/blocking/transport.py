@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from gradserve.address import Address
 from gradserve.calls.exchange import Allocate, Background, DescribeTransport, Local, Operation, Pause, Together, Unary
-from gradserve.calls.retries import Attempt, Attempts, Step
+from gradserve.calls.retries import Attempt, Attempts, Contact, Step
 from gradserve.memory.client_memory import ClientMemory
 from gradserve.transport.blocking.background import BackgroundThread
 from gradserve.transport.blocking.server import BlockingServer
@@ -26,6 +26,7 @@ class NetworkTransport:
     def __init__(self, addresses: Sequence[Address], settings: ConnectionSettings) -> None:
         """Takes the servers' addresses, in the order of exchanges' targets, and the settings."""
         self._settings = settings
+        self._contact = Contact()
         self._process = OwnProcess()
         self._memory = ClientMemory(shares=settings.shares_memory, kept_bytes=settings.sockets.kept_bytes)
         self._servers = tuple(
@@ -37,7 +38,7 @@ class NetworkTransport:
     def run(self, operation: Operation[T], /) -> T:
         """Returns the result of an operation, or raises its error."""
         self._process.check()
-        return carry_out(attempts(operation, self._settings), self._perform)
+        return carry_out(attempts(operation, self._settings, self._contact), self._perform)
 
     def close(self) -> None:
         """Disconnects; calls under way in other threads end with CallCancelledError."""
@@ -71,7 +72,7 @@ class NetworkTransport:
                 return self._memory.empty(shape, dtype)
 
     def _attempts(self, operation: Operation[T]) -> Attempts[T]:
-        return attempts(operation, self._settings)
+        return attempts(operation, self._settings, self._contact)
 
     def _perform(self, step: Step) -> Any:
         match step:

@@ -64,6 +64,7 @@ class AccumulatorServicer:
         work = PIECE_BYTES * len(request.spec.components)
         spec = await self._compute.run(work, decode_accumulator_spec, request.spec)
         accumulator, created = self._registry.create(key, spec, lifetime)
+        await self._registry.records.settle()
         return messages_pb2.CreateAccumulatorResponse(
             info=await self._info(key, accumulator, lifetime), created=created
         )
@@ -93,6 +94,7 @@ class AccumulatorServicer:
         self, request: messages_pb2.DeleteAccumulatorRequest, call: Call
     ) -> messages_pb2.DeleteAccumulatorResponse:
         deleted = self._registry.delete(decode_key(request.accumulator), request.accumulator.incarnation)
+        await self._registry.records.settle()
         return messages_pb2.DeleteAccumulatorResponse(deleted=deleted)
 
     async def ApplyGradient(

@@ -1,0 +1,1 @@
+"""Accumulators that survive the end of their server."""

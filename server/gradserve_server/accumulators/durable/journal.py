@@ -1,0 +1,168 @@
+"""The journal of an accumulator in a state directory."""
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict
+
+from gradserve_server.accumulators.durable.spec_records import average_record, split
+from gradserve_server.accumulators.events import Event, GradientAnswered, StepSet, to_record
+from gradserve_server.accumulators.gradient import Average, Gradient
+from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.state.durability import Durability
+from gradserve_server.state.files.store import Change, Space, StateStore
+
+_MAX_PENDING = 4096
+"""Events that wait for the end of their round: more do not, unless they add gradients that are not on disk."""
+
+
+class FileJournal:
+    """Writes what the durability of an accumulator asks for, and no earlier than that.
+
+    With ROUND, the gradients that a round accepted are written when it ends, together with its average: a crash before
+    that leaves nothing of them, so their senders can send them again. With GRADIENT, each is written at once.
+    """
+
+    is_durable = True
+
+    def __init__(
+        self,
+        store: StateStore,
+        number: int,
+        durability: Durability,
+        *,
+        position: int = 0,
+        gradients: Sequence[int] = (),
+        averages: dict[int, int] | None = None,
+        on_round: Callable[["FileJournal"], None] = lambda _: None,
+    ) -> None:
+        """Takes what is there already.
+
+        Args:
+            store: The state directory.
+            number: The number of the accumulator there.
+            durability: Its durability; not NONE.
+            position: The position of its latest event.
+            gradients: The blobs of the gradients of the current round.
+            averages: The blobs of the averages, by round.
+            on_round: Called when the end of a round is on disk.
+        """
+        self.number = number
+        self.position = position
+        self.num_events = 0
+        """The events written since the ledger was, by `on_round`."""
+        self._store = store
+        self._durability = durability
+        self._pending: list[Event] = []
+        self._gradients = list(gradients)
+        self._averages = dict(averages or {})
+        self._space: Space | None = None
+        self._on_round = on_round
+        self._ended = False
+
+    async def append(self, event: Event, gradient: Gradient | None = None) -> None:
+        """See `AccumulatorJournal`."""
+        if self._ended:
+            return
+        if isinstance(event, StepSet):
+            change = Change()
+            self._execute(change, event)
+            await self._store.commit(change)
+        elif gradient is not None and self._durability is Durability.GRADIENT:
+            assert isinstance(event, GradientAnswered)
+            await self._append_gradient(event, gradient)
+        else:
+            self._pending.append(event)
+            if len(self._pending) > _MAX_PENDING and self._durability is Durability.GRADIENT:
+                self._store.add(self._change())
+
+    async def reserve(self, num_bytes: int) -> None:
+        """See `AccumulatorJournal`."""
+        if self._space is None:
+            self._space = await self._store.reserve(num_bytes)
+
+    async def settle(self, average: Average, answered: Sequence[RequestId]) -> None:
+        """See `AccumulatorJournal`."""
+        if self._ended:
+            return
+        change = self._change()
+        blob = self._store.new_blob()
+        layout, arrays = split(dict(average.values))
+        space, self._space = self._space, None
+        change.put(blob, arrays, space)
+        change.execute(
+            "INSERT INTO average (accumulator, round, record, names, blob) VALUES (?, ?, ?, ?, ?)",
+            self.number,
+            average.round_number,
+            json.dumps(average_record(average, list(answered))),
+            json.dumps(layout),
+            blob,
+        )
+        change.execute("DELETE FROM gradient WHERE accumulator = ?", self.number)
+        change.remove(self._gradients)
+        self._gradients = []
+        self._averages[average.round_number] = blob
+        await self._store.commit(change)
+        self._on_round(self)
+
+    def forget(self, rounds: Collection[int]) -> None:
+        """See `AccumulatorJournal`."""
+        known = {number: self._averages.pop(number) for number in rounds if number in self._averages}
+        if not known or self._ended:
+            return
+        change = Change()
+        for number in known:
+            change.execute("DELETE FROM average WHERE accumulator = ? AND round = ?", self.number, number)
+        change.remove(known.values())
+        self._store.add(change)
+
+    def end(self) -> None:
+        """Removes everything, as the accumulator was deleted."""
+        self._ended = True
+        change = Change()
+        change.execute("DELETE FROM accumulator WHERE id = ?", self.number)
+        change.remove([*self._gradients, *self._averages.values()])
+        self._gradients, self._averages, self._pending = [], {}, []
+        self._store.add(change)
+
+    async def _append_gradient(self, event: GradientAnswered, gradient: Gradient) -> None:
+        pending = self._pending
+        change = self._change()
+        self._execute(change, event)
+        blob = self._store.new_blob()
+        layout, arrays = split(dict(gradient.values))
+        change.put(blob, arrays)
+        change.execute(
+            "INSERT INTO gradient (accumulator, position, contribution, names, blob) VALUES (?, ?, ?, ?, ?)",
+            self.number,
+            self.position,
+            json.dumps(asdict(event.contribution)),
+            json.dumps(layout),
+            blob,
+        )
+        # Before it is written: the accumulator may be deleted meanwhile.
+        self._gradients.append(blob)
+        try:
+            await self._store.commit(change)
+        except ResourceExhaustedError:
+            self._gradients.remove(blob)
+            self._pending[:0] = pending
+            raise
+
+    def _change(self) -> Change:
+        """Returns a change with the events that wait."""
+        change = Change()
+        pending, self._pending = self._pending, []
+        for event in pending:
+            self._execute(change, event)
+        return change
+
+    def _execute(self, change: Change, event: Event) -> None:
+        self.position += 1
+        self.num_events += 1
+        change.execute(
+            "INSERT INTO event (accumulator, position, record) VALUES (?, ?, ?)",
+            self.number,
+            self.position,
+            json.dumps(to_record(event)),
+        )

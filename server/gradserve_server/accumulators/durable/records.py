@@ -1,0 +1,248 @@
+"""The accumulators of a state directory."""
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gradserve_server.accumulators.accumulator import Accumulator
+from gradserve_server.accumulators.durable.journal import FileJournal
+from gradserve_server.accumulators.durable.ledger_records import ledger_of, ledger_record
+from gradserve_server.accumulators.durable.spec_records import average_of, joined, spec_of, spec_record
+from gradserve_server.accumulators.events import from_record
+from gradserve_server.accumulators.gradient import Contribution, Gradient, Value
+from gradserve_server.accumulators.identity import CallMemory
+from gradserve_server.accumulators.journal import AccumulatorJournal, MemoryJournal
+from gradserve_server.accumulators.ledger import Answer, Ledger
+from gradserve_server.accumulators.registry import AccumulatorRegistry
+from gradserve_server.accumulators.spec import AccumulatorSpec
+from gradserve_server.errors import ResourceExhaustedError, ServiceError
+from gradserve_server.leases.lifetime import Lifetime
+from gradserve_server.resources import ResourceKey
+from gradserve_server.state.durability import Durability
+from gradserve_server.state.files.errors import StateError
+from gradserve_server.state.files.store import Change, StateStore
+from gradserve_server.state.files.values import Allocate
+from gradserve_server.state.journal import NoJournal
+from gradserve_server.tensors.quotas import Quota
+
+_MOST_EVENTS = 20_000
+"""Events after which the ledger is written, so that they can be deleted."""
+_DAMAGES = (ValueError, TypeError, KeyError, IndexError, StopIteration, ServiceError)
+"""What reading a record raises that is not as it was written."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    number: int
+    key: ResourceKey
+    incarnation: str
+    spec: AccumulatorSpec
+    lifetime: Lifetime
+
+
+class FileRecords:
+    """The journals of accumulators in a state directory."""
+
+    def __init__(self, store: StateStore, default: Durability) -> None:
+        """Takes the state directory, and the durability of accumulators that ask for none."""
+        self.default = default
+        self._store = store
+        self._registry: AccumulatorRegistry | None = None
+        self._journals: dict[ResourceKey, FileJournal] = {}
+        self._last_number = max((number for (number,) in store.rows("SELECT id FROM accumulator")), default=0)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(
+        self, key: ResourceKey, spec: AccumulatorSpec, lifetime: Lifetime, incarnation: str
+    ) -> AccumulatorJournal:
+        """See `Records`."""
+        assert spec.durability is not None, "the registry has chosen one"
+        if spec.durability is Durability.NONE:
+            return MemoryJournal(NoJournal())
+        self._last_number += 1
+        change = Change()
+        change.execute(
+            "INSERT INTO accumulator (id, container, name, incarnation, durability, spec, lifetime) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            self._last_number,
+            key.container,
+            key.name,
+            incarnation,
+            spec.durability.value,
+            json.dumps(spec_record(spec)),
+            json.dumps(asdict(lifetime)),
+        )
+        self._store.add(change)
+        journal = FileJournal(self._store, self._last_number, spec.durability, on_round=self._shorten)
+        self._journals[key] = journal
+        return journal
+
+    def end(self, key: ResourceKey) -> None:
+        """See `Records`."""
+        journal = self._journals.pop(key, None)
+        if journal is not None:
+            journal.end()
+
+    async def settle(self) -> None:
+        """See `Records`."""
+        await self._store.flush()
+
+    # Recovery
+
+    async def restore(self, registry: AccumulatorRegistry, allocate: Allocate) -> int:
+        """Makes the accumulators again that are in the state directory; returns how many there are.
+
+        Args:
+            registry: Gets the accumulators.
+            allocate: Allocates memory for their values.
+
+        Raises:
+            StateError: Something is damaged.
+            ResourceExhaustedError: Less is allowed than what is there.
+        """
+        self._registry = registry
+        rows = [self._row(*each) for each in self._store.rows(_SELECT_ACCUMULATORS)]
+        for row in rows:
+            try:
+                await self._restore(row, registry, allocate)
+            except ResourceExhaustedError:
+                raise
+            except _DAMAGES as error:
+                raise self._damaged(row, error) from error
+        return len(rows)
+
+    async def _restore(self, row: _Row, registry: AccumulatorRegistry, allocate: Allocate) -> None:
+        ledger, position = read_ledger(self._store.rows, row.number, registry.new_call_memory(registry.bookkeeping))
+        averages = self._store.rows(
+            "SELECT record, names, blob FROM average WHERE accumulator = ? ORDER BY round", row.number
+        )
+        gradients = self._store.rows(
+            "SELECT contribution, names, blob FROM gradient WHERE accumulator = ? ORDER BY position", row.number
+        )
+        journal = FileJournal(
+            self._store,
+            row.number,
+            _level(row.spec),
+            position=position,
+            gradients=[blob for *_, blob in gradients],
+            averages={json.loads(record)["round_number"]: blob for record, _, blob in averages},
+            on_round=self._shorten,
+        )
+        self._journals[row.key] = journal
+        accumulator = registry.restore(row.key, row.spec, row.lifetime, row.incarnation, ledger, journal)
+        for record, names, blob in averages:
+            values = joined(json.loads(names), self._store.read(blob, allocate))
+            accumulator.keep_again(*average_of(json.loads(record), values))
+        for contribution, values in self._gradients(gradients, allocate):
+            await accumulator.add_again(Gradient(values, owned=True), contribution)
+        _check_sum(accumulator, len(gradients))
+
+    def _gradients(
+        self, rows: Sequence[tuple[Any, ...]], allocate: Allocate
+    ) -> Iterator[tuple[Contribution, dict[str, Value]]]:
+        for contribution, names, blob in rows:
+            yield (
+                Contribution(**json.loads(contribution)),
+                joined(json.loads(names), self._store.read(blob, allocate)),
+            )
+
+    def _row(self, number: int, container: str, name: str, incarnation: str, spec: str, lifetime: str) -> _Row:
+        key = ResourceKey(container, name)
+        try:
+            return _Row(number, key, incarnation, spec_of(json.loads(spec)), Lifetime(**json.loads(lifetime)))
+        except _DAMAGES as error:
+            raise self._damaged(key, error) from error
+
+    def _damaged(self, what: _Row | ResourceKey, error: Exception) -> StateError:
+        key = what.key if isinstance(what, _Row) else what
+        return StateError(f"{self._store.path}: the record of accumulator {str(key)!r} cannot be used: {error}")
+
+    # Shorter journals
+
+    def _shorten(self, journal: FileJournal) -> None:
+        """Replaces the events of an accumulator by what they led to, if there are many."""
+        if journal.num_events < _MOST_EVENTS:
+            return
+        journal.num_events = 0
+        task = asyncio.get_running_loop().create_task(self._write_ledger(journal.number, journal.position))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _write_ledger(self, number: int, position: int) -> None:
+        record = await asyncio.to_thread(self._read_ledger, number, position)
+        if record is None:
+            return
+        change = Change()
+        change.execute(
+            "INSERT OR REPLACE INTO ledger (accumulator, position, record) "
+            "SELECT id, ?, ? FROM accumulator WHERE id = ?",
+            position,
+            record,
+            number,
+        )
+        change.execute("DELETE FROM event WHERE accumulator = ? AND position <= ?", number, position)
+        self._store.add(change)
+
+    def _read_ledger(self, number: int, position: int) -> str | None:
+        """Returns the record of a ledger as it was at a position; None if its accumulator was deleted."""
+        assert self._registry is not None, "restore comes first"
+        # It lives for a moment, in another thread, so it counts nowhere.
+        calls = self._registry.new_call_memory(Quota(1 << 62, "bytes"))
+        with sqlite3.connect(f"file:{self._store.database}?mode=ro", uri=True) as connection:
+
+            def rows(query: str, *values: Any) -> list[tuple[Any, ...]]:
+                return connection.execute(query, values).fetchall()
+
+            if not rows("SELECT id FROM accumulator WHERE id = ?", number):
+                return None
+            ledger, _ = read_ledger(rows, number, calls, position)
+            return json.dumps(ledger_record(ledger))
+
+
+_SELECT_ACCUMULATORS = "SELECT id, container, name, incarnation, spec, lifetime FROM accumulator ORDER BY id"
+
+
+def read_ledger(
+    rows: Callable[..., list[tuple[Any, ...]]],
+    number: int,
+    calls: CallMemory[Answer],
+    end: int = (1 << 63) - 1,
+) -> tuple[Ledger, int]:
+    """Returns the ledger of an accumulator, and the position of the latest event in it.
+
+    Args:
+        rows: Returns the rows of a query.
+        number: The number of the accumulator.
+        calls: An empty memory of calls, for the ledger.
+        end: The position of the latest event to apply.
+
+    Raises:
+        ServiceError, ValueError, TypeError, KeyError: A record is damaged.
+    """
+    ledger, position = Ledger(calls), 0
+    for found, record in rows("SELECT position, record FROM ledger WHERE accumulator = ?", number):
+        ledger, position = ledger_of(json.loads(record), calls), found
+    events = rows(
+        "SELECT position, record FROM event WHERE accumulator = ? AND position > ? AND position <= ? ORDER BY position",
+        number,
+        position,
+        end,
+    )
+    for _, record in events:
+        ledger.replay(from_record(json.loads(record)))
+    return ledger, events[-1][0] if events else position
+
+
+def _level(spec: AccumulatorSpec) -> Durability:
+    if spec.durability in (None, Durability.NONE):
+        raise ValueError("its durability is NONE")
+    return spec.durability
+
+
+def _check_sum(accumulator: Accumulator, num_gradients: int) -> None:
+    expected = accumulator.num_accumulated
+    if num_gradients != expected:
+        raise ValueError(f"expected {expected} gradients of the current round, got {num_gradients}")

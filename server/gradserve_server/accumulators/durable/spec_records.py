@@ -1,0 +1,114 @@
+"""Specs, lifetimes and averages as records."""
+
+from typing import Any
+
+import numpy as np
+
+from gradserve_server.accumulators.events import Record
+from gradserve_server.accumulators.gradient import Array, Average, SparseSlices, Value
+from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout, PartialShape, Reduction
+from gradserve_server.state.durability import Durability
+
+
+def spec_record(spec: AccumulatorSpec) -> Record:
+    """Returns a spec in types that JSON has; the reverse of `spec_of`."""
+    assert spec.durability is not None, "the registry has chosen one"
+    return {
+        "components": [
+            {
+                "name": each.name,
+                "dtype": each.dtype.name,
+                "shape": None if each.shape.dims is None else list(each.shape.dims),
+                "layout": each.layout.value,
+            }
+            for each in spec.components
+        ],
+        "reduction": spec.reduction.value,
+        "accumulate_dtype": None if spec.accumulate_dtype is None else spec.accumulate_dtype.name,
+        "deterministic": spec.deterministic,
+        "keep_averages": spec.keep_averages,
+        "one_per_worker": spec.one_per_worker,
+        "refuse_non_finite": spec.refuse_non_finite,
+        "durability": spec.durability.value,
+    }
+
+
+def spec_of(record: Record) -> AccumulatorSpec:
+    """Returns the spec of a record.
+
+    Raises:
+        ServiceError, ValueError, TypeError, KeyError: It is no such record.
+    """
+    return AccumulatorSpec(
+        components=tuple(
+            ComponentSpec(
+                each["name"],
+                np.dtype(each["dtype"]),
+                PartialShape(None if each["shape"] is None else tuple(each["shape"])),
+                Layout(each["layout"]),
+            )
+            for each in record["components"]
+        ),
+        reduction=Reduction(record["reduction"]),
+        accumulate_dtype=None if record["accumulate_dtype"] is None else np.dtype(record["accumulate_dtype"]),
+        deterministic=record["deterministic"],
+        keep_averages=record["keep_averages"],
+        one_per_worker=record["one_per_worker"],
+        refuse_non_finite=record["refuse_non_finite"],
+        durability=Durability(record["durability"]),
+    )
+
+
+def average_record(average: Average, answered: list[RequestId]) -> Record:
+    """Returns an average without its values, and the calls that it answered; the reverse of `average_of`."""
+    record = {name: value for name, value in vars(average).items() if name in _AVERAGE}
+    return {**record, "answered": [[each.client_id, each.sequence, each.fingerprint.hex()] for each in answered]}
+
+
+_AVERAGE = ("step", "round_number", "num_gradients", "total_weight", "worker_ids")
+
+
+def average_of(record: Record, values: dict[str, Value]) -> tuple[Average, list[RequestId]]:
+    """Returns the average of a record, and the calls that it answered.
+
+    Raises:
+        ServiceError, ValueError, TypeError, KeyError: It is no such record.
+    """
+    fields: dict[str, Any] = {name: record[name] for name in _AVERAGE}
+    fields["worker_ids"] = tuple(fields["worker_ids"])
+    answered = [RequestId(client, sequence, bytes.fromhex(digest)) for client, sequence, digest in record["answered"]]
+    for value in values.values():
+        for array in _arrays(value):
+            array.flags.writeable = False
+    return Average(values=values, **fields), answered
+
+
+def split(values: dict[str, Value]) -> tuple[list[Any], list[Array]]:
+    """Returns the layout of values, in types that JSON has, and their arrays; the reverse of `joined`."""
+    layout = [
+        [name, None if not isinstance(value, SparseSlices) else {"dense_shape": value.dense_shape}]
+        for name, value in values.items()
+    ]
+    return layout, [array for value in values.values() for array in _arrays(value)]
+
+
+def joined(layout: list[Any], arrays: list[Array]) -> dict[str, Value]:
+    """Returns values, given their layout and their arrays.
+
+    Raises:
+        ValueError, TypeError, KeyError, StopIteration: They do not belong together.
+    """
+    left = iter(arrays)
+    values: dict[str, Value] = {}
+    for name, sparse in layout:
+        if sparse is None:
+            values[name] = next(left)
+        else:
+            shape = sparse["dense_shape"]
+            values[name] = SparseSlices(next(left), next(left), None if shape is None else tuple(shape))
+    return values
+
+
+def _arrays(value: Value) -> list[Array]:
+    return [value.indices, value.values] if isinstance(value, SparseSlices) else [value]

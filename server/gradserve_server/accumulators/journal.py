@@ -1,0 +1,134 @@
+"""The journal of an accumulator: its changes, with the values that belong to them."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+from gradserve_server.accumulators.events import Event
+from gradserve_server.accumulators.gradient import Average, Gradient
+from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.spec import AccumulatorSpec
+from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.leases.lifetime import Lifetime
+from gradserve_server.resources import ResourceKey
+from gradserve_server.state.durability import Durability
+from gradserve_server.state.journal import Journal, NoJournal
+
+
+class AccumulatorJournal(Protocol):
+    """Takes every change of one accumulator before it takes effect, in order.
+
+    Attributes:
+        is_durable: Whether averages must be settled.
+    """
+
+    is_durable: bool
+
+    async def append(self, event: Event, gradient: Gradient | None = None) -> None:
+        """Returns once an event may take effect.
+
+        If it raises, or the task is cancelled, the event does not take effect: nothing has changed, and the event is
+        not replayed.
+
+        Args:
+            event: The event.
+            gradient: The gradient that an event accepts. It does not change until this returns.
+        """
+        ...
+
+    async def reserve(self, num_bytes: int) -> None:
+        """Makes sure that there is room for the average of a round that is about to end.
+
+        Raises:
+            ServiceError: There is none; nothing has changed.
+        """
+        ...
+
+    async def settle(self, average: Average, answered: Sequence[RequestId]) -> None:
+        """Returns when others may see that a round has ended. If it raises, nobody ever may: the server stops.
+
+        Args:
+            average: The result of the round.
+            answered: The calls that it answers.
+        """
+        ...
+
+    def forget(self, rounds: Collection[int]) -> None:
+        """Notes that the averages of rounds are no longer kept."""
+        ...
+
+
+class Records(Protocol):
+    """Makes the journals of a server's accumulators.
+
+    Attributes:
+        default: The durability of accumulators that ask for none.
+    """
+
+    default: Durability
+
+    def begin(
+        self, key: ResourceKey, spec: AccumulatorSpec, lifetime: Lifetime, incarnation: str
+    ) -> AccumulatorJournal:
+        """Returns the journal of a new accumulator, whose spec says how durable it is.
+
+        Raises:
+            InvalidArgumentError: It cannot be so durable here.
+        """
+        ...
+
+    def end(self, key: ResourceKey) -> None:
+        """Notes that an accumulator was deleted."""
+        ...
+
+    async def settle(self) -> None:
+        """Returns when others may see that accumulators were created or deleted."""
+        ...
+
+
+class MemoryJournal:
+    """The journal of an accumulator of which nothing survives. Its events go to another journal."""
+
+    is_durable = False
+
+    def __init__(self, events: Journal[Event]) -> None:
+        self._events = events
+
+    async def append(self, event: Event, gradient: Gradient | None = None) -> None:
+        """See `AccumulatorJournal`."""
+        await self._events.append(event)
+
+    async def reserve(self, num_bytes: int) -> None:
+        """See `AccumulatorJournal`."""
+
+    async def settle(self, average: Average, answered: Sequence[RequestId]) -> None:
+        """See `AccumulatorJournal`."""
+
+    def forget(self, rounds: Collection[int]) -> None:
+        """See `AccumulatorJournal`."""
+
+
+class MemoryRecords:
+    """The journals of a server that keeps nothing on disk."""
+
+    default = Durability.NONE
+
+    def __init__(self, journal_of: Callable[[ResourceKey], Journal[Event]] = lambda _: NoJournal()) -> None:
+        """Takes what takes the events of an accumulator."""
+        self._journal_of = journal_of
+
+    def begin(
+        self, key: ResourceKey, spec: AccumulatorSpec, lifetime: Lifetime, incarnation: str
+    ) -> AccumulatorJournal:
+        """See `Records`."""
+        if spec.durability not in (None, Durability.NONE):
+            raise InvalidArgumentError(
+                f"expected NONE, as the server has no state directory, got {spec.durability.value}",
+                field="spec.durability",
+            )
+        return MemoryJournal(self._journal_of(key))
+
+    def end(self, key: ResourceKey) -> None:
+        """See `Records`."""
+
+    async def settle(self) -> None:
+        """See `Records`."""

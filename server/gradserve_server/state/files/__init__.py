@@ -1,0 +1,1 @@
+"""A state directory: what a server keeps on disk."""

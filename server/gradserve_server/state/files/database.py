@@ -1,0 +1,95 @@
+"""The metadata of a state directory: a small SQLite database."""
+
+import sqlite3
+from pathlib import Path
+
+from gradserve_server.state.files.errors import StateError
+
+FORMAT = 1
+"""The format that this version writes. `_UPGRADES` leads there from all earlier ones."""
+
+_FIRST = """
+CREATE TABLE blob (
+    id INTEGER PRIMARY KEY,
+    arrays TEXT NOT NULL,      -- dtype and shape of each, as JSON
+    extents TEXT NOT NULL,     -- their place in the segments, as JSON
+    checksums BLOB NOT NULL    -- CRC-32 of each chunk, as little-endian uint32
+) STRICT;
+CREATE TABLE accumulator (
+    id INTEGER PRIMARY KEY,
+    container TEXT NOT NULL,
+    name TEXT NOT NULL,
+    incarnation TEXT NOT NULL,
+    durability TEXT NOT NULL,
+    spec TEXT NOT NULL,
+    lifetime TEXT NOT NULL,
+    UNIQUE (container, name)
+) STRICT;
+CREATE TABLE event (
+    accumulator INTEGER NOT NULL REFERENCES accumulator ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    record TEXT NOT NULL,
+    PRIMARY KEY (accumulator, position)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE ledger (           -- what the events up to a position have led to
+    accumulator INTEGER PRIMARY KEY REFERENCES accumulator ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    record TEXT NOT NULL
+) STRICT;
+CREATE TABLE gradient (         -- those of rounds that have not ended
+    accumulator INTEGER NOT NULL REFERENCES accumulator ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    contribution TEXT NOT NULL,
+    names TEXT NOT NULL,
+    blob INTEGER NOT NULL REFERENCES blob,
+    PRIMARY KEY (accumulator, position)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE average (
+    accumulator INTEGER NOT NULL REFERENCES accumulator ON DELETE CASCADE,
+    round INTEGER NOT NULL,
+    record TEXT NOT NULL,
+    names TEXT NOT NULL,
+    blob INTEGER NOT NULL REFERENCES blob,
+    PRIMARY KEY (accumulator, round)
+) STRICT, WITHOUT ROWID;
+"""
+
+_UPGRADES: dict[int, str] = {0: _FIRST}
+"""The statements that lead from each format to the next one."""
+
+
+def open_database(path: Path) -> sqlite3.Connection:
+    """Opens the metadata, which are made, or brought to the current format, if necessary.
+
+    A transaction of the connection survives a loss of power once it is committed.
+
+    Raises:
+        StateError: The file is damaged, or of a later version.
+    """
+    try:
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA foreign_keys = ON")
+        _check(connection, path)
+        _upgrade(connection, path)
+    except sqlite3.DatabaseError as error:
+        raise StateError(f"{path}: the database is damaged: {error}") from error
+    return connection
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        raise StateError(f"{path}: the database is damaged: {verdict}")
+    broken = connection.execute("PRAGMA foreign_key_check").fetchone()
+    if broken is not None:
+        raise StateError(f"{path}: the database is damaged: table {broken[0]!r} refers to a row that does not exist")
+
+
+def _upgrade(connection: sqlite3.Connection, path: Path) -> None:
+    (found,) = connection.execute("PRAGMA user_version").fetchone()
+    if found > FORMAT:
+        raise StateError(f"{path}: expected format {FORMAT} or an earlier one, got {found}, of a later gradserve")
+    for version in range(found, FORMAT):
+        connection.executescript(f"BEGIN;{_UPGRADES[version]}PRAGMA user_version = {version + 1};COMMIT;")

@@ -1,0 +1,5 @@
+"""Errors of a state directory."""
+
+
+class StateError(Exception):
+    """A state directory cannot be used. The message names the file, and says what is wrong with it."""

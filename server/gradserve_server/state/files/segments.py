@@ -1,0 +1,235 @@
+"""Bytes on disk: in a few large files, whose space is used again and again.
+
+Appending to a fresh file makes the file system allocate blocks at every flush, which takes several times as long as
+overwriting blocks that are there.
+"""
+
+import bisect
+import os
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradserve_server.state.files.errors import StateError
+
+_SEGMENT_BYTES = 64 << 20
+_BLOCK_BYTES = 4096
+"""Extents are whole blocks, so that no write touches what another one has written."""
+_IO_BYTES = 8 << 20
+"""The most bytes of one system call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A part of a segment.
+
+    Attributes:
+        segment: The number of the segment.
+        offset: Its first byte there.
+        num_bytes: Its size.
+    """
+
+    segment: int
+    offset: int
+    num_bytes: int
+
+    @property
+    def end(self) -> int:
+        """The first byte after it."""
+        return self.offset + self.num_bytes
+
+
+def whole_blocks(num_bytes: int) -> int:
+    """Returns the space that so many bytes take up."""
+    return -(-num_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+
+
+class Segments:
+    """The segments of a state directory. Used by one thread at a time."""
+
+    def __init__(self, folder: Path, segment_bytes: int = _SEGMENT_BYTES) -> None:
+        """Opens the segments that exist, all of whose space is free until `occupy`.
+
+        Args:
+            folder: The folder, which is made if it does not exist.
+            segment_bytes: The size of new segments.
+
+        Raises:
+            StateError: The folder has a file that is no segment.
+            OSError: A segment cannot be opened.
+        """
+        self._folder = folder
+        self._segment_bytes = segment_bytes
+        self._descriptors: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}
+        self._free: dict[int, list[Extent]] = {}
+        """By segment, in the order of their offsets, without neighbours."""
+        self._unflushed: set[int] = set()
+        folder.mkdir(exist_ok=True)
+        for path in sorted(folder.iterdir()):
+            if path.suffix != ".segment" or not path.stem.isdecimal():
+                raise StateError(f"{path}: expected nothing but segments in this folder")
+            self._open(int(path.stem), os.O_RDWR)
+
+    def close(self) -> None:
+        """Closes the files."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def path(self, segment: int) -> Path:
+        """Returns the file of a segment."""
+        return self._folder / f"{segment:06}.segment"
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all segments."""
+        return sum(self._sizes.values())
+
+    @property
+    def num_free(self) -> int:
+        """The space that is free."""
+        return sum(each.num_bytes for free in self._free.values() for each in free)
+
+    def occupy(self, extents: Iterable[Extent]) -> None:
+        """Notes what is in use, once, before anything is allocated.
+
+        Raises:
+            StateError: Two of them overlap, or lie outside of their segment.
+        """
+        by_segment: dict[int, list[Extent]] = {}
+        for each in extents:
+            by_segment.setdefault(each.segment, []).append(each)
+        for segment, used in by_segment.items():
+            if segment not in self._sizes:
+                raise StateError(f"{self.path(segment)}: the file is missing")
+            free, start = [], 0
+            for each in sorted(used, key=lambda each: each.offset):
+                if each.offset < start:
+                    raise StateError(f"{self.path(segment)}: two values are in the same place, at {each.offset}")
+                free.append(Extent(segment, start, each.offset - start))
+                start = each.offset + whole_blocks(each.num_bytes)
+            if start > self._sizes[segment]:
+                raise StateError(f"{self.path(segment)}: expected {start} bytes or more, got {self._sizes[segment]}")
+            free.append(Extent(segment, start, self._sizes[segment] - start))
+            self._free[segment] = [each for each in free if each.num_bytes]
+
+    def allocate(self, num_bytes: int) -> list[Extent]:
+        """Returns free space; makes segments if there is not enough.
+
+        Raises:
+            OSError: The disk is full; nothing has changed.
+        """
+        left = whole_blocks(num_bytes)
+        while self.num_free < left:
+            self._make_segment()
+        found = []
+        for free in self._free.values():
+            while free and left:
+                first = free.pop(0)
+                taken = Extent(first.segment, first.offset, min(first.num_bytes, left))
+                if taken.num_bytes < first.num_bytes:
+                    free.insert(0, Extent(first.segment, taken.end, first.num_bytes - taken.num_bytes))
+                found.append(taken)
+                left -= taken.num_bytes
+        return found
+
+    def release(self, extents: Iterable[Extent]) -> None:
+        """Gives space back."""
+        for each in extents:
+            start, end = each.offset, each.offset + whole_blocks(each.num_bytes)
+            free = self._free[each.segment]
+            index = bisect.bisect(free, start, key=lambda other: other.offset)
+            if index < len(free) and free[index].offset == end:
+                end = free.pop(index).end
+            if index and free[index - 1].end == start:
+                index -= 1
+                start = free.pop(index).offset
+            free.insert(index, Extent(each.segment, start, end - start))
+
+    def write(self, extents: Sequence[Extent], pieces: Iterable[memoryview]) -> None:
+        """Writes bytes into space that is large enough. They are there for good after the next `flush`.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        places = iter(extents)
+        place = next(places, None)
+        for piece in pieces:
+            rest = piece
+            while rest:
+                assert place is not None, "the space is large enough"
+                part = rest[: min(place.num_bytes, _IO_BYTES)]
+                count = os.pwrite(self._descriptors[place.segment], part, place.offset)
+                self._unflushed.add(place.segment)
+                rest = rest[count:]
+                place = Extent(place.segment, place.offset + count, place.num_bytes - count)
+                if not place.num_bytes:
+                    place = next(places, None)
+
+    def flush(self) -> None:
+        """Returns when all that was written survives a loss of power.
+
+        Raises:
+            OSError: It may not. What is on disk is then unknown.
+        """
+        while self._unflushed:
+            segment = next(iter(self._unflushed))
+            os.fdatasync(self._descriptors[segment])
+            self._unflushed.remove(segment)
+
+    def read(self, extents: Sequence[Extent], memory: memoryview) -> None:
+        """Fills memory from some space.
+
+        Raises:
+            StateError: A segment ends too early.
+            OSError: It cannot be read.
+        """
+        for each in extents:
+            offset, left = each.offset, min(each.num_bytes, len(memory))
+            while left:
+                count = os.preadv(self._descriptors[each.segment], [memory[: min(left, _IO_BYTES)]], offset)
+                if not count:
+                    raise StateError(f"{self.path(each.segment)}: the file ends at {offset}, within a value")
+                memory, offset, left = memory[count:], offset + count, left - count
+
+    def remove_empty(self) -> Collection[Path]:
+        """Deletes the segments in which nothing is; returns their files."""
+        removed = []
+        for segment, size in list(self._sizes.items()):
+            if sum(each.num_bytes for each in self._free[segment]) == size:
+                os.close(self._descriptors.pop(segment))
+                self.path(segment).unlink()
+                del self._sizes[segment], self._free[segment]
+                removed.append(self.path(segment))
+        return removed
+
+    def _make_segment(self) -> None:
+        number = max(self._sizes, default=0) + 1
+        path = self.path(number)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, self._segment_bytes)
+            os.fsync(descriptor)
+            _flush_folder(self._folder)
+        except OSError:
+            path.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+        self._open(number, os.O_RDWR)
+
+    def _open(self, number: int, flags: int) -> None:
+        descriptor = os.open(self.path(number), flags | os.O_CLOEXEC | os.O_NOFOLLOW)
+        size = os.fstat(descriptor).st_size
+        self._descriptors[number], self._sizes[number] = descriptor, size
+        self._free[number] = [Extent(number, 0, size)] if size else []
+
+
+def _flush_folder(folder: Path) -> None:
+    """Makes the names in a folder survive a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,370 @@
+"""Writes changes of the state to disk, many at once, in a thread."""
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gradserve_server.errors import ResourceExhaustedError, ServiceError, UnavailableError
+from gradserve_server.state.files.database import open_database
+from gradserve_server.state.files.directory import StateDirectory
+from gradserve_server.state.files.errors import StateError
+from gradserve_server.state.files.segments import Extent, Segments, whole_blocks
+from gradserve_server.state.files.values import (
+    Allocate,
+    Array,
+    StoredArrays,
+    bytes_of,
+    checksums_of,
+    first_damaged,
+)
+
+_log = logging.getLogger(__name__)
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass
+class Space:
+    """Space on disk that is set aside for arrays.
+
+    Attributes:
+        extents: The space; none once it is used or given back.
+    """
+
+    extents: list[Extent]
+
+
+@dataclass
+class _Arrays:
+    number: int
+    arrays: Sequence[Array]
+    space: Space | None
+
+
+@dataclass
+class Change:
+    """What is written together: all of it, or nothing."""
+
+    statements: list[tuple[str, Sequence[Any]]] = field(default_factory=list)
+    arrays: list[_Arrays] = field(default_factory=list)
+    removed: list[int] = field(default_factory=list)
+
+    def execute(self, statement: str, *values: Any) -> None:
+        """Adds a statement of SQL."""
+        self.statements.append((statement, values))
+
+    def put(self, number: int, arrays: Sequence[Array], space: Space | None = None) -> None:
+        """Adds arrays, which must not change until the change is written.
+
+        Args:
+            number: The number of their blob; see `StateStore.new_blob`.
+            arrays: The arrays.
+            space: Space for them, if some was set aside. What they do not need is given back.
+        """
+        self.arrays.append(_Arrays(number, arrays, space))
+
+    def remove(self, numbers: Iterable[int]) -> None:
+        """Removes blobs. Whatever refers to them must be deleted by a statement before."""
+        self.removed += numbers
+
+
+@dataclass
+class _Entry:
+    change: Change
+    answer: asyncio.Future[None] | None
+    needs_bytes: int = 0
+    space: Space | None = None
+
+
+class StateStore:
+    """The state on disk.
+
+    Changes are carried out in order. Those that come while others are being written share one flush. When a write or a
+    flush fails, nobody knows what is on disk: the store then refuses everything, and the server has to stop.
+    """
+
+    def __init__(self, directory: StateDirectory) -> None:
+        """Takes over a directory, and opens the state in it.
+
+        Raises:
+            StateError: It is damaged, or of a later version.
+            OSError: A file cannot be opened.
+        """
+        self._directory = directory
+        with contextlib.ExitStack() as files:
+            files.callback(directory.close)
+            self._database = files.enter_context(contextlib.closing(open_database(directory.database)))
+            self._segments = files.enter_context(contextlib.closing(Segments(directory.segments)))
+            self._blobs = self._read_blobs()
+            self._segments.occupy(each for stored in self._blobs.values() for each in stored.extents)
+            self._files = files.pop_all()
+        self._numbers = itertools.count(max(self._blobs, default=0) + 1)
+        self._entries: deque[_Entry] = deque()
+        self._arrived = threading.Condition()
+        self._is_closing = False
+        self._failure: ServiceError | None = None
+        self._checksums = ThreadPoolExecutor(1, thread_name_prefix="gradserve-checksums")
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_failure: Callable[[str], object] = _log.critical
+
+    def start(self, on_failure: Callable[[str], object]) -> None:
+        """Begins to take changes, on the running event loop.
+
+        Args:
+            on_failure: Called once if the state cannot be written, with the reason. The server has to stop then.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._on_failure = on_failure
+        self._thread = threading.Thread(target=self._run, name="gradserve-state", daemon=True)
+        self._thread.start()
+
+    @property
+    def path(self) -> Path:
+        """The state directory."""
+        return self._directory.path
+
+    @property
+    def database(self) -> Path:
+        """The file of the metadata."""
+        return self._directory.database
+
+    def close(self) -> None:
+        """Carries out the changes that were added, and closes the files."""
+        if self._thread is not None:
+            with self._arrived:
+                self._is_closing = True
+                self._arrived.notify()
+            self._thread.join()
+        self._checksums.shutdown()
+        self._files.close()
+
+    # Changes
+
+    def new_blob(self) -> int:
+        """Returns the number of a new blob."""
+        return next(self._numbers)
+
+    def add(self, change: Change) -> None:
+        """Carries out a change at some time, after those before it."""
+        self._submit(_Entry(change, None))
+
+    async def commit(self, change: Change) -> None:
+        """Carries out a change; returns when it survives a loss of power.
+
+        Raises:
+            ResourceExhaustedError: There is no space for its arrays; nothing has changed.
+            UnavailableError: It could not be written; the server stops.
+        """
+        await self._wait(_Entry(change, self._future()))
+
+    async def flush(self) -> None:
+        """Returns when all that was added before survives a loss of power.
+
+        Raises:
+            UnavailableError: It could not be written; the server stops.
+        """
+        await self.commit(Change())
+
+    async def reserve(self, num_bytes: int) -> Space:
+        """Sets space aside.
+
+        Raises:
+            ResourceExhaustedError: There is none.
+            UnavailableError: The server stops.
+        """
+        entry = _Entry(Change(), self._future(), needs_bytes=num_bytes)
+        await self._wait(entry)
+        assert entry.space is not None
+        return entry.space
+
+    # What is there, before `start`
+
+    def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Returns the rows of a query."""
+        return self._database.execute(query, values).fetchall()
+
+    @property
+    def blobs(self) -> Sequence[int]:
+        """The numbers of all blobs."""
+        return list(self._blobs)
+
+    def read(self, number: int, allocate: Allocate) -> list[Array]:
+        """Returns the arrays of a blob.
+
+        Raises:
+            StateError: They are damaged.
+            MemoryError: There is no memory for them.
+        """
+        stored = self._blobs[number]
+        arrays = [allocate(shape, dtype) for dtype, shape in stored.specs]
+        pieces = bytes_of(arrays)
+        extents = list(stored.extents)
+        for piece in pieces:
+            extents = self._fill(piece, extents)
+        damaged = first_damaged(pieces, stored.checksums)
+        if damaged is not None:
+            path, offset = self._place(stored.extents, damaged)
+            raise StateError(f"{path}: the values at {offset} are damaged: their checksum differs")
+        return arrays
+
+    def _fill(self, piece: memoryview, extents: list[Extent]) -> list[Extent]:
+        """Fills memory; returns what is left of the space."""
+        while piece:
+            first = extents.pop(0)
+            count = min(first.num_bytes, len(piece))
+            self._segments.read([Extent(first.segment, first.offset, count)], piece[:count])
+            piece = piece[count:]
+            if count < first.num_bytes:
+                extents.insert(0, Extent(first.segment, first.offset + count, first.num_bytes - count))
+        return extents
+
+    def _place(self, extents: Sequence[Extent], position: int) -> tuple[Any, int]:
+        for each in extents:
+            if position < each.num_bytes:
+                return self._segments.path(each.segment), each.offset + position
+            position -= each.num_bytes
+        return self._directory.database, 0
+
+    def _read_blobs(self) -> dict[int, StoredArrays]:
+        found = {}
+        for number, *columns in self.rows("SELECT id, arrays, extents, checksums FROM blob"):
+            try:
+                found[number] = StoredArrays.of_row(*columns)
+            except (ValueError, TypeError) as error:
+                raise StateError(f"{self._directory.database}: blob {number} is damaged: {error}") from error
+        return found
+
+    # The thread
+
+    def _future(self) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().create_future()
+
+    async def _wait(self, entry: _Entry) -> None:
+        assert entry.answer is not None
+        self._submit(entry)
+        await entry.answer
+
+    def _submit(self, entry: _Entry) -> None:
+        with self._arrived:
+            self._entries.append(entry)
+            self._arrived.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._arrived:
+                while not self._entries and not self._is_closing:
+                    self._arrived.wait()
+                group = list(self._entries)
+                self._entries.clear()
+            if not group:
+                return
+            if self._failure is None:
+                try:
+                    self._carry_out(group)
+                except Exception as error:  # whatever it is: from now on nobody knows what is on disk
+                    self._fail(error)
+            if self._failure is not None:
+                for each in group:
+                    self._settle(each, self._failure)
+
+    def _carry_out(self, group: Sequence[_Entry]) -> None:
+        going = [each for each in group if self._find_space(each)]
+        written: dict[int, StoredArrays] = {}
+        for entry in going:
+            for each in entry.change.arrays:
+                written[each.number] = self._write(each)
+        self._segments.flush()
+        statements = [statement for entry in going for statement in entry.change.statements]
+        removed = [number for entry in going for number in entry.change.removed]
+        if statements or written or removed:
+            self._database.execute("BEGIN IMMEDIATE")
+            self._database.executemany(
+                "INSERT INTO blob (id, arrays, extents, checksums) VALUES (?, ?, ?, ?)",
+                [(number, *stored.row()) for number, stored in written.items()],
+            )
+            for statement, values in statements:
+                self._database.execute(statement, values)
+            self._database.executemany("DELETE FROM blob WHERE id = ?", [(number,) for number in removed])
+            self._database.execute("COMMIT")
+        self._blobs |= written
+        for number in removed:
+            # Only now: whoever writes there destroys what the database referred to until a moment ago.
+            stored = self._blobs.pop(number, None)
+            if stored is not None:
+                self._segments.release(stored.extents)
+        for entry in going:
+            self._settle(entry)
+
+    def _find_space(self, entry: _Entry) -> bool:
+        """Allocates space for an entry; if there is none, fails that entry and returns False."""
+        allocated: list[Space] = []
+        try:
+            if entry.needs_bytes:
+                entry.space = Space(self._segments.allocate(entry.needs_bytes))
+            for each in entry.change.arrays:
+                if each.space is None:
+                    each.space = Space(self._segments.allocate(sum(array.nbytes for array in each.arrays)))
+                    allocated.append(each.space)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            for space in allocated:
+                self._segments.release(space.extents)
+            self._settle(entry, ResourceExhaustedError(f"there is no space in the state directory: {error.strerror}"))
+            return False
+        return True
+
+    def _write(self, blob: _Arrays) -> StoredArrays:
+        assert blob.space is not None, "_find_space has found it"
+        pieces = bytes_of(blob.arrays)
+        checksums = self._checksums.submit(checksums_of, pieces)
+        extents, blob.space.extents = blob.space.extents, []
+        used, unused = _split(extents, sum(map(len, pieces)))
+        self._segments.write(used, pieces)
+        self._segments.release(unused)
+        return StoredArrays([(each.dtype, each.shape) for each in blob.arrays], used, checksums.result())
+
+    def _fail(self, error: Exception) -> None:
+        reason = f"{self._directory.path}: the state cannot be written: {error}"
+        self._failure = UnavailableError(f"the server stops: {reason}")
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._on_failure, reason)
+
+    def _settle(self, entry: _Entry, error: ServiceError | None = None) -> None:
+        if entry.answer is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                entry.answer.get_loop().call_soon_threadsafe(_answer, entry.answer, error)
+
+
+def _answer(future: asyncio.Future[None], error: ServiceError | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
+def _split(extents: Sequence[Extent], num_bytes: int) -> tuple[list[Extent], list[Extent]]:
+    """Splits space into what so many bytes take up, in whole blocks, and the rest."""
+    left = whole_blocks(num_bytes)
+    used, unused = [], []
+    for each in extents:
+        taken = min(left, each.num_bytes)
+        if taken:
+            used.append(Extent(each.segment, each.offset, taken))
+        if taken < each.num_bytes:
+            unused.append(Extent(each.segment, each.offset + taken, each.num_bytes - taken))
+        left -= taken
+    return used, unused

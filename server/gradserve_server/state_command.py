@@ -1,0 +1,146 @@
+"""`gradserve state`: looks at the state directory of a server that does not run."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gradserve_server.resources import DEFAULT_CONTAINER
+
+if TYPE_CHECKING:  # imported late: other commands need none of it, and start sooner
+    from gradserve_server.accumulators.durable.inspection import Found
+    from gradserve_server.state.files.store import StateStore
+
+_directory = click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+
+
+@click.group()
+def state() -> None:
+    """Check, repair or export the state directory of a server that does not run."""
+
+
+@state.command()
+@_directory
+def check(directory: Path) -> None:
+    """Read and verify all of DIRECTORY. Exit with 1 if something is damaged."""
+    from gradserve_server.accumulators.durable.inspection import inspect
+
+    with _opened(directory) as store:
+        found = list(inspect(store))
+        for each in found:
+            click.echo(_line(each))
+            for fault in _faults(each):
+                click.echo(f"  {fault}", err=True)
+        damaged = sum(bool(_faults(each)) for each in found)
+    if damaged:
+        raise click.ClickException(f"{directory}: {damaged} of {len(found)} accumulators are damaged")
+    click.echo(f"{directory}: {len(found)} accumulators, nothing is damaged")
+
+
+@state.command()
+@_directory
+@click.option("--yes", is_flag=True, help="Remove what is damaged; otherwise only say what would be removed.")
+def repair(directory: Path, yes: bool) -> None:
+    """Remove from DIRECTORY what is damaged, so that a server can use the rest.
+
+    A damaged average is removed alone. An accumulator of which anything else is damaged is removed with all it has.
+    """
+    from gradserve_server.accumulators.durable.inspection import inspect, removal
+
+    with _opened(directory) as store:
+        removals = [(each, change) for each in inspect(store) if (change := removal(store, each)) is not None]
+        for each, _ in removals:
+            what = f"accumulator {each.key}" if each.damage else f"averages of accumulator {each.key}"
+            click.echo(f"{'remove' if yes else 'would remove'} {what}: {'; '.join(_faults(each))}")
+
+        async def carry_out() -> None:
+            store.start(click.echo)
+            for _, change in removals:
+                await store.commit(change)
+
+        if yes and removals:
+            asyncio.run(carry_out())
+    if not removals:
+        click.echo(f"{directory}: nothing is damaged")
+    elif not yes:
+        raise click.ClickException("nothing was changed; --yes removes what is damaged")
+
+
+@state.command()
+@_directory
+@click.argument("name")
+@click.argument("output", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--container", default=DEFAULT_CONTAINER, show_default=True, help="container of the accumulator")
+def export(directory: Path, name: str, output: Path, container: str) -> None:
+    """Write the newest average of accumulator NAME to OUTPUT, a .npz file of NumPy's.
+
+    It has an array for each component, NAME.indices and NAME.values for a sparse one, and the step and the number of
+    gradients as `.step` and `.num_gradients`. The only component of a plain accumulator is called `average`. Values of
+    bfloat16 become float32.
+    """
+    import numpy as np
+
+    from gradserve_server.accumulators.durable.inspection import read_average
+    from gradserve_server.accumulators.gradient import SparseSlices
+    from gradserve_server.state.files.errors import StateError
+
+    with _opened(directory) as store:
+        rows = store.rows("SELECT id FROM accumulator WHERE container = ? AND name = ?", container, name)
+        if not rows:
+            raise click.ClickException(f"{directory}: there is no accumulator '{container}/{name}'")
+        try:
+            average = read_average(store, rows[0][0])
+        except (StateError, ValueError, TypeError, KeyError) as error:
+            raise click.ClickException(f"{directory}: accumulator '{container}/{name}': {error}") from None
+    arrays: dict[str, Any] = {
+        ".step": np.array(average.step),
+        ".num_gradients": np.array(average.num_gradients),
+    }
+    for component, value in average.values.items():
+        label = component or "average"
+        if isinstance(value, SparseSlices):
+            arrays |= {f"{label}.indices": value.indices, f"{label}.values": value.values}
+        else:
+            arrays[label] = value
+    for label, array in arrays.items():
+        if array.dtype.name == "bfloat16":  # which NumPy cannot read again
+            arrays[label] = array.astype(np.float32)
+    try:
+        with output.open("wb") as file:
+            np.savez(file, **arrays)
+    except OSError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(f"{output}: {json.dumps(sorted(average.values))[1:-1] or 'nothing'}, step {average.step}")
+
+
+@contextmanager
+def _opened(directory: Path) -> "Iterator[StateStore]":
+    from gradserve_server.state.files.directory import StateDirectory
+    from gradserve_server.state.files.errors import StateError
+    from gradserve_server.state.files.store import StateStore
+
+    try:
+        store = StateStore(StateDirectory(directory, make=False))
+    except (StateError, OSError) as error:
+        raise click.ClickException(str(error)) from None
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _line(found: "Found") -> str:
+    step = "step unknown" if found.step is None else f"step {found.step}"
+    return (
+        f"{found.key}: {found.durability.lower()}, {step}, {found.num_gradients} gradients in the round, "
+        f"{len(found.averages)} averages"
+    )
+
+
+def _faults(found: "Found") -> list[str]:
+    faults = [] if found.damage is None else [found.damage]
+    return faults + [f"average of round {number}: {why}" for number, why in found.damaged_averages.items()]

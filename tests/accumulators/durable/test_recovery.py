@@ -1,0 +1,366 @@
+"""What a server finds when the one before it was killed."""
+
+import json
+import math
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradserve_server.accumulators.durable import records as records_module
+from gradserve_server.accumulators.gradient import Contribution, Gradient, SparseSlices, Value
+from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.results import Outcome
+from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout, PartialShape, Reduction
+from gradserve_server.errors import (
+    AbortedError,
+    AlreadyExistsError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from gradserve_server.leases.lifetime import Lifetime
+from gradserve_server.leases.turn import Turn
+from gradserve_server.resources import ResourceKey
+from gradserve_server.state.durability import Durability
+from gradserve_server.state.files.errors import StateError
+from tests.accumulators.bench import F32, KEY, Bench, apply, opened, push_pull, take, value_of
+from tests.accumulators.durable.disk import Disk, ledger_of
+
+LEVELS = [Durability.ROUND, Durability.GRADIENT]
+
+
+def call(sequence: int, client: str = "a", **fields: Any) -> RequestId:
+    return RequestId(client, sequence, b"content", **fields)
+
+
+@pytest.fixture
+async def disk(tmp_path: Path) -> AsyncIterator[Disk]:
+    made = await Disk.open(tmp_path / "state")
+    yield made
+    made.store.close()
+
+
+@pytest.mark.parametrize("durability", LEVELS)
+async def test_a_round_that_has_ended_is_there(disk: Disk, durability: Durability) -> None:
+    acc = await disk.create(durability=durability, keep_averages=2)
+    for step in range(3):
+        await apply(acc, 1, step, call=call(2 * step), local_step=step, worker_id="w")
+        average, _ = await take(acc, 1, call=call(2 * step + 1))
+    after = await disk.after_crash()
+    found = after.found()
+    assert ledger_of(found) == ledger_of(acc)
+    assert (found.spec, found.incarnation) == (acc.spec, acc.incarnation)
+    assert (found.state.global_step, found.state.kept_steps) == (3, (2, 3))
+    again, duplicate = await take(found, 1, call=call(5))
+    assert duplicate
+    assert value_of(again) == value_of(average) == [1, 2]
+    assert (again.step, again.num_gradients, again.worker_ids) == (3, 1, ("w",))
+    assert [value_of(await found.read_average(step, 1)) for step in (2, 3)] == [[1, 1], [1, 2]]
+    after.store.close()
+
+
+async def test_at_round_the_current_round_begins_again(disk: Disk) -> None:
+    acc = await disk.create(durability=Durability.ROUND)
+    await apply(acc, 1, call=call(1))
+    await take(acc, 1)
+    await apply(acc, 5, call=call(2), local_step=1)
+    after = await disk.after_crash()
+    found = after.found()
+    assert found.num_accumulated == 0
+    applied, duplicate = await apply(found, 5, call=call(2), local_step=1)
+    assert (applied.outcome, duplicate) == (Outcome.ACCEPTED, False)
+    applied, duplicate = await apply(found, 1, call=call(1))
+    assert duplicate
+    assert value_of((await take(found, 1))[0]) == [5]
+    after.store.close()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+async def test_at_gradient_every_gradient_counts_once_with_the_same_bits(disk: Disk, deterministic: bool) -> None:
+    acc = await disk.create(durability=Durability.GRADIENT, deterministic=deterministic)
+    never_crashed = Bench().accumulator(deterministic=deterministic)
+    numbers = np.random.default_rng(5).normal(size=(5, 1000)).astype(np.float32)
+    for sequence, values in enumerate(numbers):
+        how = {"weight": 1.0 / (sequence + 3), "worker_id": f"w{9 - sequence}", "sequence": sequence}
+        for each in (acc, never_crashed):
+            await apply(each, *values, call=call(sequence), **how)
+    after = await disk.after_crash()
+    found = after.found()
+    assert ledger_of(found) == ledger_of(acc)
+    for sequence, values in enumerate(numbers):
+        how = {"weight": 1.0 / (sequence + 3), "worker_id": f"w{9 - sequence}", "sequence": sequence}
+        assert (await apply(found, *values, call=call(sequence), **how))[1], "it is known already"
+    result, expected = [(await take(each, 5))[0].values[""] for each in (found, never_crashed)]
+    assert result.tobytes() == expected.tobytes()
+    after.store.close()
+
+
+async def test_every_kind_of_value(disk: Disk) -> None:
+    components = (
+        ComponentSpec("h", np.dtype("bfloat16"), PartialShape((2, -1))),
+        ComponentSpec("d", np.dtype(np.float64), PartialShape(())),
+        ComponentSpec("s", np.dtype(np.float16), layout=Layout.SPARSE),
+        ComponentSpec("e", F32, PartialShape((0, 3))),
+    )
+    key = ResourceKey("c", "model/ü \n")
+    acc = await disk.create(
+        *components, key=key, durability=Durability.GRADIENT, reduction=Reduction.SUM, accumulate_dtype=np.dtype("f8")
+    )
+
+    async def add() -> None:
+        rows = SparseSlices(np.array([3, 1, 3]), np.ones((3, 2), np.float16), (9, 2))
+        values: dict[str, Value] = {
+            "h": np.full((2, 3), 1.5, "bfloat16"),
+            "d": np.array(math.pi),
+            "s": rows,
+            "e": np.empty((0, 3), np.float32),
+        }
+        await acc.apply(None, Contribution(), opened(Gradient(values)))
+
+    await add()
+    await take(acc, 1)
+    await acc.set_global_step(0)
+    await add()
+    after = await disk.after_crash()
+    found = after.found(key)
+    assert found.spec == acc.spec
+    for is_taken in (False, True):
+        if is_taken:
+            for each in (found, acc):
+                await take(each, 1)
+        kept, expected = found._averages.history.newest(), acc._averages.history.newest()
+        assert kept is not None
+        assert expected is not None
+        assert kept.round_number == expected.round_number == int(is_taken)
+        for mine, theirs in zip(kept.arrays, expected.arrays, strict=True):
+            assert mine.tobytes() == theirs.tobytes()
+            assert not mine.flags.writeable
+    after.store.close()
+
+
+async def test_steps_that_were_set(disk: Disk) -> None:
+    acc = await disk.create()
+    await acc.set_global_step(41)
+    after = await disk.after_crash()
+    assert after.found().state.global_step == 41
+    after.store.close()
+
+
+async def test_a_push_pull_that_was_cut_off_is_answered_by_the_next_server(tmp_path: Path) -> None:
+    disk = await Disk.open(tmp_path / "state", Durability.GRADIENT)
+    acc = await disk.create()
+    await apply(acc, 1, call=call(1, "b"))
+    after = await disk.after_crash()
+    applied, average, duplicate = await push_pull(after.found(), 3, num_required=2, call=call(1))
+    assert (applied.outcome, value_of(average), duplicate) == (Outcome.ACCEPTED, [2], False)
+    last = await after.after_crash()
+    _, average, duplicate = await push_pull(last.found(), 3, num_required=2, call=call(1))
+    assert (value_of(average), duplicate) == ([2], True)
+    for each in (disk, after, last):
+        each.store.close()
+
+
+@pytest.mark.parametrize("durability", LEVELS)
+async def test_what_was_deleted_stays_deleted(disk: Disk, durability: Durability) -> None:
+    acc = await disk.create(durability=durability)
+    await apply(acc, 1)
+    await take(acc, 1)
+    await apply(acc, 1, local_step=1)
+    disk.bench.registry.delete(KEY)
+    await disk.records.settle()
+    after = await disk.after_crash()
+    with pytest.raises(NotFoundError):
+        after.found()
+    assert after.store.blobs == []
+    with pytest.raises(AbortedError):
+        await apply(acc, 1)
+    after.store.close()
+
+
+async def test_nothing_is_written_for_none(disk: Disk) -> None:
+    acc = await disk.create(durability=Durability.NONE)
+    await apply(acc, 1)
+    await take(acc, 1)
+    assert disk.store.rows("SELECT * FROM accumulator") == []
+
+
+async def test_averages_that_nobody_can_ask_for_take_up_no_space(disk: Disk) -> None:
+    acc = await disk.create(keep_averages=2)
+    for step in range(10):
+        await apply(acc, step, call=call(step), local_step=step)
+        await take(acc, 1, call=call(step, "taker"))
+    await disk.store.flush()
+    assert len(disk.store.blobs) == 2
+    assert len(disk.store.rows("SELECT * FROM average")) == 2
+
+
+async def test_private_ones_keep_their_lifetime(disk: Disk) -> None:
+    spec = AccumulatorSpec((ComponentSpec("", F32),))
+    lifetime = Lifetime(owner="somebody", idle_lease=5.0)
+    disk.bench.registry.create(KEY, spec, lifetime)
+    await disk.records.settle()
+    after = await disk.after_crash()
+    assert after.bench.registry.lifetime(KEY) == lifetime
+    after.bench.now = 6.0
+    after.bench.lifetimes.expire(Turn(100))
+    with pytest.raises(NotFoundError):
+        after.found()
+    after.store.close()
+
+
+async def test_the_default_and_what_differs_from_it(disk: Disk) -> None:
+    acc = await disk.create()
+    assert acc.spec.durability is Durability.ROUND
+    spec = AccumulatorSpec((ComponentSpec("", F32),))
+    assert disk.bench.registry.create(KEY, spec) == (acc, False)
+    with pytest.raises(AlreadyExistsError, match="durability is ROUND, not GRADIENT"):
+        await disk.create(durability=Durability.GRADIENT)
+    with pytest.raises(InvalidArgumentError, match="expected NONE, as the server has no state directory, got ROUND"):
+        Bench().accumulator(durability=Durability.ROUND)
+
+
+async def test_limits_that_are_less_than_what_there_is(disk: Disk) -> None:
+    await disk.create()
+    await disk.create(key=ResourceKey("c", "other"))
+    disk._limits = {"max_accumulators": 1}
+    with pytest.raises(ResourceExhaustedError, match="accumulators"):
+        await disk.after_crash()
+
+
+# --- Journals are shortened
+
+
+@pytest.mark.parametrize("durability", LEVELS)
+async def test_many_events_become_one_ledger(
+    disk: Disk, durability: Durability, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records_module, "_MOST_EVENTS", 10)
+    acc = await disk.create(durability=durability)
+    for step in range(25):
+        await apply(acc, 1, call=call(step), local_step=step, worker_id=f"w{step}")
+        await take(acc, 1, call=call(step, "taker"))
+    await apply(acc, 1, call=call(99), local_step=25)
+    await disk.shortened()
+    ((count,),) = disk.store.rows("SELECT count(*) FROM event")
+    assert count < 15
+    after = await disk.after_crash()
+    if durability is Durability.ROUND:
+        assert after.found().num_accumulated == 0
+        await apply(after.found(), 1, call=call(99), local_step=25)
+    assert ledger_of(after.found()) == ledger_of(acc)
+    after.store.close()
+
+
+async def test_an_accumulator_that_is_deleted_while_its_journal_is_shortened(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records_module, "_MOST_EVENTS", 1)
+    acc = await disk.create()
+    await apply(acc, 1)
+    await take(acc, 1)
+    disk.bench.registry.delete(KEY)
+    await disk.shortened()
+    assert disk.store.rows("SELECT * FROM ledger") == []
+    assert not disk.failures
+
+
+# --- Faults
+
+
+async def test_a_full_disk_refuses_gradients_and_rounds_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = await Disk.open(tmp_path / "state", Durability.GRADIENT)
+    acc = await disk.create()
+    await apply(acc, 1, call=call(1))
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("gradserve_server.state.files.segments.Segments.allocate", full)
+    with pytest.raises(ResourceExhaustedError, match="no space in the state directory"):
+        await apply(acc, 1, call=call(2))
+    with pytest.raises(ResourceExhaustedError, match="no space in the state directory"):
+        await take(acc, 1)
+    assert acc.num_accumulated == 1
+    monkeypatch.undo()
+    await apply(acc, 3, call=call(2))
+    assert value_of((await take(acc, 2))[0]) == [2]
+    after = await disk.after_crash()
+    assert ledger_of(after.found()) == ledger_of(acc)
+    for each in (disk, after):
+        each.store.close()
+
+
+@pytest.mark.parametrize("durability", LEVELS)
+async def test_nobody_sees_a_round_that_could_not_be_written(
+    tmp_path: Path, durability: Durability, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = await Disk.open(tmp_path / "state", durability)
+    acc = await disk.create()
+    await apply(acc, 1, call=call(1))
+
+    def broken(*_: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("os.fdatasync", broken)
+    with pytest.raises(UnavailableError, match=r"the server stops: .*the state cannot be written: .*Input/output"):
+        await take(acc, 1)
+    assert (acc.state.global_step, acc.state.kept_steps) == (0, ())
+    assert len(disk.failures) == 1
+    monkeypatch.undo()
+    disk.store.close()
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        ("accumulator", "spec", "{}"),
+        ("accumulator", "spec", "no json"),
+        ("accumulator", "lifetime", '{"owner": 3, "more": 4}'),
+        ("event", "record", '{"event": "surprise"}'),
+        ("event", "record", "[]"),
+        ("gradient", "contribution", '{"height": 1}'),
+        ("gradient", "names", "[]"),
+        ("average", "record", '{"round_number": 0}'),
+        ("average", "names", '[["", {}]]'),
+        ("blob", "arrays", '[["float99", [2]]]'),
+        ("blob", "extents", "[[1]]"),
+    ],
+)
+async def test_records_that_are_damaged(tmp_path: Path, table: str, column: str, value: str) -> None:
+    disk = await Disk.open(tmp_path / "state", Durability.GRADIENT)
+    acc = await disk.create()
+    await apply(acc, 1)
+    await take(acc, 1)
+    await apply(acc, 1, local_step=1)
+    disk.store._database.execute(f"UPDATE {table} SET {column} = ?", (value,))
+    disk.store.close()
+    expected = r"state: the record of accumulator 'test/acc' cannot be used: "
+    if table == "blob":
+        expected = r"state/metadata.sqlite: blob \d is damaged: "
+    with pytest.raises(StateError, match=expected):
+        await Disk.open(tmp_path / "state")
+
+
+async def test_a_gradient_that_is_gone(tmp_path: Path) -> None:
+    disk = await Disk.open(tmp_path / "state", Durability.GRADIENT)
+    await apply(await disk.create(), 1)
+    disk.store._database.execute("DELETE FROM gradient")
+    disk.store.close()
+    with pytest.raises(StateError, match="'test/acc' cannot be used: expected 1 gradients of the current round, got 0"):
+        await Disk.open(tmp_path / "state")
+
+
+async def test_records_are_json(disk: Disk) -> None:
+    acc = await disk.create(durability=Durability.GRADIENT)
+    await apply(acc, 1, call=call(1), worker_id="w")
+    await take(acc, 1, call=call(2))
+    await disk.store.flush()
+    for table, column in (("accumulator", "spec"), ("event", "record"), ("average", "record")):
+        for (text,) in disk.store.rows(f"SELECT {column} FROM {table}"):
+            assert isinstance(json.loads(text), dict)

@@ -1,0 +1,128 @@
+"""`gradserve state`: directories that are whole, damaged, in use, or none."""
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import gradserve
+from gradserve_server.cli import cli
+from gradserve_server.config import RuntimeConfig, ServerConfig, StateConfig
+from gradserve_server.testing import LocalServer
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["state", *map(str, arguments)])
+
+
+def config(directory: Path) -> ServerConfig:
+    state = StateConfig(state_dir=str(directory), durability="gradient")
+    return ServerConfig(state=state, runtime=RuntimeConfig(warm_up=False))
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """The state of a server that had two accumulators."""
+    with LocalServer(config(tmp_path / "state")) as server, gradserve.connect(server.address) as client:
+        plain = client.conditional_accumulator("bfloat16", (2, 3), shared_name="plain", keep_averages=2)
+        for step in range(3):
+            plain.apply_grad(np.full((2, 3), step, ml_dtypes.bfloat16), local_step=step)
+            plain.take_grad(1)
+        template = {"w": np.ones(1 << 20, np.float32), "b": gradserve.SparseSpec("float64")}
+        rows = gradserve.IndexedSlices(np.ones((1, 2)), np.array([5]))
+        model = client.gradient_accumulator(template, shared_name="model", container="c")
+        model.apply_grad({"w": np.ones(1 << 20, np.float32), "b": rows})
+        model.take_grad(1)
+        model.apply_grad({"w": np.ones(1 << 20, np.float32), "b": rows}, local_step=1)
+    return tmp_path / "state"
+
+
+LISTED = """\
+c/model: gradient, step 1, 1 gradients in the round, 1 averages
+default/plain: gradient, step 3, 0 gradients in the round, 2 averages
+"""
+
+
+def test_a_directory_that_is_whole(directory: Path) -> None:
+    result = run("check", directory)
+    assert (result.exit_code, result.output) == (0, f"{LISTED}{directory}: 2 accumulators, nothing is damaged\n")
+    result = run("repair", directory)
+    assert (result.exit_code, result.output) == (0, f"{directory}: nothing is damaged\n")
+
+
+def test_the_newest_average(directory: Path, tmp_path: Path) -> None:
+    result = run("export", directory, "plain", tmp_path / "a.npz")
+    assert (result.exit_code, result.output) == (0, f'{tmp_path}/a.npz: "", step 3\n')
+    with np.load(tmp_path / "a.npz") as saved:
+        assert saved["average"].tolist() == [[2] * 3] * 2
+        assert (saved["average"].dtype, saved[".step"], saved[".num_gradients"]) == (np.float32, 3, 1)
+    assert run("export", directory, "model", tmp_path / "m.npz", "--container", "c").exit_code == 0
+    with np.load(tmp_path / "m.npz") as saved:
+        assert saved["w"].shape == (1 << 20,)
+        assert (saved["b.indices"].tolist(), saved["b.values"].tolist()) == ([5], [[1, 1]])
+
+
+def test_what_is_not_there(directory: Path, tmp_path: Path) -> None:
+    result = run("export", directory, "model", tmp_path / "m.npz")
+    assert (result.exit_code, result.output) == (1, f"Error: {directory}: there is no accumulator 'default/model'\n")
+    result = run("export", directory, "plain", tmp_path / "nowhere" / "m.npz")
+    assert result.exit_code == 1
+    assert "No such file or directory" in result.output
+
+
+@pytest.fixture
+def in_use(directory: Path) -> Iterator[Path]:
+    with LocalServer(config(directory)):
+        yield directory
+
+
+@pytest.mark.parametrize("command", ["check", "repair"])
+def test_directories_that_are_refused(in_use: Path, tmp_path: Path, command: str) -> None:
+    for path, reason in (
+        (in_use, "another process uses this state directory"),
+        (tmp_path / "none", "there is no state directory"),
+        (tmp_path, "expected a state directory of gradserve, but it has 'state' and no 'gradserve-state'"),
+    ):
+        result = run(command, path)
+        assert (result.exit_code, result.output) == (1, f"Error: {path}: {reason}\n")
+
+
+def damage(directory: Path, query: str) -> None:
+    """Changes a byte of a value."""
+    with sqlite3.connect(directory / "metadata.sqlite") as connection:
+        ((extents,),) = connection.execute(f"SELECT extents FROM blob WHERE id = ({query})").fetchall()
+    offset = int(extents.split(",")[1])
+    with (directory / "segments" / "000001.segment").open("r+b") as file:
+        file.seek(offset)
+        file.write(b"\xff")
+
+
+def test_a_damaged_average_is_removed_alone(directory: Path) -> None:
+    damage(directory, "SELECT blob FROM average WHERE round = 1")
+    result = run("check", directory)
+    assert result.exit_code == 1
+    assert "average of round 1: " in result.output
+    assert "their checksum differs" in result.output
+    assert f"Error: {directory}: 1 of 2 accumulators are damaged" in result.output
+    result = run("repair", directory)
+    assert result.exit_code == 1
+    assert result.output.startswith("would remove averages of accumulator default/plain: average of round 1: ")
+    assert run("repair", directory, "--yes").exit_code == 0
+    assert run("check", directory).exit_code == 0
+    with LocalServer(config(directory)) as server, gradserve.connect(server.address) as client:
+        plain = client.conditional_accumulator("bfloat16", (2, 3), shared_name="plain", keep_averages=2)
+        assert plain.info().kept_steps == (3,)
+
+
+def test_an_accumulator_that_cannot_be_used_is_removed(directory: Path) -> None:
+    damage(directory, "SELECT blob FROM gradient")
+    assert "1 of 2 accumulators are damaged" in run("check", directory).output
+    result = run("repair", directory, "--yes")
+    assert result.exit_code == 0
+    assert result.output.startswith("remove accumulator c/model: ")
+    result = run("check", directory)
+    assert (result.exit_code, result.output.splitlines()[0]) == (0, LISTED.splitlines()[1])
