@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from benchmarks.cases import (
     batch_norm_layer,
+    durability,
     health,
     links,
     ops_batch_norm,
@@ -36,5 +37,6 @@ CASES: dict[str, Callable[[], Sequence[Measurement]]] = {
     "ops_rnn": ops_rnn.comparisons,
     "batch_norm_layer": batch_norm_layer.comparisons,
     "server_memory": server_memory.measurements,
+    "durability": durability.comparisons,
 }
 """The functions that return the measurements of each case, in the order of the report."""

@@ -27,6 +27,8 @@ def serve(setup: Setup) -> Iterator[dict[str, Any]]:
             command += ["--shared-memory-socket", str(setup.scratch / "shared-memory")]
         case "bulk" if "bulk_listen" in setup.options:
             command += ["--bulk-listen", setup.options["bulk_listen"]]
+    if "durability" in setup.options:
+        command += ["--state-dir", str(setup.scratch / "state")]
     if "op" not in setup.options:  # other cases need no kernels, nor the memory and time for loading them
         command += ["--warm-up", "false"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as server:

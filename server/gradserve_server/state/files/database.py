@@ -13,7 +13,7 @@ CREATE TABLE blob (
     id INTEGER PRIMARY KEY,
     arrays TEXT NOT NULL,      -- dtype and shape of each, as JSON
     extents TEXT NOT NULL,     -- their place in the segments, as JSON
-    checksums BLOB NOT NULL    -- CRC-32 of each chunk, as little-endian uint32
+    checksums BLOB NOT NULL    -- XXH3 of each chunk, as little-endian uint64
 ) STRICT;
 CREATE TABLE accumulator (
     id INTEGER PRIMARY KEY,

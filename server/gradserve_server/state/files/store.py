@@ -8,7 +8,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,7 +111,6 @@ class StateStore:
         self._arrived = threading.Condition()
         self._is_closing = False
         self._failure: ServiceError | None = None
-        self._checksums = ThreadPoolExecutor(1, thread_name_prefix="gradserve-checksums")
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_failure: Callable[[str], object] = _log.critical
@@ -145,7 +143,6 @@ class StateStore:
                 self._is_closing = True
                 self._arrived.notify()
             self._thread.join()
-        self._checksums.shutdown()
         self._files.close()
 
     # Changes
@@ -327,12 +324,12 @@ class StateStore:
     def _write(self, blob: _Arrays) -> StoredArrays:
         assert blob.space is not None, "_find_space has found it"
         pieces = bytes_of(blob.arrays)
-        checksums = self._checksums.submit(checksums_of, pieces)
         extents, blob.space.extents = blob.space.extents, []
         used, unused = _split(extents, sum(map(len, pieces)))
         self._segments.write(used, pieces)
         self._segments.release(unused)
-        return StoredArrays([(each.dtype, each.shape) for each in blob.arrays], used, checksums.result())
+        # Now, while the disk is busy with the bytes.
+        return StoredArrays([(each.dtype, each.shape) for each in blob.arrays], used, checksums_of(pieces))
 
     def _fail(self, error: Exception) -> None:
         reason = f"{self._directory.path}: the state cannot be written: {error}"

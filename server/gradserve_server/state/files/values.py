@@ -1,13 +1,13 @@
 """Arrays as they are on disk: their bytes, one array after the other, with a checksum of each chunk."""
 
 import json
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import ml_dtypes  # noqa: F401  (its dtypes have names from then on)
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from gradserve_server.state.files.segments import Extent
@@ -16,7 +16,7 @@ Array: TypeAlias = NDArray[Any]
 Allocate: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
 _CHUNK_BYTES = 1 << 20
-_CHECKSUM = np.dtype("<u4")
+_CHECKSUM = np.dtype("<u8")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class StoredArrays:
     Attributes:
         specs: The dtype and shape of each.
         extents: Their space.
-        checksums: CRC-32 of each chunk of each array.
+        checksums: XXH3 (64 bits) of each chunk of each array.
     """
 
     specs: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
@@ -57,7 +57,7 @@ def bytes_of(arrays: Sequence[Array]) -> list[memoryview]:
 
 def checksums_of(pieces: Sequence[memoryview]) -> bytes:
     """Returns the checksums of arrays, given their bytes."""
-    return np.array([zlib.crc32(chunk) for chunk in _chunks(pieces)], _CHECKSUM).tobytes()
+    return np.array([xxhash.xxh3_64_intdigest(chunk) for chunk in _chunks(pieces)], _CHECKSUM).tobytes()
 
 
 def first_damaged(pieces: Sequence[memoryview], checksums: bytes) -> int | None:
@@ -66,7 +66,7 @@ def first_damaged(pieces: Sequence[memoryview], checksums: bytes) -> int | None:
     position = -1
     start = 0
     for position, chunk in enumerate(_chunks(pieces)):
-        if position >= len(expected) or zlib.crc32(chunk) != expected[position]:
+        if position >= len(expected) or xxhash.xxh3_64_intdigest(chunk) != expected[position]:
             return start
         start += len(chunk)
     return None if position + 1 == len(expected) else start

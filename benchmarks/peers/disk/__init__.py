@@ -1,0 +1,1 @@
+"""The disk alone: what anything durable costs at least."""
