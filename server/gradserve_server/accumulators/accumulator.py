@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 from gradserve_server.accumulators.averages import KeptAverages, average_of_current
 from gradserve_server.accumulators.diagnosis import Diagnosis
@@ -13,6 +13,7 @@ from gradserve_server.accumulators.gradient import Average, Contribution, Gradie
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.journal import AccumulatorJournal
 from gradserve_server.accumulators.ledger import Ledger, Taken
+from gradserve_server.accumulators.own_tasks import OwnTasks
 from gradserve_server.accumulators.results import AccumulatorState, Applied, Outcome
 from gradserve_server.accumulators.round_sum import RoundSum
 from gradserve_server.accumulators.spec import AccumulatorSpec
@@ -91,7 +92,7 @@ class Accumulator:
         self._queue = TakeQueue()
         self._under_way: CallsUnderWay[asyncio.Task[Applied] | Waiter] = CallsUnderWay()
         self._lock = asyncio.Lock()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = OwnTasks()
         self._closed: ServiceError | None = None
         self._settle_bookkeeping()
 
@@ -230,7 +231,7 @@ class Accumulator:
 
     async def set_global_step(self, step: int) -> None:
         """Sets the step; gradients in the round stay in it."""
-        await self._finished(self._exclusively(self._set_global_step, step))
+        await self._tasks.finish(self._exclusively(self._set_global_step, step))
 
     def close(self, error: ServiceError) -> None:
         """Ends every wait with `error`, refuses later calls with it, and frees the memory."""
@@ -396,7 +397,7 @@ class Accumulator:
         applying = Begun(self._apply(call, contribution, open_gradient, pull, one_per_worker=once))
         if applying.is_done:
             return applying.result(), False
-        task = self._own(applying.rest())
+        task = self._tasks.begin(applying.rest())
         self._under_way.begin(call, task)
         task.add_done_callback(partial(self._under_way.end, call))
         return await asyncio.shield(task), False
@@ -455,7 +456,7 @@ class Accumulator:
         if not self._lock.locked() and self._queue.head(self.num_accumulated) is not None:
             serving = Begun(self._exclusively(_change_nothing))  # whose errors are those of the takers
             if not serving.is_done:
-                self._own(serving.rest())
+                self._tasks.begin(serving.rest())
 
     def _diagnosis(self) -> str:
         return self._diagnosing.text(len(self._queue))
@@ -475,19 +476,6 @@ class Accumulator:
         if self._closed is not None:
             raise self._closed.with_traceback(None)
 
-    async def _finished(self, work: Coroutine[Any, Any, T]) -> T:
-        """Does work that continues when its caller is cancelled."""
-        begun = Begun(work)
-        return begun.result() if begun.is_done else await asyncio.shield(self._own(begun.rest()))
-
-    def _own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Runs work that continues when its caller is cancelled."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(_retrieve)
-        return task
-
 
 async def _change_nothing() -> None:
     """A change for the sake of what follows every change."""
@@ -495,12 +483,6 @@ async def _change_nothing() -> None:
 
 async def _drop(_gradient: Gradient) -> None:
     """Does nothing with a gradient."""
-
-
-def _retrieve(done: asyncio.Future[Any]) -> None:
-    """Retrieves an exception for which nobody may be waiting."""
-    if not done.cancelled():
-        done.exception()
 
 
 def _check_num_required(num_required: int) -> None:
