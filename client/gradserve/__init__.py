@@ -81,12 +81,14 @@ from gradserve.results import (
     TensorLike,
     TransportInfo,
 )
+from gradserve.security.tls import TLS
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ACCEPTED",
     "STALE",
+    "TLS",
     "AbortedError",
     "Accumulator",
     "AccumulatorHandle",

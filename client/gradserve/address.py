@@ -105,7 +105,7 @@ def _socket_path(given: object, rest: str) -> str:
 
 def _about_url(scheme: str, place: str) -> str:
     advice = f"leave out '{scheme}://'" + (f" and write {place!r}" if place else "")
-    return f"{advice}; connections are not encrypted" if scheme.lower() in ("https", "grpcs") else advice
+    return f"{advice}; tls=gradserve.TLS(...) encrypts connections" if scheme.lower() in ("https", "grpcs") else advice
 
 
 def _split(given: object, text: str) -> tuple[str, str]:

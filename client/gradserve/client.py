@@ -19,13 +19,19 @@ from gradserve.calls.time_limits import DEFAULT_TIMEOUT_SECONDS, TimeLimits
 from gradserve.face import BlockingFace, BriefErrors, blocking, blocking_making
 from gradserve.public_names import shown
 from gradserve.raw_ops import RawOps
+from gradserve.security.certificates import client_certificates
+from gradserve.security.tls import TLS
 from gradserve.transport.blocking.transport import NetworkTransport
 from gradserve.transport.interface import BlockingTransport
 from gradserve.transport.settings import ConnectionSettings, SocketSettings, Transport, TransportName
 
 
 def connect(
-    address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS, transport: TransportName | None = None
+    address: str,
+    *,
+    timeout: float = DEFAULT_TIMEOUT_SECONDS,
+    transport: TransportName | None = None,
+    tls: TLS | None = None,
 ) -> "Client":
     """Returns a client of the server at an address. Nothing is sent before the first call.
 
@@ -42,18 +48,25 @@ def connect(
             socket beside gRPC. "grpc": gRPC alone. "auto": the fastest of these that works; if it fails, gRPC takes its
             place. None: what the environment variable GRADSERVE_TRANSPORT says, or "auto". If a way that was asked for
             is not possible, calls fail with UnavailableError. `server_info().transport` says which way is in use.
+        tls: What encrypts connections over TCP: `gradserve.TLS(ca="ca.pem")` for a server with a certificate. None:
+            they are not encrypted. Unix sockets never are.
 
     Raises:
-        InvalidArgumentError: The address, the timeout or the transport is not valid.
+        InvalidArgumentError: The address, the timeout or the transport is not valid, or a file of `tls` cannot be used.
     """
-    return Client(address, timeout=timeout, transport=transport)
+    return Client(address, timeout=timeout, transport=transport, tls=tls)
 
 
 class Client(BlockingFace[ClientCalls]):
     """A connection to a gradserve server. Safe to use from several threads, but not after a fork."""
 
     def __init__(
-        self, address: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS, transport: TransportName | None = None
+        self,
+        address: str,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_SECONDS,
+        transport: TransportName | None = None,
+        tls: TLS | None = None,
     ) -> None:
         """See `connect`."""
         with BriefErrors():
@@ -63,6 +76,7 @@ class Client(BlockingFace[ClientCalls]):
                 transport=Transport.wanted(transport, os.environ),
                 sockets=SocketSettings.wanted(os.environ),
                 retries=RetryPolicy.wanted(os.environ),
+                certificates=client_certificates(tls),
             )
             network = NetworkTransport((place,), settings)
         self._begin(network, str(place), ClientCalls(RequestIds(uuid.uuid4().hex), settings.times))

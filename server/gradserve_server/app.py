@@ -46,6 +46,7 @@ from gradserve_server.rpc.sockets.addresses import SocketAddresses
 from gradserve_server.rpc.sockets.service import SocketServicer
 from gradserve_server.rpc.sockets.tickets import TicketOffice
 from gradserve_server.rpc.tensors.service import TensorServicer
+from gradserve_server.security.tls import explicit_bulk_address, server_certificates, unprotected
 from gradserve_server.server_state import open_state
 from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
 from gradserve_server.tensors.inflight import InFlight
@@ -181,7 +182,8 @@ class Server:
             sockets=SocketServicer(tickets, self._socket_addresses),
             interceptors=parts.interceptors,
         )
-        self._listener = parts.make_listener(self._services.all, self._services.admission, limits)
+        self._certificates = server_certificates(config.tls)
+        self._listener = parts.make_listener(self._services.all, self._services.admission, limits, self._certificates)
         shared = SocketContext(
             methods=methods_of(self._services.all),
             tickets=tickets,
@@ -196,7 +198,7 @@ class Server:
             readers=readers,
             max_message_bytes=limits.max_message_bytes,
         )
-        self._sockets = SocketListener(shared, config.runtime.stream_idle_seconds)
+        self._sockets = SocketListener(shared, config.runtime.stream_idle_seconds, self._certificates)
         self._expiry: asyncio.Task[None] | None = None
         self._address_file: OwnFile | None = None
         self.addresses: tuple[str, ...] = ()
@@ -235,6 +237,9 @@ class Server:
         if self._config.listen.address_file is not None:
             self._address_file = write_addresses(Path(self._config.listen.address_file), self.addresses)
         _log.info("serving on %s", ", ".join(self.addresses))
+        listens = [*bound, *explicit_bulk_address(self._config.listen)]
+        if warning := unprotected(listens, is_encrypted=self._certificates is not None):
+            _log.warning("%s", warning)
         if self._config.runtime.warm_up:
             self.runner.prepare()
 

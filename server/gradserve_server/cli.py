@@ -3,17 +3,21 @@
 import asyncio
 import gc
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from gradserve_demo.command import demo
 from gradserve_server.event_loop import new_event_loop
 from gradserve_server.process import allow_many_descriptors, end_process, silence_grpc
+from gradserve_server.security.command import certificates
 from gradserve_server.settings import SettingsError, config_options, make_config, read_settings
 from gradserve_server.signals import StopSignals
 from gradserve_server.state_command import state
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _show_version(context: click.Context, _option: click.Parameter, is_wanted: bool) -> None:
@@ -58,11 +62,13 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
     logging.getLogger("numba").setLevel("INFO")  # its debug log has a megabyte for each kernel
     signals = signals or StopSignals()
 
+    from gradserve.security.certificates import CertificateError
     from gradserve_server.app import Server
     from gradserve_server.devices.host.memory import keep_freed_memory
     from gradserve_server.devices.host.products import use_one_blas_thread
     from gradserve_server.devices.selection import NoSuchDeviceError
     from gradserve_server.errors import ServiceError
+    from gradserve_server.security.tls import setting_of
     from gradserve_server.state.files.errors import StateError
 
     allow_many_descriptors()
@@ -90,6 +96,10 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(run())
+    except CertificateError as error:
+        name = setting_of(error)
+        source = settings[name].source if name in settings else f"--{name.replace('_', '-')}"
+        raise SettingsError(f"{source}: {error}") from None
     except NoSuchDeviceError as error:
         raise click.ClickException(f"{settings['device'].source}: {error}") from None
     except (OSError, StateError, ServiceError) as error:
@@ -99,19 +109,58 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
 
 _address = click.argument("address", default="localhost:50051", envvar="GRADSERVE_ADDRESS")
 _timeout = click.option("--timeout", type=float, default=5.0, show_default=True, help="seconds to wait at most, or inf")
+_TLS_OPTIONS = (
+    click.option(
+        "--tls", "uses_tls", is_flag=True, envvar="GRADSERVE_TLS", help="use TLS, with the authorities of the system"
+    ),
+    click.option(
+        "--tls-ca",
+        metavar="FILE",
+        envvar="GRADSERVE_TLS_CA",
+        help="use TLS, with the authorities whose certificates are in the file",
+    ),
+    click.option(
+        "--tls-client-certificate",
+        metavar="FILE",
+        envvar="GRADSERVE_TLS_CLIENT_CERTIFICATE",
+        help="use TLS, and show this certificate to the server",
+    ),
+    click.option(
+        "--tls-client-key",
+        metavar="FILE",
+        envvar="GRADSERVE_TLS_CLIENT_KEY",
+        help="the private key of the certificate",
+    ),
+)
+
+
+def _with_tls(command: F) -> F:
+    for option in reversed(_TLS_OPTIONS):
+        command = option(command)
+    return command
+
+
+def _tls(*, uses_tls: bool, tls_ca: str | None, tls_client_certificate: str | None, tls_client_key: str | None) -> Any:
+    """Returns the `gradserve.TLS` of the flags, None for none."""
+    import gradserve
+
+    if not (uses_tls or tls_ca or tls_client_certificate or tls_client_key):
+        return None
+    return gradserve.TLS(tls_ca or None, tls_client_certificate or None, tls_client_key or None)
 
 
 @cli.command()
 @_address
 @_timeout
-def health(address: str, timeout: float) -> None:
+@_with_tls
+def health(address: str, timeout: float, **tls: Any) -> None:
     """Exit with 0 if the server at ADDRESS serves, otherwise with 1."""
     silence_grpc()
     import gradserve
     from gradserve_server.rpc.health.check import check_health
 
     try:
-        status = check_health(address, timeout)
+        status = check_health(address, timeout, _tls(**tls))
     except gradserve.InvalidArgumentError as error:
         raise SettingsError(str(error)) from None
     if status != "SERVING":
@@ -122,13 +171,14 @@ def health(address: str, timeout: float) -> None:
 @cli.command()
 @_address
 @_timeout
-def info(address: str, timeout: float) -> None:
+@_with_tls
+def info(address: str, timeout: float, **tls: Any) -> None:
     """Show version, devices, limits and load of the server at ADDRESS."""
     silence_grpc()
     import gradserve
 
     try:
-        with gradserve.connect(address, timeout=timeout) as client:
+        with gradserve.connect(address, timeout=timeout, tls=_tls(**tls)) as client:
             description = client.server_info()
     except gradserve.InvalidArgumentError as error:
         raise SettingsError(str(error)) from None
@@ -150,5 +200,6 @@ def _ops_state(prepared: bool) -> str:
     return ", runs ops" if prepared else ", runs ops, kernels not loaded yet"
 
 
+cli.add_command(certificates)
 cli.add_command(demo)
 cli.add_command(state)

@@ -8,7 +8,7 @@ bytes or strings such as "4GiB". `Expected` has the words for messages about a f
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from gradserve_server.machine import memory_bytes, num_cores
@@ -147,6 +147,47 @@ class StateConfig(_Concern):
     ] = "round"
 
 
+def _with_certificate(key: str | None, given: ValidationInfo) -> str | None:
+    if key is not None and given.data.get("tls_certificate") is None:
+        raise ValueError("expected tls_certificate as well: the certificate of the key")
+    return key
+
+
+def _with_key(authorities: str | None, given: ValidationInfo) -> str | None:
+    if authorities is not None and given.data.get("tls_certificate") is None:
+        raise ValueError("expected tls_certificate and tls_key as well: clients show certificates to servers with one")
+    return authorities
+
+
+class TlsConfig(_Concern):
+    """The files that encrypt connections over TCP, in PEM format. They are read again when they change."""
+
+    tls_certificate: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="file with the server's certificate, and those between it and its authority; with it, "
+            "connections over TCP are encrypted",
+        ),
+        Expected("the path of a file"),
+    ] = None
+    tls_key: Annotated[
+        str | None,
+        Field(min_length=1, description="file with the private key of the certificate, without a password"),
+        AfterValidator(_with_certificate),
+        Expected("the path of a file"),
+    ] = None
+    tls_client_ca: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="file with the certificates of authorities; clients have to show a certificate of one of them",
+        ),
+        AfterValidator(_with_key),
+        Expected("the path of a file"),
+    ] = None
+
+
 class LimitsConfig(_Concern):
     """The limits for clients."""
 
@@ -242,6 +283,7 @@ class ServerConfig(_Concern):
 
     listen: ListenConfig = Field(default_factory=ListenConfig)
     state: StateConfig = Field(default_factory=StateConfig)
+    tls: TlsConfig = Field(default_factory=TlsConfig)
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     leases: LeaseConfig = Field(default_factory=LeaseConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)

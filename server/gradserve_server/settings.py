@@ -22,7 +22,17 @@ from gradserve_server.system_errors import reason_of
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PREFIX = "GRADSERVE_"
-_OTHER_VARIABLES = ("address", "bulk_sockets", "config", "restart_patience", "transport")
+_OTHER_VARIABLES = (
+    "address",
+    "bulk_sockets",
+    "config",
+    "restart_patience",
+    "tls",
+    "tls_ca",
+    "tls_client_certificate",
+    "tls_client_key",
+    "transport",
+)
 
 _KUBERNETES = re.compile(_PREFIX + r"(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 _KUBERNETES_URL = re.compile(r"(tcp|udp|sctp)://.+")

@@ -77,7 +77,7 @@ REFUSED: list[tuple[Any, str]] = [
     ("http://localhost:1", "leave out 'http://' and write 'localhost:1'"),
     ("http://localhost:1/path", "leave out 'http://' and write 'localhost:1'"),
     ("grpc://localhost", "leave out 'grpc://' and write 'localhost'"),
-    ("https://localhost:1", "write 'localhost:1'; connections are not encrypted"),
+    ("https://localhost:1", "write 'localhost:1'; tls=gradserve.TLS(...) encrypts connections"),
     ("dns:///localhost:1", "leave out 'dns://'"),
     ("/run/s", "write a Unix socket as 'unix:/run/s'"),
     ("./s", "write a Unix socket as 'unix:./s'"),

@@ -67,7 +67,9 @@ def test_leases_run_out_on_its_clock() -> None:
 class InMemoryListener:
     """Listens to nobody but the test, which calls it."""
 
-    def __init__(self, services: Sequence[Service], admission: Admission, limits: LimitsConfig) -> None:
+    def __init__(
+        self, services: Sequence[Service], admission: Admission, limits: LimitsConfig, certificates: object
+    ) -> None:
         self.notes: list[str] = []
         self._services = {service.descriptor.name: service for service in services}
         self._admission = admission

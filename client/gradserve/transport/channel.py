@@ -1,46 +1,148 @@
 """gRPC channels to a server, blocking or with asyncio, and their calls."""
 
 import functools
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
 from gradserve.address import Address
 from gradserve.errors import CallCancelledError, GradserveError
+from gradserve.security.certificates import CertificateFiles, Certificates
 from gradserve.transport import methods
 from gradserve.transport.route import Route
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.status import error_from_status, explain
 
 
-class Channel:
-    """A gRPC channel to a server. Its functions are gRPC's, and return what the kind of channel returns.
+class ChannelMaker(Protocol):
+    """Opens channels: `grpc` or `grpc.aio`."""
+
+    def insecure_channel(self, target: str, options: Any = None) -> Any:
+        """Returns a channel that is not encrypted."""
+        ...
+
+    def secure_channel(self, target: str, credentials: grpc.ChannelCredentials, options: Any = None) -> Any:
+        """Returns an encrypted channel."""
+        ...
+
+
+class OpenChannel:
+    """A channel that gRPC has opened. Its functions are gRPC's, and return what the kind of channel returns.
 
     Attributes:
-        route: The route to the server.
         close: Closes it.
         put: Makes a PutTensors call.
         get: Makes a GetTensors call.
         unary: Returns the function that makes a unary call, by the names of service and method.
     """
 
-    def __init__(self, address: Address, settings: ConnectionSettings, open_channel: Callable[..., Any]) -> None:
-        """Takes the server's address, and the function that opens a channel, from `grpc` or `grpc.aio`."""
-        self.route = Route.to(address)
-        channel = open_channel(address.target, options=(*channel_options(settings), *self.route.options))
+    def __init__(self, channel: Any) -> None:
         put, get = methods.PUT_TENSORS, methods.GET_TENSORS
         self.close: Callable[[], Any] = channel.close
         self.put: Any = channel.stream_unary(put.path, put.encode, put.decode)
         self.get: Any = channel.unary_stream(get.path, get.encode, get.decode)
         self.unary = functools.cache(functools.partial(_make_unary, channel))
 
+
+class Channel(Protocol):
+    """The gRPC channel to a server.
+
+    Attributes:
+        route: The route to the server.
+    """
+
+    route: Route
+
+    @property
+    def now(self) -> OpenChannel:
+        """What the next call takes."""
+        ...
+
+    @property
+    def opened(self) -> list[OpenChannel]:
+        """What calls may be on, the latest last."""
+        ...
+
     def failure(self, error: Any, *, is_closed: bool) -> GradserveError:
         """Returns the exception for a failed call; `is_closed` says that the client closed the channel."""
-        if is_closed and error.code() is grpc.StatusCode.CANCELLED:
-            return closed()
-        message = explain(error.code(), error.details(), self.route)
-        return error_from_status(error.code(), message, error.trailing_metadata())
+        ...
+
+
+def make_channel(address: Address, settings: ConnectionSettings, maker: ChannelMaker) -> Channel:
+    """Returns a channel to a server; TCP is encrypted if the settings have certificates."""
+    if address.path or settings.certificates is None:
+        return PlainChannel(address, settings, maker)
+    return EncryptedChannel(address, settings, settings.certificates, maker)
+
+
+class PlainChannel:
+    """A `Channel` that is not encrypted."""
+
+    def __init__(self, address: Address, settings: ConnectionSettings, maker: ChannelMaker) -> None:
+        self.route = Route.to(address)
+        options = (*channel_options(settings), *self.route.options)
+        self.now = OpenChannel(maker.insecure_channel(address.target, options=options))
+        self.opened = [self.now]
+
+    def failure(self, error: Any, *, is_closed: bool) -> GradserveError:
+        """See `Channel`."""
+        return _failure(error, self.route, is_closed=is_closed, is_encrypted=False)
+
+
+class EncryptedChannel:
+    """An encrypted `Channel`. Once the certificates have changed, new calls take another connection.
+
+    Calls under way stay on the connection that they have. gRPC ends it by itself after half an hour without calls.
+    """
+
+    def __init__(
+        self, address: Address, settings: ConnectionSettings, files: CertificateFiles, maker: ChannelMaker
+    ) -> None:
+        self.route = Route.to(address)
+        self._files = files
+        self._certificates = files.current()
+        self._open = functools.partial(_open_encrypted, address, settings, self.route, maker)
+        self.opened = [self._open(self._certificates)]
+        self._lock = threading.Lock()
+
+    @property
+    def now(self) -> OpenChannel:
+        """See `Channel`."""
+        current = self._files.current()
+        if current is not self._certificates:
+            with self._lock:
+                if current is not self._certificates:
+                    self.opened.append(self._open(current))
+                    self._certificates = current
+        return self.opened[-1]
+
+    def failure(self, error: Any, *, is_closed: bool) -> GradserveError:
+        """See `Channel`."""
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            self._files.look_again()
+        return _failure(error, self.route, is_closed=is_closed, is_encrypted=True)
+
+
+def _open_encrypted(
+    address: Address, settings: ConnectionSettings, route: Route, maker: ChannelMaker, certificates: Certificates
+) -> OpenChannel:
+    credentials = channel_credentials(certificates)
+    options = (*channel_options(settings), *route.options)
+    return OpenChannel(maker.secure_channel(address.target, credentials, options=options))
+
+
+def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
+    """Returns certificates as gRPC takes them."""
+    return grpc.ssl_channel_credentials(certificates.ca, certificates.key, certificates.certificate)
+
+
+def _failure(error: Any, route: Route, *, is_closed: bool, is_encrypted: bool) -> GradserveError:
+    if is_closed and error.code() is grpc.StatusCode.CANCELLED:
+        return closed()
+    message = explain(error.code(), error.details(), route, is_encrypted=is_encrypted)
+    return error_from_status(error.code(), message, error.trailing_metadata())
 
 
 def channel_options(settings: ConnectionSettings) -> tuple[tuple[str, int], ...]:

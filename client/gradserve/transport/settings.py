@@ -9,6 +9,7 @@ from gradserve.calls.retries import RetryPolicy
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_choice
+from gradserve.security.certificates import CertificateFiles
 from gradserve.wire.strands import MAX_STRANDS
 
 TransportName: TypeAlias = Literal["auto", "shared_memory", "bulk", "grpc"]
@@ -152,6 +153,7 @@ class ConnectionSettings:
         sizes: The sizes of messages.
         transport: The way of calls.
         sockets: The use of the server's sockets.
+        certificates: The certificates of connections over TCP; None if they are not encrypted.
     """
 
     times: TimeLimits = field(default_factory=TimeLimits)
@@ -161,6 +163,7 @@ class ConnectionSettings:
     sizes: MessageSizes = field(default_factory=MessageSizes)
     transport: Transport = Transport.AUTO
     sockets: SocketSettings = field(default_factory=SocketSettings)
+    certificates: CertificateFiles | None = None
 
     @property
     def shares_memory(self) -> bool:

@@ -1,5 +1,6 @@
 """Converts gRPC statuses to exceptions."""
 
+import re
 from collections.abc import Iterable
 
 import grpc
@@ -46,13 +47,46 @@ _NO_CONNECTION = ("failed to connect", "errors resolving", "DNS resolution faile
 """The beginnings of gRPC's own messages when no server answered."""
 
 
-def explain(code: grpc.StatusCode, message: str | None, route: Route) -> str | None:
-    """Returns the message of a failed call; without a connection it says which address to check."""
+_NOT_ACCEPTED = re.compile("CERTIFICATE_VERIFY_FAILED(?:: (.*?))?(?:: OK)?$")
+_CUT_OFF = ("Socket closed", "Connection reset", "Broken pipe", "EOF")
+"""What gRPC says when the server ends a connection before it has answered anything."""
+
+
+def explain(code: grpc.StatusCode, message: str | None, route: Route, *, is_encrypted: bool) -> str | None:
+    """Returns the message of a failed call; without a connection it says what to check."""
     if code is not grpc.StatusCode.UNAVAILABLE or not message:
         return message
     if message.startswith(_NO_CONNECTION):
-        message = f"no connection: is gradserve serve running at {route.address}? ({message})"
+        advice = _about_tls(message, route) if is_encrypted else _about_no_tls(message, route)
+        advice = advice or f"is gradserve serve running at {route.address}?"
+        message = f"no connection: {advice} ({message})"
     return f"{message}; the connection goes through the proxy of {route.proxy}" if route.proxy else message
+
+
+def _about_tls(message: str, route: Route) -> str:
+    """Returns why an encrypted connection may have failed, or nothing."""
+    if "WRONG_VERSION_NUMBER" in message:
+        return f"the server at {route.address} does not use TLS: connect without tls="
+    if "Hostname Verification" in message:
+        return f"the certificate of the server is not valid for {route.address.host}"
+    if refusal := _NOT_ACCEPTED.search(message):
+        return f"the certificate of the server at {route.address} is not accepted: {refusal[1] or 'not verified'}"
+    if any(each in message for each in _CUT_OFF):
+        return (
+            f"the server at {route.address} has closed the connection, as one does that asks for the certificate of a "
+            "client and gets none that it accepts: connect with tls=gradserve.TLS(ca=..., certificate=..., key=...)"
+        )
+    return ""
+
+
+def _about_no_tls(message: str, route: Route) -> str:
+    """Returns why a connection may have failed that is not encrypted, or nothing."""
+    if not route.address.path and any(each in message for each in _CUT_OFF):
+        return (
+            f"the server at {route.address} has closed the connection, as one does that uses TLS: connect with "
+            "tls=gradserve.TLS(ca=...)"
+        )
+    return ""
 
 
 def error_from_status(

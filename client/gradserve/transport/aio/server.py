@@ -12,7 +12,7 @@ from gradserve.calls.retries import Attempt
 from gradserve.memory.client_memory import ClientMemory
 from gradserve.results import TransportInfo
 from gradserve.transport.aio.sockets import AsyncSockets
-from gradserve.transport.channel import Channel, closed
+from gradserve.transport.channel import closed, make_channel
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.sockets.time_limit import TimeLimit
 from gradserve.transport.streams import DownloadParts, upload_parts
@@ -26,7 +26,7 @@ class AsyncServer:
         """Takes the server's address, its index among those of the transport, and the client's settings and memory."""
         self._settings = settings
         self._closed = False
-        self._channel = Channel(address, settings, grpc.aio.insecure_channel)
+        self._channel = make_channel(address, settings, grpc.aio)
         self._sockets = AsyncSockets(self._channel.route, target, settings, memory, self._ask)
 
     @property
@@ -38,9 +38,9 @@ class AsyncServer:
         """Makes a call; returns its answer."""
         match attempt:
             case Attempt(Upload() as upload, timeout):
-                return await self._answer(self._channel.put(upload_parts(upload), timeout=timeout))
+                return await self._answer(self._channel.now.put(upload_parts(upload), timeout=timeout))
             case Attempt(Download(request), timeout):
-                return await self._answer(_read(self._channel.get(request, timeout=timeout)))
+                return await self._answer(_read(self._channel.now.get(request, timeout=timeout)))
             case Attempt(Whole(call, over_grpc, num_bytes), timeout):
                 reply = await self._call(call, timeout, over_grpc=over_grpc, num_bytes=num_bytes)
                 return NOT_CARRIED if reply is None else reply
@@ -50,13 +50,14 @@ class AsyncServer:
 
     async def call_over_grpc(self, unary: Unary, timeout: float | None) -> Any:
         """Makes a unary call over gRPC, and raises gRPC's errors."""
-        return await self._channel.unary(unary.service, unary.method)(unary.request, timeout=timeout)
+        return await self._channel.now.unary(unary.service, unary.method)(unary.request, timeout=timeout)
 
     async def close(self) -> None:
         """Ends calls under way with CallCancelledError, and disconnects."""
         self._closed = True
         self._sockets.close()
-        await self._channel.close()
+        for each in self._channel.opened:
+            await each.close()
 
     def abandon(self) -> None:
         """Closes the sockets of a forgotten client, which has no calls; gRPC's channel closes itself."""

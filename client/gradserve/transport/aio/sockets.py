@@ -15,6 +15,7 @@ from gradserve.transport.sockets.carrier import AddStrands, AskForTicket, Carrie
 from gradserve.transport.sockets.connection import silent
 from gradserve.transport.sockets.conversation import call
 from gradserve.transport.sockets.places import Place
+from gradserve.transport.sockets.secure_aio import SecureAsyncConnection
 from gradserve.transport.sockets.time_limit import TimeLimit
 from gradserve.v1 import server_messages_pb2
 
@@ -79,7 +80,11 @@ class AsyncSockets:
             case AddStrands(connection, number):
                 return await connection.add_strands(number)
             case Connect():
-                return await AsyncConnection.open(step, self._settings)
+                return await self._kind_of(step.place).open(step, self._settings)
+
+    def _kind_of(self, place: Place) -> type[AsyncConnection]:
+        is_plain = place.path or self._settings.certificates is None
+        return AsyncConnection if is_plain else SecureAsyncConnection
 
     async def _probe(self, place: Place) -> None:
         question = Unary(

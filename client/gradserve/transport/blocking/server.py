@@ -11,7 +11,7 @@ from gradserve.calls.retries import Attempt
 from gradserve.memory.client_memory import ClientMemory
 from gradserve.results import TransportInfo
 from gradserve.transport.blocking.sockets import BlockingSockets, Watch
-from gradserve.transport.channel import Channel, closed
+from gradserve.transport.channel import closed, make_channel
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.sockets.time_limit import TimeLimit
 from gradserve.transport.streams import DownloadParts, upload_parts
@@ -25,7 +25,7 @@ class BlockingServer:
         """Takes the server's address, its index among those of the transport, and the client's settings and memory."""
         self._settings = settings
         self._closed = False
-        self._channel = Channel(address, settings, grpc.insecure_channel)
+        self._channel = make_channel(address, settings, grpc)
         self._sockets = BlockingSockets(self._channel.route, target, settings, memory, self._ask)
 
     @property
@@ -53,13 +53,14 @@ class BlockingServer:
 
     def start_over_grpc(self, unary: Unary, timeout: float | None) -> Any:
         """Starts a unary call over gRPC; returns gRPC's future for it."""
-        return self._channel.unary(unary.service, unary.method).future(unary.request, timeout=timeout)
+        return self._channel.now.unary(unary.service, unary.method).future(unary.request, timeout=timeout)
 
     def close(self) -> None:
         """Ends calls under way in other threads with CallCancelledError, and disconnects."""
         self._closed = True
         self._sockets.close()
-        self._channel.close()
+        for each in self._channel.opened:
+            each.close()
 
     def abandon(self) -> None:
         """Closes the sockets of a forgotten client, which has no calls; gRPC's channel closes itself."""
@@ -80,17 +81,18 @@ class BlockingServer:
     def _unary(self, unary: Unary, timeout: float | None, watch: Watch | None) -> Any:
         if watch is None:
             # Waiting in this thread is faster than waiting for a future.
-            return self._channel.unary(unary.service, unary.method)(unary.request, timeout=timeout)
+            return self._channel.now.unary(unary.service, unary.method)(unary.request, timeout=timeout)
         return _result(self.start_over_grpc(unary, timeout), watch)
 
     def _stream(self, exchange: Upload | Download, timeout: float | None, watch: Watch | None) -> Any:
         match exchange:
             case Upload():
+                put = self._channel.now.put
                 if watch is None:
-                    return self._channel.put(upload_parts(exchange), timeout=timeout)
-                return _result(self._channel.put.future(upload_parts(exchange), timeout=timeout), watch)
+                    return put(upload_parts(exchange), timeout=timeout)
+                return _result(put.future(upload_parts(exchange), timeout=timeout), watch)
             case Download(request):
-                call = self._channel.get(request, timeout=timeout)
+                call = self._channel.now.get(request, timeout=timeout)
                 if watch is not None:
                     watch(call.cancel)
                 return _read(call)

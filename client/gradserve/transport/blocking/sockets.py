@@ -15,6 +15,7 @@ from gradserve.transport.sockets.carrier import AddStrands, AskForTicket, Carrie
 from gradserve.transport.sockets.connection import silent
 from gradserve.transport.sockets.conversation import call
 from gradserve.transport.sockets.places import Place
+from gradserve.transport.sockets.secure_blocking import SecureBlockingConnection
 from gradserve.transport.sockets.time_limit import TimeLimit
 from gradserve.v1 import server_messages_pb2
 
@@ -85,7 +86,11 @@ class BlockingSockets:
             case AddStrands(connection, number):
                 return connection.add_strands(number)
             case Connect():
-                return BlockingConnection.open(step, self._settings)
+                return self._kind_of(step.place).open(step, self._settings)
+
+    def _kind_of(self, place: Place) -> type[BlockingConnection]:
+        is_plain = place.path or self._settings.certificates is None
+        return BlockingConnection if is_plain else SecureBlockingConnection
 
     def _probe(self, place: Place) -> None:
         question = Unary(

@@ -13,7 +13,7 @@ from gradserve.transport.sockets.buffers import Buffers
 from gradserve.transport.sockets.carrier import Connect
 from gradserve.transport.sockets.connection import Connection
 from gradserve.transport.sockets.conversation import check_strand_answer, hello, hello_of_strand
-from gradserve.transport.sockets.opening import NO_SIGNAL, no_strands, not_connected, prepare
+from gradserve.transport.sockets.opening import NO_SIGNAL, ConnectedSocket, no_strands, not_connected, prepare
 from gradserve.transport.sockets.places import Place
 from gradserve.transport.sockets.steps import Conversation, Fill, Receive, Send
 from gradserve.transport.sockets.time_limit import TimeLimit
@@ -41,7 +41,7 @@ class AsyncConnection(Connection):
         except OSError as error:
             raise not_connected(place, error, settings) from None
         prepare(connected, settings.keepalive)
-        connection = cls(connected, place, step.payloads, settings)
+        connection = cls(await cls._secured(connected, step, settings), place, step.payloads, settings)
         try:
             limit = TimeLimit(settings.sockets.hello, settings)
             greeting = hello(step.ticket, step.client_id, step.payloads, connection.inbox)
@@ -54,6 +54,11 @@ class AsyncConnection(Connection):
             raise answer
         connection.strand_key = answer
         return connection
+
+    @classmethod
+    async def _secured(cls, connected: socket.socket, _step: Connect, _settings: ConnectionSettings) -> ConnectedSocket:
+        """Returns what carries the connection on a connected socket, and owns it."""
+        return connected
 
     async def converse(
         self, conversation: Conversation[T], limit: TimeLimit, probe: Callable[[Place], Awaitable[None]]
@@ -128,7 +133,7 @@ class AsyncConnection(Connection):
         self,
         own: Buffers,
         on_strands: Sequence[Sequence[bytes | memoryview]],
-        move: Callable[[socket.socket, Buffers], int | None],
+        move: Callable[[ConnectedSocket, Buffers], int | None],
         limit: TimeLimit,
         probe: Callable[[Place], Awaitable[None]],
         *,
@@ -144,9 +149,9 @@ class AsyncConnection(Connection):
 
     async def _move(
         self,
-        sock: socket.socket,
+        sock: ConnectedSocket,
         buffers: Buffers,
-        move: Callable[[socket.socket, Buffers], int | None],
+        move: Callable[[ConnectedSocket, Buffers], int | None],
         limit: TimeLimit,
         probe: Callable[[Place], Awaitable[None]],
         *,
@@ -161,7 +166,7 @@ class AsyncConnection(Connection):
                 raise self.lost(error) from None
             if num_bytes is None:
                 in_turn = 0
-                if not await _ready(sock, limit.patience(), sends=sends):
+                if not await ready(sock, limit.patience(), sends=sends):
                     limit.left()
                     await probe(self.place)
                 continue
@@ -176,7 +181,7 @@ class AsyncConnection(Connection):
     async def _receive(self, step: Receive, limit: TimeLimit, probe: Callable[[Place], Awaitable[None]]) -> int:
         num_bytes = 0
         while num_bytes < step.at_least:
-            if not await _ready(self._socket, limit.patience(), sends=False):
+            if not await ready(self._socket, limit.patience(), sends=False):
                 limit.left()
                 await probe(self.place)
                 continue
@@ -195,26 +200,26 @@ class AsyncConnection(Connection):
             self._socket.shutdown(socket.SHUT_WR)
             async with asyncio.timeout(self._settings.sockets.giving_up):
                 while self.payloads.lends_memory:
-                    await _ready(self._socket, self._settings.sockets.giving_up, sends=False)
+                    await ready(self._socket, self._settings.sockets.giving_up, sends=False)
                     if not self._socket.recv(1 << 16):
                         return
 
 
-def _send(sock: socket.socket, buffers: Buffers) -> int | None:
+def _send(sock: ConnectedSocket, buffers: Buffers) -> int | None:
     try:
         return sock.sendmsg(buffers.next(_TURN_BYTES), buffers.ancillary, NO_SIGNAL)
     except BlockingIOError:
         return None
 
 
-def _fill(sock: socket.socket, buffers: Buffers) -> int | None:
+def _fill(sock: ConnectedSocket, buffers: Buffers) -> int | None:
     try:
         return sock.recvmsg_into(buffers.next(_TURN_BYTES))[0]
     except BlockingIOError:
         return None
 
 
-async def _ready(sock: socket.socket, seconds: float, *, sends: bool) -> bool:
+async def ready(sock: ConnectedSocket, seconds: float, *, sends: bool) -> bool:
     """Waits until a socket can send or receive; returns False if it cannot for so long."""
     loop = asyncio.get_running_loop()
     add, remove = (loop.add_writer, loop.remove_writer) if sends else (loop.add_reader, loop.remove_reader)
@@ -233,6 +238,16 @@ async def _ready(sock: socket.socket, seconds: float, *, sends: bool) -> bool:
     return is_ready
 
 
+async def connect_to(sock: socket.socket, peer: Any) -> None:
+    """Connects a socket, which does not block any more.
+
+    Raises:
+        OSError: It cannot be connected.
+    """
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, peer)
+
+
 async def _join(sock: socket.socket, peer: Any, greeting: bytes) -> None:
     """Makes a socket a strand.
 
@@ -240,8 +255,7 @@ async def _join(sock: socket.socket, peer: Any, greeting: bytes) -> None:
         GradserveError, OSError: It did not become one.
     """
     loop = asyncio.get_running_loop()
-    sock.setblocking(False)
-    await loop.sock_connect(sock, peer)
+    await connect_to(sock, peer)
     await loop.sock_sendall(sock, greeting)
     answer = b""
     while len(answer) < HEADER_BYTES and (part := await loop.sock_recv(sock, HEADER_BYTES - len(answer))):

@@ -11,7 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from gradserve.errors import GradserveError, UnavailableError
 from gradserve.transport.settings import ConnectionSettings
@@ -19,7 +19,7 @@ from gradserve.transport.sockets.buffers import Buffers
 from gradserve.transport.sockets.carrier import Connect
 from gradserve.transport.sockets.connection import Connection
 from gradserve.transport.sockets.conversation import check_strand_answer, hello, hello_of_strand
-from gradserve.transport.sockets.opening import NO_SIGNAL, no_strands, not_connected, prepare
+from gradserve.transport.sockets.opening import NO_SIGNAL, ConnectedSocket, no_strands, not_connected, prepare
 from gradserve.transport.sockets.payloads import Payloads
 from gradserve.transport.sockets.places import Place
 from gradserve.transport.sockets.steps import Conversation, Fill, Receive, Send
@@ -29,7 +29,8 @@ from gradserve.wire.frames import HEADER_BYTES
 T = TypeVar("T")
 
 _ALL = int(socket.MSG_WAITALL)
-_AT_ONCE = int(getattr(socket, "MSG_DONTWAIT", 0))
+AT_ONCE = int(getattr(socket, "MSG_DONTWAIT", 0))
+"""The flag of a call that does not wait."""
 _TURN_BYTES = 1 << 20
 """The most bytes moved on one of several sockets before the others get their turn."""
 
@@ -38,7 +39,7 @@ class BlockingConnection(Connection):
     """A connection that a thread waits for."""
 
     def __init__(
-        self, connected: socket.socket, place: Place, payloads: Payloads, settings: ConnectionSettings
+        self, connected: ConnectedSocket, place: Place, payloads: Payloads, settings: ConnectionSettings
     ) -> None:
         super().__init__(connected, place, payloads, settings)
         connected.setblocking(True)
@@ -60,7 +61,7 @@ class BlockingConnection(Connection):
         except OSError as error:
             raise not_connected(place, error, settings) from None
         prepare(connected, settings.keepalive)
-        connection = cls(connected, place, step.payloads, settings)
+        connection = cls(cls._secured(connected, step, settings), place, step.payloads, settings)
         try:
             limit = TimeLimit(settings.sockets.hello, settings)
             greeting = hello(step.ticket, step.client_id, step.payloads, connection.inbox)
@@ -73,6 +74,11 @@ class BlockingConnection(Connection):
             raise answer
         connection.strand_key = answer
         return connection
+
+    @classmethod
+    def _secured(cls, connected: socket.socket, _step: Connect, _settings: ConnectionSettings) -> ConnectedSocket:
+        """Returns what carries the connection on a connected socket, and owns it."""
+        return connected
 
     def converse(self, conversation: Conversation[T], limit: TimeLimit, probe: Callable[[Place], None]) -> T:
         """Carries out a conversation; gives it up in case of an error.
@@ -125,11 +131,8 @@ class BlockingConnection(Connection):
         with contextlib.ExitStack() as on_failure:
             strands = [on_failure.enter_context(socket.socket(self._socket.family)) for _ in range(number)]
             try:
-                for each in strands:
-                    each.setblocking(False)
-                    each.connect_ex(self._socket.getpeername())  # all of them at the same time
+                connect_all(strands, self._socket.getpeername(), settings.connect)
                 for index, each in enumerate(strands):
-                    _finish_connecting(each, settings.connect)
                     each.settimeout(settings.hello)
                     each.sendall(hello_of_strand(self.strand_key, index + 1))
                 for each in strands:
@@ -215,21 +218,25 @@ class BlockingConnection(Connection):
                 silent()
             for number, _ in ready:
                 sock, buffers = under_way[number]
-                try:
-                    if event == select.POLLOUT:
-                        moved = sock.sendmsg(buffers.next(_TURN_BYTES), (), NO_SIGNAL | _AT_ONCE)
-                    else:
-                        moved = sock.recvmsg_into(buffers.next(_TURN_BYTES), 0, _AT_ONCE)[0]
-                except BlockingIOError:
-                    continue
-                except OSError as error:
-                    raise self.lost(error) from None
-                if not moved:
-                    raise self.lost(None)
-                buffers.advance(moved)
+                self._move_some(sock, buffers, event)
                 if not buffers:
                     poll.unregister(sock)
                     del under_way[number]
+
+    def _move_some(self, sock: ConnectedSocket, buffers: Buffers, event: int) -> None:
+        """Sends or fills what is possible without waiting."""
+        try:
+            if event == select.POLLOUT:
+                moved = sock.sendmsg(buffers.next(_TURN_BYTES), (), NO_SIGNAL | AT_ONCE)
+            else:
+                moved = sock.recvmsg_into(buffers.next(_TURN_BYTES), 0, AT_ONCE)[0]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise self.lost(error) from None
+        if not moved:
+            raise self.lost(None)
+        buffers.advance(moved)
 
     def _stall(self) -> None:
         raise self.stalled()
@@ -261,6 +268,19 @@ def _connect_unix(path: str, seconds: float) -> socket.socket:
         made.close()
         raise
     return made
+
+
+def connect_all(sockets: Sequence[socket.socket], peer: Any, seconds: float) -> None:
+    """Connects sockets at the same time; they do not block any more.
+
+    Raises:
+        OSError: One of them cannot be connected.
+    """
+    for each in sockets:
+        each.setblocking(False)
+        each.connect_ex(peer)
+    for each in sockets:
+        _finish_connecting(each, seconds)
 
 
 def _finish_connecting(sock: socket.socket, seconds: float) -> None:

@@ -44,12 +44,14 @@ class Connect:
         ticket: The ticket.
         client_id: The client's id.
         payloads: The payloads of the connection.
+        server_name: The name that the server's certificate has to have, if the connection is encrypted: that of gRPC.
     """
 
     place: Place
     ticket: bytes
     client_id: str
     payloads: Payloads
+    server_name: str
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Carrier(Generic[ConnectionT]):
         """Takes the route to the server, its index among those of the transport, and what its connections share."""
         self._route = route
         self._target = target
+        self._server_name = route.address.host or "localhost"
         self._client_id = uuid.uuid4().hex
         self._choice = Choice(settings, str(route.address))
         self._memory = memory
@@ -177,7 +180,7 @@ class Carrier(Generic[ConnectionT]):
                     issued = yield ask  # the server may have seen the one before
                 try:
                     connection: ConnectionT = yield Connect(
-                        place, issued.ticket, self._client_id, self._payloads_at(place)
+                        place, issued.ticket, self._client_id, self._payloads_at(place), self._server_name
                     )
                 except GradserveError as error:
                     reasons.append(f"{place.way}: {error}")

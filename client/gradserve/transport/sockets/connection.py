@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from gradserve.errors import GradserveError, UnavailableError
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.sockets.inbox import Inbox
-from gradserve.transport.sockets.opening import prepare, round_trip
+from gradserve.transport.sockets.opening import ConnectedSocket, prepare, round_trip
 from gradserve.transport.sockets.payloads import Payloads
 from gradserve.transport.sockets.places import Place
 
@@ -33,7 +33,7 @@ class Connection:
     """
 
     def __init__(
-        self, connected: socket.socket, place: Place, payloads: Payloads, settings: ConnectionSettings
+        self, connected: ConnectedSocket, place: Place, payloads: Payloads, settings: ConnectionSettings
     ) -> None:
         self.place = place
         self.payloads = payloads
@@ -42,7 +42,7 @@ class Connection:
         self.is_sending = False
         self.strand_key = b""
         self.largest_reply = 0
-        self._strands: list[socket.socket] = []
+        self._strands: list[ConnectedSocket] = []
         self._has_decided = False
         self._socket = connected
         self._settings = settings
@@ -85,7 +85,7 @@ class Connection:
             each.close()
         self.inbox.close()
 
-    def _add_strands(self, strands: Sequence[socket.socket]) -> None:
+    def _add_strands(self, strands: Sequence[ConnectedSocket]) -> None:
         """Takes over the sockets that have become strands."""
         for each in strands:
             prepare(each, self._settings.keepalive)

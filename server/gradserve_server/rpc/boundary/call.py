@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradserve_server.errors import ServiceError
+from gradserve_server.security.peer import PeerCertificate
 from gradserve_server.tensors.payload import NO_PAYLOAD, Payload
 
 
@@ -19,6 +20,7 @@ class Call:
         deadline: The time at which its client stops waiting, by `time.monotonic`; None for never.
         payload: What came beside the message.
         carries_results: Whether results of any size travel with the reply.
+        peer: The checked certificate of its client, if the server asks for one.
         endings: What has been entered and is left once the reply has left, or cannot leave any more.
     """
 
@@ -26,6 +28,7 @@ class Call:
     deadline: float | None = None
     payload: Payload = NO_PAYLOAD
     carries_results: bool = False
+    peer: PeerCertificate | None = None
     endings: list[AbstractContextManager[object]] = field(default_factory=list)
 
     def time_left(self) -> float | None:

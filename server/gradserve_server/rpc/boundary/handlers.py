@@ -5,6 +5,7 @@ method the same chain.
 """
 
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 import grpc
@@ -18,17 +19,37 @@ from gradserve_server.rpc.boundary.codec import Codec
 from gradserve_server.rpc.boundary.malformed import tolerant
 from gradserve_server.rpc.boundary.service import Service
 from gradserve_server.rpc.boundary.status import Context, end_with, write
+from gradserve_server.security.peer import PeerCertificate
 
 
-def make_handler(service: Service) -> grpc.GenericRpcHandler:
-    """Returns the handler of all methods of a service."""
+def no_certificate(_context: Context) -> PeerCertificate | None:
+    """Returns None: the server does not ask for certificates."""
+    return None
+
+
+def certificate(context: Context) -> PeerCertificate | None:
+    """Returns the checked certificate of the client of a call."""
+    return PeerCertificate.of_properties(cast("Any", context).auth_context())
+
+
+def make_handler(
+    service: Service, peer: Callable[[Context], PeerCertificate | None] = no_certificate
+) -> grpc.GenericRpcHandler:
+    """Returns the handler of all methods of a service.
+
+    Args:
+        service: The service.
+        peer: Returns the certificate of the client of a call.
+    """
     return grpc.method_handlers_generic_handler(
         service.descriptor.full_name,
-        {method.name: _method_handler(method, service) for method in service.descriptor.methods},
+        {method.name: _method_handler(method, service, peer) for method in service.descriptor.methods},
     )
 
 
-def _method_handler(method: MethodDescriptor, service: Service) -> "grpc.RpcMethodHandler[Any, Any]":
+def _method_handler(
+    method: MethodDescriptor, service: Service, peer: Callable[[Context], PeerCertificate | None]
+) -> "grpc.RpcMethodHandler[Any, Any]":
     codec = service.codecs.get(method.name, Codec())
     decode = tolerant(codec.decode or message_factory.GetMessageClass(method.input_type).FromString)
     encode = codec.encode or encode_message
@@ -36,7 +57,7 @@ def _method_handler(method: MethodDescriptor, service: Service) -> "grpc.RpcMeth
     name = method.full_name
 
     async def unary(request: Any, context: Context) -> Any:
-        call = Call(name, _deadline(context))
+        call = Call(name, _deadline(context), peer=peer(context))
         try:
             return await handle(request, call)
         except ServiceError as error:
@@ -51,7 +72,7 @@ def _method_handler(method: MethodDescriptor, service: Service) -> "grpc.RpcMeth
             await write(response, name, context)
 
         try:
-            await handle(request, StreamedCall(name, _deadline(context), send=send))
+            await handle(request, StreamedCall(name, _deadline(context), peer=peer(context), send=send))
         except ServiceError as error:
             await end_with(error, context)
 

@@ -20,6 +20,7 @@ _BIND_PAUSE_SECONDS = 0.02
 _QUIET_SECONDS = 60.0
 _FOR_EVER_SECONDS = 1e9
 _PROBE_SECONDS = 5.0
+_INSTEAD_OF_PROBE_SECONDS = 0.1
 
 _HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 
@@ -33,10 +34,11 @@ class Endpoint:
         interceptors: Sequence[grpc.aio.ServerInterceptor],
         options: Sequence[tuple[str, Any]],
         loopbacks: Sequence[str],
+        credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._server.add_generic_rpc_handlers(tuple(handlers))
-        self._ports = Ports(self._server, loopbacks)
+        self._ports = Ports(self._server, loopbacks, credentials)
         self._has_started = False
 
     def bind(self, addresses: Sequence[Address]) -> list[Address]:
@@ -87,9 +89,10 @@ class LastingEndpoint:
     Clients find their connection closed, and open another one.
     """
 
-    def __init__(self, make: Callable[[], Endpoint]) -> None:
-        """Takes a function that makes an unbound endpoint."""
+    def __init__(self, make: Callable[[], Endpoint], *, is_encrypted: bool = False) -> None:
+        """Takes a function that makes an unbound endpoint, and whether its TCP ports use TLS."""
         self._make = make
+        self._is_encrypted = is_encrypted
         self._current = make()
         self._addresses: list[Address] = []
         self._supervision: asyncio.Task[None] | None = None
@@ -107,12 +110,19 @@ class LastingEndpoint:
         self._supervision = asyncio.create_task(self._supervise())
 
     async def probe(self) -> None:
-        """Makes a health check of itself, as a client does, and waits for the answer, whatever it is."""
-        options = Route.to(self._addresses[0], {}).options
-        async with grpc.aio.insecure_channel(self._addresses[0].target, options=options) as channel:
+        """Makes a health check of itself, as a client does, and waits for the answer, whatever it is.
+
+        A server with TLS has no certificate of a client. If it has no Unix socket either, this waits for a moment.
+        """
+        address = next((each for each in self._addresses if each.path or not self._is_encrypted), None)
+        if address is None:
+            return await asyncio.sleep(_INSTEAD_OF_PROBE_SECONDS)
+        options = Route.to(address, {}).options
+        async with grpc.aio.insecure_channel(address.target, options=options) as channel:
             check: Any = channel.unary_unary(_HEALTH_CHECK)
             with contextlib.suppress(grpc.aio.AioRpcError):
                 await check(b"", timeout=_PROBE_SECONDS)
+        return None
 
     async def stop(self, grace: float, told: Callable[[], None]) -> None:
         """Closes the ports, lets calls under way go on for `grace` seconds, then ends them with UNAVAILABLE.

@@ -7,12 +7,14 @@ from functools import partial
 from typing import Any
 
 from gradserve.address import Address
+from gradserve.security.certificates import CertificateFiles
 from gradserve_server.config import LimitsConfig
 from gradserve_server.rpc.boundary.admission import Admission
 from gradserve_server.rpc.boundary.grpc_log import quiet_client_faults
-from gradserve_server.rpc.boundary.handlers import make_handler
+from gradserve_server.rpc.boundary.handlers import certificate, make_handler, no_certificate
 from gradserve_server.rpc.boundary.service import Service
 from gradserve_server.rpc.listeners.arrivals import Arrivals
+from gradserve_server.rpc.listeners.credentials import port_credentials
 from gradserve_server.rpc.listeners.endpoint import Endpoint, LastingEndpoint
 from gradserve_server.rpc.listeners.ports import LOOPBACKS
 
@@ -44,15 +46,21 @@ class GrpcListener:
         services: Sequence[Service],
         admission: Admission,
         limits: LimitsConfig,
+        certificates: CertificateFiles | None = None,
         *,
         keepalive: ClientKeepalive = ClientKeepalive(),
         loopbacks: Sequence[str] = LOOPBACKS,
     ) -> None:
         """Takes the services, and the addresses of localhost."""
         self._arrivals = Arrivals(admission)
-        handlers = [make_handler(service) for service in services]
+        asks_clients = certificates is not None and certificates.current().ca is not None
+        handlers = [make_handler(service, certificate if asks_clients else no_certificate) for service in services]
         options = _options(limits, keepalive)
-        self._endpoint = LastingEndpoint(partial(Endpoint, handlers, (self._arrivals,), options, loopbacks))
+        credentials = None if certificates is None else port_credentials(certificates)
+        self._endpoint = LastingEndpoint(
+            partial(Endpoint, handlers, (self._arrivals,), options, loopbacks, credentials),
+            is_encrypted=certificates is not None,
+        )
 
     def bind(self, addresses: Sequence[Address]) -> list[Address]:
         """Binds to addresses; see `Listener.bind`."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gradserve.address import Address
+from gradserve.security.certificates import CertificateFiles
 from gradserve_server.config import LimitsConfig
 from gradserve_server.rpc.boundary.admission import Admission
 from gradserve_server.rpc.boundary.service import Service
@@ -35,6 +36,16 @@ class Listener(Protocol):
 class MakeListener(Protocol):
     """Makes a listener."""
 
-    def __call__(self, services: Sequence[Service], admission: Admission, limits: LimitsConfig, /) -> Listener:
-        """Returns an unbound listener for services whose calls the admission admits."""
+    def __call__(
+        self,
+        services: Sequence[Service],
+        admission: Admission,
+        limits: LimitsConfig,
+        certificates: CertificateFiles | None,
+        /,
+    ) -> Listener:
+        """Returns an unbound listener for services whose calls the admission admits.
+
+        With certificates, connections over TCP are encrypted.
+        """
         ...

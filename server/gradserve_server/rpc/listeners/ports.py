@@ -30,9 +30,12 @@ class Ports:
     returning it. So each address is bound separately, and after a failure the system is asked for the reason.
     """
 
-    def __init__(self, server: grpc.aio.Server, loopbacks: Sequence[str]) -> None:
-        """Takes the server, and the addresses of localhost."""
+    def __init__(
+        self, server: grpc.aio.Server, loopbacks: Sequence[str], credentials: grpc.ServerCredentials | None = None
+    ) -> None:
+        """Takes the server, the addresses of localhost, and what encrypts connections over TCP."""
         self._server = server
+        self._credentials = credentials
         self._loopbacks = loopbacks
         self._files: list[OwnFile] = []
 
@@ -64,7 +67,7 @@ class Ports:
             hosts = _present(hosts)
             port = port or _free_port(hosts)
         for host in hosts:
-            port = self._add(str(Address(host, port)), partial(_try_host, host, port))
+            port = self._add(str(Address(host, port)), partial(_try_host, host, port), self._credentials)
         return replace(address, port=port)
 
     def _resolve(self, host: str) -> Sequence[str]:
@@ -79,8 +82,10 @@ class Ports:
     def _add_path(self, path: Path) -> None:
         self._add(f"unix:{quote(os.fsencode(path))}", partial(_try_path, path))
 
-    def _add(self, target: str, attempt: Callable[[], None]) -> int:
+    def _add(self, target: str, attempt: Callable[[], None], credentials: grpc.ServerCredentials | None = None) -> int:
         try:
+            if credentials is not None:
+                return self._server.add_secure_port(target, credentials)
             return self._server.add_insecure_port(target)
         except RuntimeError:
             attempt()

@@ -38,6 +38,7 @@ class SocketServicer:
             to_server=request.direction in _TO_SERVER,
             to_client=request.direction in _TO_CLIENT,
             max_payload_bytes=request.num_bytes or _ANY_BYTES,
+            peer=call.peer,
         )
         return messages_pb2.IssueTicketResponse(
             ticket=self._tickets.issue(grant),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gradserve_server.errors import NotFoundError, ResourceExhaustedError
+from gradserve_server.security.peer import PeerCertificate
 
 TICKET_BYTES = 16
 LIFETIME_SECONDS = 10.0
@@ -22,12 +23,14 @@ class Grant:
         to_server: Whether calls may have payloads.
         to_client: Whether replies may have payloads.
         max_payload_bytes: The largest payload of one frame.
+        peer: The certificate that the client showed when it got the ticket.
     """
 
     client_id: str
     to_server: bool
     to_client: bool
     max_payload_bytes: int
+    peer: PeerCertificate | None = None
 
 
 class TicketOffice:
@@ -57,15 +60,25 @@ class TicketOffice:
         self._issued[ticket] = (grant, self._clock() + LIFETIME_SECONDS)
         return ticket
 
-    def redeem(self, ticket: bytes, client_id: str) -> Grant:
+    def redeem(self, ticket: bytes, client_id: str, peer: PeerCertificate | None = None) -> Grant:
         """Takes a ticket, which cannot be used again, not even by its own client.
+
+        Args:
+            ticket: The ticket.
+            client_id: The client that shows it.
+            peer: The certificate that it shows; None if the socket asks for none.
 
         Raises:
             NotFoundError: There is no such ticket for this client (any more).
         """
         self._forget_expired()
         found = self._issued.pop(ticket, None)
-        if found is None or not hmac.compare_digest(found[0].client_id.encode(), client_id.encode()):
+        is_somebody_else = found is not None and peer is not None and peer != found[0].peer
+        if (
+            found is None
+            or is_somebody_else
+            or not hmac.compare_digest(found[0].client_id.encode(), client_id.encode())
+        ):
             raise NotFoundError(
                 "no such ticket: it was used, has expired, or belongs to another client or server", field="ticket"
             )

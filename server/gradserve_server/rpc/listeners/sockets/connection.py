@@ -113,6 +113,7 @@ class Connection:
     async def _open(self) -> None:
         try:
             async with asyncio.timeout(_HELLO_SECONDS):
+                await self._stream.open()
                 header = await self._stream.read_header()
                 if header.kind is not FrameKind.HELLO or header.number != PROTOCOL:
                     raise FrameError("expected HELLO as the first frame")
@@ -128,7 +129,7 @@ class Connection:
         self._context.admission.check()
         if hello.strand_key:
             return await self._become_strand(hello)
-        self._grant = self._context.tickets.redeem(hello.ticket, hello.client_id)
+        self._grant = self._context.tickets.redeem(hello.ticket, hello.client_id, self._stream.peer)
         if self._has_regions:
             self._context.readers.count += 1
             return await self._stream.write([FrameHeader(FrameKind.REPLY).pack()])
@@ -207,7 +208,7 @@ class Connection:
             name = bytes(head[: header.name_bytes]).decode(errors="replace")
             return await self._reply_status(unimplemented(f"no method {name!r} on this socket"))
         request = method.decode(bytes(head[header.head_bytes - header.message_bytes :]))
-        call = Call(method.name, deadline, payload, carries_results=self._grant.to_client)
+        call = Call(method.name, deadline, payload, carries_results=self._grant.to_client, peer=self._grant.peer)
         try:
             return await self._answer(method, request, call)
         finally:

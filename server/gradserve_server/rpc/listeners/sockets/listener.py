@@ -8,11 +8,13 @@ import socket
 from pathlib import Path
 
 from gradserve.address import Address
+from gradserve.security.certificates import CertificateFiles
 from gradserve_server.errors import UnavailableError
 from gradserve_server.own_file import OwnFile
 from gradserve_server.rpc.listeners.socket_file import bind_socket_file
 from gradserve_server.rpc.listeners.sockets.connection import Connection
 from gradserve_server.rpc.listeners.sockets.context import SocketContext
+from gradserve_server.rpc.listeners.sockets.secure_stream import SecureStream
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
 from gradserve_server.rpc.listeners.sockets.transfers import Transfers
 from gradserve_server.system_errors import reason_of
@@ -30,9 +32,18 @@ _PAUSE_SECONDS = 0.1
 class SocketListener:
     """Serves calls in frames. Made and used on one event loop; serves once."""
 
-    def __init__(self, context: SocketContext, idle_seconds: float) -> None:
-        """Takes what connections share, and how long a payload may make no progress."""
+    def __init__(
+        self, context: SocketContext, idle_seconds: float, certificates: CertificateFiles | None = None
+    ) -> None:
+        """Makes a listener that is not bound yet.
+
+        Args:
+            context: What connections share.
+            idle_seconds: How long a payload may make no progress.
+            certificates: The certificates of connections over TCP; None if they are not encrypted.
+        """
         self._context = context
+        self._certificates = certificates
         self._idle_seconds = idle_seconds
         self._transfers: Transfers | None = None
         self._sockets: list[socket.socket] = []
@@ -138,7 +149,10 @@ class SocketListener:
         sock.setblocking(False)
         if not is_unix:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        stream = FrameStream(sock, self._transfers, self._idle_seconds)
+        if is_unix or self._certificates is None:
+            stream = FrameStream(sock, self._transfers, self._idle_seconds)
+        else:
+            stream = SecureStream(sock, self._certificates, self._transfers, self._idle_seconds)
         connection = Connection(stream, self._context, has_regions=is_unix)
         task = asyncio.create_task(connection.serve())
         self._connections[task] = connection

@@ -11,12 +11,14 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
+from gradserve.security.secure_socket import SecureSocket
 from gradserve.transport.sockets.all_of import all_of
 from gradserve.transport.sockets.buffers import Buffers
 from gradserve.wire.frames import HEADER_BYTES, FrameError, FrameHeader, FrameKind
 from gradserve.wire.strands import shares, split
 from gradserve_server.rpc.listeners.sockets.in_order import InOrder
 from gradserve_server.rpc.listeners.sockets.transfers import Discarding, Receiving, Sending, Transfers
+from gradserve_server.security.peer import PeerCertificate
 
 _SMALL_BYTES = 1 << 16
 """Payloads of up to this size are moved at once: waking up a thread takes longer."""
@@ -38,12 +40,17 @@ class FrameStream:
 
     Attributes:
         strands: The further sockets over which large payloads are split, for now.
+        peer: The certificate that the client has shown, if it had to.
     """
+
+    _receiving = Receiving
+    _discarding = Discarding
 
     def __init__(self, sock: socket.socket, transfers: Transfers, idle_seconds: float) -> None:
         """Takes over a connected, non-blocking socket, and how long a client may pause within a frame."""
         self.strands: Sequence[FrameStream] = ()
-        self._sock = sock
+        self.peer: PeerCertificate | None = None
+        self._sock: socket.socket | SecureSocket = sock
         self._idle_seconds = idle_seconds
         self._transfers = transfers
         self._loop = asyncio.get_running_loop()
@@ -57,6 +64,13 @@ class FrameStream:
         self._reader: asyncio.Future[None] | None = None
         self._watcher: Callable[[], None] | None = None
         self._is_writing = False
+
+    async def open(self) -> None:
+        """Does what comes before the first frame.
+
+        Raises:
+            EOFError, InvalidArgumentError, OSError: There will be no frames.
+        """
 
     def close(self) -> None:
         """Closes the socket."""
@@ -160,12 +174,12 @@ class FrameStream:
         num_moved = self._move(data)
         if on_bytes is not None:
             on_bytes(num_moved)
-        await self._transfer(Receiving(self._sock, data[num_moved:], on_bytes))
+        await self._transfer(self._receiving(self._sock, data[num_moved:], on_bytes))
 
     async def _discard_share(self, num_bytes: int) -> None:
         here = min(len(self._received) - self._position, num_bytes)
         self._position += here
-        await self._transfer(Discarding(self._sock, num_bytes - here))
+        await self._transfer(self._discarding(self._sock, num_bytes - here))
 
     async def _transfer(self, job: Receiving | Discarding) -> None:
         try:
@@ -255,6 +269,7 @@ class FrameStream:
     def _receive(self) -> None:
         """Receives the next bytes ahead."""
         if self._takes_descriptors:
+            assert isinstance(self._sock, socket.socket)
             data, ancillary, flags, _ = self._sock.recvmsg(_READ_BYTES, _ONE_DESCRIPTOR, _CLOSE_ON_EXEC)
             if ancillary or flags & _CUT_OFF:
                 self._keep(_descriptors(ancillary), is_cut_off=bool(flags & _CUT_OFF))

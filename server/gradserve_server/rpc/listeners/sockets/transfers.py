@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from gradserve.security.secure_socket import SecureSocket
 from gradserve.transport.sockets.buffers import Buffers
 
 _STEP_BYTES = 4 << 20
@@ -22,12 +23,15 @@ class Job(Protocol):
     """A transfer over a non-blocking socket.
 
     Attributes:
-        sock: The socket.
         events: What it waits for: selectors.EVENT_READ or EVENT_WRITE.
     """
 
-    sock: socket.socket
     events: int
+
+    @property
+    def sock(self) -> socket.socket | SecureSocket:
+        """The socket."""
+        ...
 
     def step(self) -> int:
         """Moves up to `_STEP_BYTES`; returns how many it moved.
@@ -49,7 +53,9 @@ class Receiving:
 
     events = selectors.EVENT_READ
 
-    def __init__(self, sock: socket.socket, memory: memoryview, on_bytes: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self, sock: socket.socket | SecureSocket, memory: memoryview, on_bytes: Callable[[int], None] | None = None
+    ) -> None:
         """Takes the socket, the memory, and what is told how many more bytes have arrived, in the moving thread."""
         self.sock = sock
         self._rest = memory
@@ -57,7 +63,10 @@ class Receiving:
 
     def step(self) -> int:
         """Reads what has arrived."""
-        count = self.sock.recv_into(self._rest[:_STEP_BYTES])
+        return self._read(_STEP_BYTES)
+
+    def _read(self, at_most: int) -> int:
+        count = self.sock.recv_into(self._rest[:at_most])
         if not count:
             raise ConnectionResetError("the client left in the middle of a payload")
         self._rest = self._rest[count:]
@@ -76,14 +85,17 @@ class Discarding:
 
     events = selectors.EVENT_READ
 
-    def __init__(self, sock: socket.socket, num_bytes: int) -> None:
+    def __init__(self, sock: socket.socket | SecureSocket, num_bytes: int) -> None:
         self.sock = sock
         self._left = num_bytes
         self._scratch = memoryview(bytearray(min(num_bytes, 1 << 18)))
 
     def step(self) -> int:
         """Reads what has arrived."""
-        count = self.sock.recv_into(self._scratch[: self._left])
+        return self._read(len(self._scratch))
+
+    def _read(self, at_most: int) -> int:
+        count = self.sock.recv_into(self._scratch[: min(self._left, at_most)])
         if not count:
             raise ConnectionResetError("the client left in the middle of a payload")
         self._left -= count
@@ -100,7 +112,7 @@ class Sending:
 
     events = selectors.EVENT_WRITE
 
-    def __init__(self, sock: socket.socket, pieces: Sequence[bytes | memoryview]) -> None:
+    def __init__(self, sock: socket.socket | SecureSocket, pieces: Sequence[bytes | memoryview]) -> None:
         self.sock = sock
         self._buffers = Buffers(pieces)
 

@@ -1,0 +1,1 @@
+"""Encrypted connections: certificates, and sockets that use them. Both sides share it."""

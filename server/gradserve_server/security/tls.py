@@ -1,0 +1,63 @@
+"""The server's certificates."""
+
+import ssl
+from collections.abc import Sequence
+
+from gradserve.address import Address
+from gradserve.security.certificates import CertificateError, CertificateFiles
+from gradserve.security.tls import TLS
+from gradserve.transport.route import is_loopback
+from gradserve_server.config import ListenConfig, TlsConfig
+
+_SETTINGS = {"ca": "tls_client_ca", "certificate": "tls_certificate", "key": "tls_key"}
+
+
+def server_certificates(config: TlsConfig) -> CertificateFiles | None:
+    """Returns the certificates of a server; None if it does not encrypt. Those of `ca` are the authorities of clients.
+
+    Raises:
+        CertificateError: A file cannot be used.
+    """
+    if config.tls_certificate is None:
+        return None
+    if config.tls_key is None:
+        raise CertificateError("key", "expected tls_key as well: the private key of the certificate")
+    checks_clients = config.tls_client_ca is not None
+
+    def context() -> ssl.SSLContext:
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        made.minimum_version = ssl.TLSVersion.TLSv1_2
+        made.options |= ssl.OP_NO_RENEGOTIATION
+        made.num_tickets = 0  # clients would find their idle connections readable
+        made.verify_mode = ssl.CERT_REQUIRED if checks_clients else ssl.CERT_NONE
+        return made
+
+    return CertificateFiles(TLS(config.tls_client_ca, config.tls_certificate, config.tls_key), context)
+
+
+def setting_of(error: CertificateError) -> str:
+    """Returns the name of the setting that names the file."""
+    return _SETTINGS[error.role]
+
+
+def unprotected(addresses: Sequence[Address], *, is_encrypted: bool) -> str:
+    """Returns a warning of addresses that other machines may reach without protection, or nothing.
+
+    Args:
+        addresses: The addresses on which the server listens.
+        is_encrypted: Whether connections over TCP are encrypted.
+    """
+    public = [str(each) for each in addresses if each.host and not _is_private(each.host)]
+    missing = [] if is_encrypted else ["encryption (--tls-certificate, --tls-key)"]
+    if not public or not missing:
+        return ""
+    return f"other machines may reach {', '.join(public)}, and there is no {' and no '.join(missing)}"
+
+
+def explicit_bulk_address(config: ListenConfig) -> list[Address]:
+    """Returns the address that was given for the bulk socket, if one was."""
+    return [] if config.bulk_listen in ("auto", "off") else [Address.to_listen(config.bulk_listen)]
+
+
+def _is_private(host: str) -> bool:
+    return is_loopback(host) and host not in ("0.0.0.0", "::")

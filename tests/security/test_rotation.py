@@ -1,0 +1,111 @@
+"""Certificates that are replaced while calls go on."""
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradserve
+from gradserve_server.security.authority import Authority
+from gradserve_server.testing import LocalServer
+from tests.security.conftest import HOSTS, Certificates, make_certificates
+from tests.servers.polling import PATIENCE_SECONDS, eventually
+
+GRADIENT = np.ones(300_000, np.float32)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Certificates:
+    return make_certificates(tmp_path)
+
+
+@pytest.fixture
+def server(own: Certificates) -> Iterator[LocalServer]:
+    with LocalServer(own.config(asks_clients=True)) as local:
+        yield local
+
+
+def replace_authority(own: Certificates) -> None:
+    """Replaces all files, one after the other, in the order in which people do: nothing fits together meanwhile."""
+    for name in ("ca.pem", "ca.key"):
+        (own.folder / name).unlink()
+    authority = Authority.in_folder(own.folder)
+    authority.issue_client("worker-1", 30)
+    authority.issue_client("worker-2", 30)
+    authority.issue_server(HOSTS, 30)
+
+
+def look_now(server: LocalServer, tls_of: gradserve.Client | None = None) -> None:
+    """Nobody waits for the next look at the files."""
+    server.inspect(lambda running: running._certificates.look_again() if running._certificates else None)
+    if tls_of is not None:
+        certificates = tls_of._transport._settings.certificates  # type: ignore[attr-defined]
+        certificates.look_again()
+
+
+@pytest.mark.parametrize("way", ["grpc", "bulk"])
+def test_calls_go_on_while_all_certificates_are_replaced(own: Certificates, server: LocalServer, way: Any) -> None:
+    failures: list[BaseException] = []
+    stop = threading.Event()
+    rounds = 0
+
+    def work(client: gradserve.Client) -> None:
+        nonlocal rounds
+        try:
+            while not stop.is_set():
+                handle = client.put(GRADIENT)
+                np.testing.assert_array_equal(client.get(handle, release=True), GRADIENT)
+                rounds += 1
+        except BaseException as error:
+            failures.append(error)
+
+    def several_rounds() -> None:
+        before = rounds
+        eventually(lambda: rounds > before + 3 or bool(failures), within=PATIENCE_SECONDS)
+
+    tls = own.client("worker-1")
+    with gradserve.connect(server.address, timeout=PATIENCE_SECONDS, transport=way, tls=tls) as client:
+        thread = threading.Thread(target=work, args=(client,))
+        thread.start()
+        for _ in range(2):
+            several_rounds()
+            replace_authority(own)
+            look_now(server, client)
+            several_rounds()
+            with gradserve.connect(server.address, timeout=PATIENCE_SECONDS, transport=way, tls=tls) as another:
+                assert another.server_info().transport.way == way
+        stop.set()
+        thread.join()
+    assert not failures
+
+
+@pytest.mark.parametrize("way", ["grpc", "bulk"])
+def test_an_old_client_finds_the_new_certificates_when_its_own_do_not_work_any_more(
+    own: Certificates, server: LocalServer, way: Any
+) -> None:
+    tls = own.client("worker-1")
+    address = server.address
+    with gradserve.connect(address, timeout=PATIENCE_SECONDS, transport=way, tls=tls) as client:
+        client.server_info()  # its certificates are those from before
+        old = client._transport._settings.certificates.current()  # type: ignore[attr-defined]
+        replace_authority(own)
+        look_now(server, client)
+        client.server_info()
+        assert client._transport._settings.certificates.current() is not old  # type: ignore[attr-defined]
+
+
+def test_who_is_not_trusted_any_more_is_refused(own: Certificates, server: LocalServer, tmp_path: Path) -> None:
+    for name in ("ca.pem", "worker-1.pem", "worker-1.key"):
+        shutil.copy(own.folder / name, tmp_path / f"old-{name}")
+    replace_authority(own)
+    look_now(server)
+    old = gradserve.TLS(own.ca, tmp_path / "old-worker-1.pem", tmp_path / "old-worker-1.key")
+    with (
+        gradserve.connect(server.address, timeout=PATIENCE_SECONDS, tls=old) as client,
+        pytest.raises(gradserve.UnavailableError, match="gets none that it accepts"),
+    ):
+        client.server_info()
