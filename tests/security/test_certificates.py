@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 import gradserve
 import gradserve.aio
 from gradserve.security.certificates import client_certificates
-from tests.security.conftest import Certificates
+from tests.servers.certificates import Certificates
 
 GARBAGE = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 BAD_KEY = b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"

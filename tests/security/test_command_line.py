@@ -7,7 +7,7 @@ import pytest
 from gradserve.address import Address
 from gradserve_server.config import ListenConfig
 from gradserve_server.security.tls import explicit_bulk_address, unprotected
-from tests.security.conftest import Certificates
+from tests.servers.certificates import Certificates
 from tests.servers.polling import eventually
 from tests.servers.process import ServerProcess, run_cli
 

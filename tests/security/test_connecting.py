@@ -29,8 +29,8 @@ from gradserve_server.rpc.boundary.chain import Handle
 from gradserve_server.rpc.sockets.tickets import Grant
 from gradserve_server.security.peer import PeerCertificate
 from gradserve_server.testing import LocalServer
-from tests.security.conftest import Certificates
 from tests.servers.announcing import announce, bulk_address
+from tests.servers.certificates import Certificates
 from tests.servers.connecting import NO_RETRIES, connect_with, connect_with_aio
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.runtime import NOT_WARMED_UP

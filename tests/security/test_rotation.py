@@ -12,7 +12,7 @@ import pytest
 import gradserve
 from gradserve_server.security.authority import Authority
 from gradserve_server.testing import LocalServer
-from tests.security.conftest import HOSTS, Certificates, make_certificates
+from tests.servers.certificates import HOSTS, Certificates, make_certificates
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 
 GRADIENT = np.ones(300_000, np.float32)

@@ -2,10 +2,11 @@
 
 import array
 import socket
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import grpc
 from google.protobuf.message import Message
@@ -77,6 +78,13 @@ class FrameClient:
         """Connects to the bulk socket."""
         place = ticket.addresses.tcp[0]
         return cls(socket.create_connection((place.host or "127.0.0.1", place.port)))
+
+    @classmethod
+    def over_tls(cls, ticket: messages_pb2.IssueTicketResponse, context: ssl.SSLContext) -> Self:
+        """Connects to a bulk socket that uses TLS."""
+        place = ticket.addresses.tcp[0]
+        connected = socket.create_connection(("127.0.0.1", place.port))
+        return cls(cast("socket.socket", _Encrypted(context.wrap_socket(connected, server_hostname="localhost"))))
 
     @classmethod
     def over_unix(cls, ticket: messages_pb2.IssueTicketResponse) -> Self:
@@ -174,3 +182,23 @@ class FrameClient:
                 raise EOFError
             data += part
         return data
+
+
+class _Encrypted:
+    """A socket with TLS, with what clients of frames use of sockets."""
+
+    def __init__(self, secured: ssl.SSLSocket) -> None:
+        self._secured = secured
+
+    def sendmsg(self, buffers: Sequence[bytes], _ancillary: object) -> int:
+        self._secured.sendall(b"".join(buffers))
+        return sum(map(len, buffers))
+
+    def recvmsg(self, num_bytes: int, _space: int) -> tuple[bytes, list[Any], int, None]:
+        return self._secured.recv(num_bytes), [], 0, None
+
+    def shutdown(self, how: int) -> None:
+        socket.socket.shutdown(self._secured, how)  # without a word of TLS, as connections break
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._secured, name)

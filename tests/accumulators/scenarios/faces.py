@@ -319,24 +319,27 @@ FACES = (
 
 
 @asynccontextmanager
-async def open_face(kind: str, address: Callable[[], str]) -> AsyncIterator[Face]:
-    """Opens one of FACES; `address` starts the server when it is needed."""
+async def open_face(kind: str, address: Callable[[], str], tls: gradserve.TLS | None = None) -> AsyncIterator[Face]:
+    """Opens one of FACES; `address` starts the server when it is needed, to which `tls` encrypts connections."""
     way: Any
     client_kind, _, way = kind.partition(" over ")
     if kind == "core":
         yield CoreFace()
     elif client_kind == "aio":
-        async with gradserve.aio.connect(address(), timeout=PATIENCE_SECONDS, transport=way) as aio_client:
+        async with gradserve.aio.connect(address(), timeout=PATIENCE_SECONDS, transport=way, tls=tls) as aio_client:
             yield AioFace(aio_client)
     elif kind == "aio_raw_ops":
-        async with gradserve.aio.connect(address(), timeout=PATIENCE_SECONDS) as aio_client:
+        async with gradserve.aio.connect(address(), timeout=PATIENCE_SECONDS, tls=tls) as aio_client:
 
             async def awaited(op: str, **arguments: Any) -> Any:
                 return await getattr(aio_client.raw_ops, op)(**arguments)
 
             yield RawOpsFace(awaited, aio_client.list_accumulators, dense_prefix="Resource")
     elif kind == "raw_ops":
-        with ThreadPoolExecutor(16) as threads, gradserve.connect(address(), timeout=PATIENCE_SECONDS) as client:
+        with (
+            ThreadPoolExecutor(16) as threads,
+            gradserve.connect(address(), timeout=PATIENCE_SECONDS, tls=tls) as client,
+        ):
 
             async def in_thread(op: str, **arguments: Any) -> Any:
                 call = partial(getattr(client.raw_ops, op), **arguments)
@@ -350,7 +353,7 @@ async def open_face(kind: str, address: Callable[[], str]) -> AsyncIterator[Face
         # As many threads as a scenario has calls at once.
         with (
             ThreadPoolExecutor(16) as threads,
-            gradserve.connect(address(), timeout=PATIENCE_SECONDS, transport=way) as client,
+            gradserve.connect(address(), timeout=PATIENCE_SECONDS, transport=way, tls=tls) as client,
         ):
             yield BlockingFace(client, threads)
 

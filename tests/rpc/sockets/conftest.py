@@ -2,19 +2,24 @@
 
 import gc
 import os
+import ssl
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from typing import Self, TypeAlias
 
 import pytest
 from pydantic import ByteSize
 
+from gradserve.security.certificates import CertificateFiles, client_certificates
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve_server.app import Server
 from gradserve_server.config import LimitsConfig, RuntimeConfig, ServerConfig
+from gradserve_server.security.tls import server_certificates
 from gradserve_server.testing import LocalServer
+from tests.servers.certificates import Certificates, make_certificates
 from tests.servers.frames import FrameClient, issue_ticket
 from tests.servers.polling import eventually
 from tests.servers.raw_calls import RawCalls
@@ -105,10 +110,13 @@ def unused(server: LocalServer, raw: RawCalls) -> Iterator[None]:
     eventually(lambda: use_of(server), lambda use: use.is_back_at(before), within=10)
 
 
-def connector(local: LocalServer, way: str) -> Callable[..., FrameClient]:
+def connector(local: LocalServer, way: str, context: ssl.SSLContext | None = None) -> Callable[..., FrameClient]:
     def connect(*, hello: bool = True, direction: int = 0, num_bytes: int = 0) -> FrameClient:
         ticket = issue_ticket(local.address, direction=direction, num_bytes=num_bytes)
-        client = FrameClient.over_tcp(ticket) if way == "bulk" else FrameClient.over_unix(ticket)
+        if way == "shared_memory":
+            client = FrameClient.over_unix(ticket)
+        else:
+            client = FrameClient.over_tcp(ticket) if context is None else FrameClient.over_tls(ticket, context)
         if hello:
             assert client.hello(ticket.ticket).header.code == 0
         return client
@@ -116,10 +124,38 @@ def connector(local: LocalServer, way: str) -> Callable[..., FrameClient]:
     return connect
 
 
-@pytest.fixture(params=["bulk", "shared_memory"])
-def connect(request: pytest.FixtureRequest, server: LocalServer, unused: None) -> Connect:
-    """Opens connections of either kind."""
-    return connector(server, request.param)
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@contextmanager
+def bulk_over_tls(local: LocalServer, certificates: Certificates) -> Iterator[Callable[..., FrameClient]]:
+    """Makes the bulk socket of a server use TLS; gives what opens connections to it."""
+    files = server_certificates(certificates.config().tls)
+
+    def use(wanted: CertificateFiles | None) -> None:
+        local.server._sockets._certificates = wanted
+
+    client = client_certificates(certificates.client())
+    assert client is not None
+    local.inspect(lambda _: use(files))
+    try:
+        yield connector(local, "tls", client.current().context)
+    finally:
+        local.inspect(lambda _: use(None))
+
+
+@pytest.fixture(params=["bulk", "bulk over TLS", "shared_memory"])
+def connect(
+    request: pytest.FixtureRequest, server: LocalServer, unused: None, certificates: Certificates
+) -> Iterator[Connect]:
+    """Opens connections of every kind."""
+    if request.param == "bulk over TLS":
+        with bulk_over_tls(server, certificates) as opens:
+            yield opens
+    else:
+        yield connector(server, request.param)
 
 
 @pytest.fixture

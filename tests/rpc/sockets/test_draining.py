@@ -12,8 +12,9 @@ from gradserve.wire.frames import FrameKind
 from gradserve_server.app import Server
 from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
-from tests.rpc.sockets.conftest import MIB, connector, use_of
+from tests.rpc.sockets.conftest import MIB, bulk_over_tls, connector, use_of
 from tests.rpc.sockets.test_broken_rules import Info, answers, call_frame
+from tests.servers.certificates import Certificates
 from tests.servers.frames import FrameClient, issue_ticket
 from tests.servers.polling import eventually
 from tests.servers.raw_calls import RawCalls
@@ -47,6 +48,17 @@ def test_idle_connections_are_told(way: str) -> None:
             assert answers(client)
             begin_to_stop(local)
             assert all(is_told(each) for each in (client, quiet, unknown))
+
+
+def test_idle_connections_with_tls_are_told(certificates: Certificates) -> None:
+    with LocalServer(CONFIG) as local, bulk_over_tls(local, certificates) as connect:
+        before = use_of(local).connections
+        with connect() as client, FrameClient.over_tcp(issue_ticket(local.address)) as silent:
+            assert answers(client)
+            eventually(lambda: use_of(local).connections, (before + 2).__eq__)
+            begin_to_stop(local)
+            assert is_told(client)
+            assert silent.is_closed_by_server()  # it could not read what is not encrypted
 
 
 @each_way

@@ -20,6 +20,8 @@ from gradserve_server.rpc.listeners.ports import LOOPBACKS
 
 _MIN_PING_INTERVAL_MS = 10_000
 """The least interval of pings without a call under way; gRPC's default of 5 minutes outlasts most firewalls."""
+_HANDSHAKE_MS = 20_000
+"""How long a client may take to begin; gRPC's default is 2 minutes."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ def _options(limits: LimitsConfig, keepalive: ClientKeepalive) -> tuple[tuple[st
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
         # If more than 1000 calls arrive before they begin, gRPC would cancel some at random.
         ("grpc.server.max_pending_requests", limits.max_waiters),
         ("grpc.server.max_pending_requests_hard_limit", limits.max_waiters),
