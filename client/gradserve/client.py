@@ -24,6 +24,7 @@ from gradserve.security.tls import TLS
 from gradserve.transport.blocking.transport import NetworkTransport
 from gradserve.transport.interface import BlockingTransport
 from gradserve.transport.settings import ConnectionSettings, SocketSettings, Transport, TransportName
+from gradserve.transport.token import Token
 
 
 def connect(
@@ -32,6 +33,7 @@ def connect(
     timeout: float = DEFAULT_TIMEOUT_SECONDS,
     transport: TransportName | None = None,
     tls: TLS | None = None,
+    token: str | None = None,
 ) -> "Client":
     """Returns a client of the server at an address. Nothing is sent before the first call.
 
@@ -50,11 +52,14 @@ def connect(
             is not possible, calls fail with UnavailableError. `server_info().transport` says which way is in use.
         tls: What encrypts connections over TCP: `gradserve.TLS(ca="ca.pem")` for a server with a certificate. None:
             they are not encrypted. Unix sockets never are.
+        token: The bearer token, for a server with access control; `gradserve token` makes one. None: what the
+            environment variable GRADSERVE_TOKEN says, or no token.
 
     Raises:
-        InvalidArgumentError: The address, the timeout or the transport is not valid, or a file of `tls` cannot be used.
+        InvalidArgumentError: The address, the timeout, the transport or the token is not valid, or a file of `tls`
+            cannot be used.
     """
-    return Client(address, timeout=timeout, transport=transport, tls=tls)
+    return Client(address, timeout=timeout, transport=transport, tls=tls, token=token)
 
 
 class Client(BlockingFace[ClientCalls]):
@@ -67,6 +72,7 @@ class Client(BlockingFace[ClientCalls]):
         timeout: float = DEFAULT_TIMEOUT_SECONDS,
         transport: TransportName | None = None,
         tls: TLS | None = None,
+        token: str | None = None,
     ) -> None:
         """See `connect`."""
         with BriefErrors():
@@ -77,6 +83,7 @@ class Client(BlockingFace[ClientCalls]):
                 sockets=SocketSettings.wanted(os.environ),
                 retries=RetryPolicy.wanted(os.environ),
                 certificates=client_certificates(tls),
+                token=Token.wanted(token, os.environ),
             )
             network = NetworkTransport((place,), settings)
         self._begin(network, str(place), ClientCalls(RequestIds(uuid.uuid4().hex), settings.times))

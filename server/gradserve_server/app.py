@@ -33,6 +33,7 @@ from gradserve_server.own_file import OwnFile
 from gradserve_server.parts import Parts
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
+from gradserve_server.rpc.boundary.access import AccessChecks
 from gradserve_server.rpc.gradient_ops.service import GradientOpsServicer
 from gradserve_server.rpc.leases.service import LeaseServicer
 from gradserve_server.rpc.listeners.sockets.client_regions import max_regions
@@ -46,6 +47,8 @@ from gradserve_server.rpc.sockets.addresses import SocketAddresses
 from gradserve_server.rpc.sockets.service import SocketServicer
 from gradserve_server.rpc.sockets.tickets import TicketOffice
 from gradserve_server.rpc.tensors.service import TensorServicer
+from gradserve_server.security.access import Access
+from gradserve_server.security.credentials import Credentials
 from gradserve_server.security.tls import explicit_bulk_address, server_certificates, unprotected
 from gradserve_server.server_state import open_state
 from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
@@ -89,6 +92,7 @@ class Server:
             OSError: It cannot be made or opened.
         """
         parts = parts or Parts()
+        self.access = None if config.security.access is None else Access(Path(config.security.access))
         self._config = config
         limits = config.limits
         pool = BufferPool(config.runtime.pool_bytes)
@@ -180,6 +184,7 @@ class Server:
                 sockets=self._socket_addresses,
             ),
             sockets=SocketServicer(tickets, self._socket_addresses),
+            access=None if self.access is None else AccessChecks(self.access),
             interceptors=parts.interceptors,
         )
         self._certificates = server_certificates(config.tls)
@@ -197,9 +202,11 @@ class Server:
             shared_memory=shared_memory,
             readers=readers,
             max_message_bytes=limits.max_message_bytes,
+            identify=_anybody if self.access is None else self.access.identify,
         )
         self._sockets = SocketListener(shared, config.runtime.stream_idle_seconds, self._certificates)
         self._expiry: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
         self._address_file: OwnFile | None = None
         self.addresses: tuple[str, ...] = ()
         """The addresses on which the server listens, once it has started."""
@@ -234,6 +241,8 @@ class Server:
         self._sockets.serve()
         await self._listener.serve()
         self._expiry = asyncio.create_task(self._expire_leases())
+        if self.access is not None:
+            self._following = asyncio.create_task(self.access.follow())
         if self._config.listen.address_file is not None:
             self._address_file = write_addresses(Path(self._config.listen.address_file), self.addresses)
         _log.info("serving on %s", ", ".join(self.addresses))
@@ -263,10 +272,11 @@ class Server:
         self.registry.close()
         self.lifetimes.clients.close(UnavailableError("the server is shutting down"))
         await asyncio.gather(self._listener.drain(grace), self._sockets.drain(grace))
-        if self._expiry is not None:
-            self._expiry.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._expiry
+        for task in (self._expiry, self._following):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
         self.runner.close()
         if self._state is not None:
             self._state.close()
@@ -286,6 +296,10 @@ class Server:
             for what, count in expired.items():
                 if count:
                     _log.info("%d %s expired", count, what)
+
+
+def _anybody(_credentials: Credentials) -> None:
+    """Accepts what anybody shows."""
 
 
 async def _expire_all(expire: Callable[[Turn], int]) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -68,6 +69,7 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
     from gradserve_server.devices.host.products import use_one_blas_thread
     from gradserve_server.devices.selection import NoSuchDeviceError
     from gradserve_server.errors import ServiceError
+    from gradserve_server.security.access_file import AccessFileError
     from gradserve_server.security.tls import setting_of
     from gradserve_server.state.files.errors import StateError
 
@@ -102,6 +104,8 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
         raise SettingsError(f"{source}: {error}") from None
     except NoSuchDeviceError as error:
         raise click.ClickException(f"{settings['device'].source}: {error}") from None
+    except AccessFileError as error:
+        raise SettingsError(f"{settings['access'].source}: {error}") from None
     except (OSError, StateError, ServiceError) as error:
         raise click.ClickException(str(error)) from None
     end_process()
@@ -194,6 +198,26 @@ def info(address: str, timeout: float, **tls: Any) -> None:
         click.echo(f"{title}:")
         for name, value in values.items():
             click.echo(f"  {name}: {value:,}")
+
+
+@cli.command()
+@click.argument("name", default="NAME")
+def token(name: str) -> None:
+    """Make a bearer token for the identity NAME; print it, and its lines for the access file of the server."""
+    from gradserve_server.security.access_file import DIGEST_PREFIX
+    from gradserve_server.security.credentials import digest_of, new_token
+
+    made, key = new_token(), name if name.replace("-", "_").isidentifier() else json.dumps(name)
+    lines = (
+        "# For the client alone: GRADSERVE_TOKEN, or connect(..., token=)",
+        made,
+        "",
+        "# For the server's access file",
+        f"[identities.{key}]",
+        f'tokens = ["{DIGEST_PREFIX}{digest_of(made).hex()}"]',
+        'roles = { "*" = "worker" }',
+    )
+    click.echo("\n".join(lines))
 
 
 def _ops_state(prepared: bool) -> str:

@@ -278,6 +278,16 @@ class RuntimeConfig(_Concern):
     ] = "info"
 
 
+class SecurityConfig(_Concern):
+    """Who may use the server."""
+
+    access: Annotated[
+        str | None,
+        Field(min_length=1, description="TOML file that says who may do what; without it, everybody may do everything"),
+        Expected("the path of a file"),
+    ] = None
+
+
 class ServerConfig(_Concern):
     """The whole configuration of a server."""
 
@@ -287,3 +297,4 @@ class ServerConfig(_Concern):
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     leases: LeaseConfig = Field(default_factory=LeaseConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
+    security: SecurityConfig = Field(default_factory=SecurityConfig)

@@ -9,6 +9,8 @@
     ├── DeadlineExceededError    the call reached its time limit
     ├── ResourceExhaustedError   a limit was reached
     ├── UnavailableError         the server is shutting down
+    ├── UnauthenticatedError     the caller showed no credentials, or unknown ones
+    ├── PermissionDeniedError    the caller's role is too low
     └── InternalError            a library of the server failed
 
 `gradserve_server.rpc.boundary.status` maps each error to a gRPC status code.
@@ -61,6 +63,14 @@ class ResourceExhaustedError(ServiceError):
 
 class UnavailableError(ServiceError):
     """The server is shutting down."""
+
+
+class UnauthenticatedError(ServiceError):
+    """The caller showed no credentials, or unknown ones."""
+
+
+class PermissionDeniedError(ServiceError):
+    """The caller's role is too low."""
 
 
 class InternalError(ServiceError):

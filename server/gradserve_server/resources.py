@@ -2,15 +2,17 @@
 
 import bisect
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from itertools import islice, takewhile
+from typing import Any, Generic, Protocol, TypeVar
 
 from gradserve_server.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from gradserve_server.leases.lifetime import SHARED, Lifetime
 from gradserve_server.leases.lifetimes import Life, Lifetimes
 from gradserve_server.leases.tombstones import Tombstones
 from gradserve_server.limits import MAX_NAME_BYTES, check_length
+from gradserve_server.security.identity import ANONYMOUS, Identity
 
 DEFAULT_CONTAINER = "default"
 
@@ -19,10 +21,15 @@ _MAX_TOMBSTONES = 10_000
 
 @dataclass(frozen=True, order=True)
 class ResourceKey:
-    """The container and the name of a resource."""
+    """The container and the name of a resource.
+
+    Attributes:
+        user: Who names it. It makes no difference to the key.
+    """
 
     container: str
     name: str
+    user: Identity = field(default=ANONYMOUS, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.container}/{self.name}"
@@ -80,28 +87,39 @@ class Directory(Generic[ResourceT]):
 
         Raises:
             InvalidArgumentError: The name is empty, or a part of the key is too long.
+            AlreadyExistsError: It is private, and out of the reach of whoever names it.
         """
+        entry = self._entry(key)
+        if entry is None:
+            return None
+        if not _is_reached(entry, key.user):
+            raise AlreadyExistsError(
+                f"{self._kind} {str(key)!r} exists, private to somebody else", field=f"{self._kind}.name"
+            )
+        return entry.resource
+
+    def _entry(self, key: ResourceKey) -> _Entry[ResourceT] | None:
         if not key.name:
             raise InvalidArgumentError(
                 f"expected the name of {self._article} {self._kind}, got an empty one", field=f"{self._kind}.name"
             )
         check_length(key.container, MAX_NAME_BYTES, f"{self._kind}.container")
         check_length(key.name, MAX_NAME_BYTES, f"{self._kind}.name")
-        entry = self._entries.get(key)
-        return None if entry is None else entry.resource
+        return self._entries.get(key)
 
     def get(self, key: ResourceKey, incarnation: str = "") -> ResourceT:
         """Returns the resource of this name, and of this incarnation if one is given.
 
         Raises:
             InvalidArgumentError: The name is empty.
-            NotFoundError: It does not exist.
+            NotFoundError: It does not exist, or is private and out of the reach of whoever names it.
         """
-        found = self.find(key)
-        if found is None:
+        entry = self._entry(key)
+        if entry is None or not _is_reached(entry, key.user):
             reason = self._tombstones.reason(key)
             why = "" if reason is None else f" any more: {reason}"
             raise NotFoundError(f"no {self._kind} {str(key)!r}{why}", field=f"{self._kind}.name")
+        found = entry.resource
         if incarnation not in ("", found.incarnation):
             raise NotFoundError(
                 f"{self._kind} {str(key)!r} was deleted; another one has this name now",
@@ -121,6 +139,10 @@ class Directory(Generic[ResourceT]):
     def lifetime(self, key: ResourceKey) -> Lifetime:
         """Returns the lifetime of an existing resource."""
         return self._entries[key].life.lifetime
+
+    def is_reached(self, key: ResourceKey, user: Identity) -> bool:
+        """Returns True if an existing resource is shared, or within somebody's reach."""
+        return _is_reached(self._entries[key], user)
 
     def check_lifetime(self, key: ResourceKey, lifetime: Lifetime) -> None:
         """Checks that an existing resource has the lifetime with which a call wants to create it.
@@ -182,7 +204,14 @@ class Directory(Generic[ResourceT]):
         return entry.resource
 
     def page(
-        self, container: str, after: str, size: int, *, prefix: str = "", tag: str = ""
+        self,
+        container: str,
+        after: str,
+        size: int,
+        *,
+        prefix: str = "",
+        tag: str = "",
+        user: Identity = ANONYMOUS,
     ) -> list[tuple[ResourceKey, ResourceT]]:
         """Returns up to `size` resources of a container whose names are greater than `after`, sorted by name.
 
@@ -192,14 +221,23 @@ class Directory(Generic[ResourceT]):
             size: The most resources to return.
             prefix: The beginning of their names.
             tag: A tag that they have; empty for any.
+            user: The caller, who sees nothing that is private and out of reach.
         """
         names = self._names.get((container, tag), [])
         start = max(bisect.bisect_right(names, after) if after else 0, bisect.bisect_left(names, prefix))
-        keys = (ResourceKey(container, name) for name in names[start : start + size] if name.startswith(prefix))
-        return [(key, self._entries[key].resource) for key in keys]
+        keys = (ResourceKey(container, names[at]) for at in range(start, len(names)))
+        begun = takewhile(lambda key: key.name.startswith(prefix), keys)
+        found = ((key, self._entries[key]) for key in begun)
+        seen = ((key, entry.resource) for key, entry in found if _is_reached(entry, user))
+        return list(islice(seen, size))
 
     def __iter__(self) -> Iterator[tuple[ResourceKey, ResourceT]]:
         return ((key, entry.resource) for key, entry in self._entries.items())
+
+
+def _is_reached(entry: _Entry[Any], user: Identity) -> bool:
+    owner = entry.life.lifetime.owner
+    return not owner or user.reaches_id(owner)
 
 
 class InUse(Generic[ResourceT]):

@@ -31,6 +31,7 @@ _OTHER_VARIABLES = (
     "tls_ca",
     "tls_client_certificate",
     "tls_client_key",
+    "token",
     "transport",
 )
 

@@ -155,7 +155,7 @@ def test_every_setting_says_in_words_what_it_takes(tmp_path: Path) -> None:
         ("max-bytes = 1", "max-bytes; did you mean max_bytes?"),
         ("[limits]\nmax_bytes = 1", "limits; "),
         ("config = 'a'", "config; "),
-        ("colour = 1", "colour; expected one of address_file, "),
+        ("colour = 1", "colour; expected one of access, address_file, "),
     ],
 )
 def test_unknown_names_in_the_file(tmp_path: Path, toml: str, message: str) -> None:
@@ -171,7 +171,7 @@ def test_unknown_names_in_the_file(tmp_path: Path, toml: str, message: str) -> N
         ("GRADSERVE_LOGLEVEL", "debug", "did you mean GRADSERVE_LOG_LEVEL?"),
         ("GRADSERVE_ADRESS", "localhost", "did you mean GRADSERVE_ADDRESS?"),
         ("GRADSERVE_CONFIGURATION", "a", "did you mean GRADSERVE_CONFIG?"),
-        ("GRADSERVE_PORT", "50052", "expected one of GRADSERVE_ADDRESS, GRADSERVE_ADDRESS_FILE, "),
+        ("GRADSERVE_PORT", "50052", "expected one of GRADSERVE_ACCESS, GRADSERVE_ADDRESS, "),
         ("GRADSERVE_", "1", "expected one of"),
     ],
 )

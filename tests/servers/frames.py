@@ -30,13 +30,14 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 
 def issue_ticket(
-    address: str, client_id: str = "somebody", direction: Any = 0, num_bytes: int = 0
+    address: str, client_id: str = "somebody", direction: Any = 0, num_bytes: int = 0, token: str = ""
 ) -> messages_pb2.IssueTicketResponse:
     """Returns a ticket of the server at an address."""
     with grpc.insecure_channel(address) as channel:
         stub: Any = socket_service_pb2_grpc.SocketServiceStub(channel)
         reply: messages_pb2.IssueTicketResponse = stub.IssueTicket(
-            messages_pb2.IssueTicketRequest(client_id=client_id, direction=direction, num_bytes=num_bytes)
+            messages_pb2.IssueTicketRequest(client_id=client_id, direction=direction, num_bytes=num_bytes),
+            metadata=(("authorization", f"Bearer {token}"),) if token else None,
         )
         return reply
 

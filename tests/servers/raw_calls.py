@@ -72,7 +72,8 @@ def failure_of(error: Any) -> Failure:
 class RawCalls:
     """Calls methods by name with bytes or messages, and returns bytes or how they failed."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, token: str = "") -> None:
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else None
         self.channel = grpc.insecure_channel(
             address, options=[("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
         )
@@ -96,13 +97,13 @@ class RawCalls:
         encoded = (each if isinstance(each, bytes) else each.SerializeToString() for each in requests)
         if descriptor.client_streaming:
             upload: grpc.StreamUnaryMultiCallable[bytes, bytes] = self.channel.stream_unary(path)
-            return upload.future(encoded, timeout=timeout)
+            return upload.future(encoded, timeout=timeout, metadata=self._metadata)
         (request,) = encoded
         if descriptor.server_streaming:
             download: grpc.UnaryStreamMultiCallable[bytes, bytes] = self.channel.unary_stream(path)
-            return download(request, timeout=timeout)
+            return download(request, timeout=timeout, metadata=self._metadata)
         unary: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(path)
-        return unary.future(request, timeout=timeout)
+        return unary.future(request, timeout=timeout, metadata=self._metadata)
 
     def call(self, method: str, *requests: Message | bytes, timeout: float | None = PATIENCE_SECONDS) -> Any:
         """Returns the response, parsed; for a stream of responses the list of them.

@@ -1,6 +1,7 @@
 """gRPC channels to a server, blocking or with asyncio, and their calls."""
 
 import functools
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -11,9 +12,12 @@ from gradserve.address import Address
 from gradserve.errors import CallCancelledError, GradserveError
 from gradserve.security.certificates import CertificateFiles, Certificates
 from gradserve.transport import methods
-from gradserve.transport.route import Route
+from gradserve.transport.route import Route, is_loopback
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.status import error_from_status, explain
+from gradserve.transport.token import Token
+
+_log = logging.getLogger("gradserve")
 
 
 class ChannelMaker(Protocol):
@@ -38,12 +42,12 @@ class OpenChannel:
         unary: Returns the function that makes a unary call, by the names of service and method.
     """
 
-    def __init__(self, channel: Any) -> None:
-        put, get = methods.PUT_TENSORS, methods.GET_TENSORS
+    def __init__(self, channel: Any, token: Token | None) -> None:
+        put, get, shown = methods.PUT_TENSORS, methods.GET_TENSORS, functools.partial(_showing, token)
         self.close: Callable[[], Any] = channel.close
-        self.put: Any = channel.stream_unary(put.path, put.encode, put.decode)
-        self.get: Any = channel.unary_stream(get.path, get.encode, get.decode)
-        self.unary = functools.cache(functools.partial(_make_unary, channel))
+        self.put: Any = shown(channel.stream_unary(put.path, put.encode, put.decode))
+        self.get: Any = shown(channel.unary_stream(get.path, get.encode, get.decode))
+        self.unary = functools.cache(functools.partial(_make_unary, channel, shown))
 
 
 class Channel(Protocol):
@@ -83,8 +87,10 @@ class PlainChannel:
     def __init__(self, address: Address, settings: ConnectionSettings, maker: ChannelMaker) -> None:
         self.route = Route.to(address)
         options = (*channel_options(settings), *self.route.options)
-        self.now = OpenChannel(maker.insecure_channel(address.target, options=options))
+        self.now = OpenChannel(maker.insecure_channel(address.target, options=options), settings.token)
         self.opened = [self.now]
+        if settings.token is not None and address.host and not is_loopback(address.host):
+            _log.warning("the token for %s travels unencrypted: whoever listens on the way can use it", address)
 
     def failure(self, error: Any, *, is_closed: bool) -> GradserveError:
         """See `Channel`."""
@@ -130,7 +136,7 @@ def _open_encrypted(
 ) -> OpenChannel:
     credentials = channel_credentials(certificates)
     options = (*channel_options(settings), *route.options)
-    return OpenChannel(maker.secure_channel(address.target, credentials, options=options))
+    return OpenChannel(maker.secure_channel(address.target, credentials, options=options), settings.token)
 
 
 def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
@@ -170,9 +176,27 @@ def closed() -> GradserveError:
     return CallCancelledError("the client is closed")
 
 
-def _make_unary(channel: Any, service: str, method: str) -> Any:
+def _make_unary(channel: Any, shown: Callable[[Any], Any], service: str, method: str) -> Any:
     found = methods.unary_method(service, method)
-    return channel.unary_unary(found.path, found.encode, found.decode)
+    return shown(channel.unary_unary(found.path, found.encode, found.decode))
+
+
+class _WithToken:
+    """A function of a channel that makes calls, each with a token."""
+
+    def __init__(self, call: Any, token: Token) -> None:
+        self._call = call
+        self._metadata = token.metadata
+
+    def __call__(self, request: Any, *, timeout: float | None) -> Any:
+        return self._call(request, timeout=timeout, metadata=self._metadata)
+
+    def future(self, request: Any, *, timeout: float | None) -> Any:
+        return self._call.future(request, timeout=timeout, metadata=self._metadata)
+
+
+def _showing(token: Token | None, call: Any) -> Any:
+    return call if token is None else _WithToken(call, token)
 
 
 def _milliseconds(seconds: float) -> int:

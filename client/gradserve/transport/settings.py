@@ -10,6 +10,7 @@ from gradserve.calls.time_limits import TimeLimits
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_choice
 from gradserve.security.certificates import CertificateFiles
+from gradserve.transport.token import Token
 from gradserve.wire.strands import MAX_STRANDS
 
 TransportName: TypeAlias = Literal["auto", "shared_memory", "bulk", "grpc"]
@@ -154,6 +155,7 @@ class ConnectionSettings:
         transport: The way of calls.
         sockets: The use of the server's sockets.
         certificates: The certificates of connections over TCP; None if they are not encrypted.
+        token: The bearer token that is shown to the server; None for none.
     """
 
     times: TimeLimits = field(default_factory=TimeLimits)
@@ -164,6 +166,7 @@ class ConnectionSettings:
     transport: Transport = Transport.AUTO
     sockets: SocketSettings = field(default_factory=SocketSettings)
     certificates: CertificateFiles | None = None
+    token: Token | None = None
 
     @property
     def shares_memory(self) -> bool:

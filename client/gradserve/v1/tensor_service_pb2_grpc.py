@@ -29,7 +29,8 @@ class TensorServiceStub(object):
     """Stores tensors on the server under leased handles.
 
     A handle is an unguessable string. Whoever has it can read and delete the
-    tensor. A stored tensor lives until it is deleted, or released by an RPC that
+    tensor; on a server with access control, only the identity that stored it and
+    admins can. A stored tensor lives until it is deleted, or released by an RPC that
     used it, or until its lease runs out because nobody used it. It never
     changes.
 
@@ -37,6 +38,9 @@ class TensorServiceStub(object):
     INVALID_ARGUMENT: a name, id or list is longer than its field allows; names
     without a limit of their own have at most 1024 bytes.
     UNAVAILABLE: the server is shutting down; try again, elsewhere or later.
+    UNAUTHENTICATED, PERMISSION_DENIED: the server has access control, and the call
+    shows no credentials or unknown ones, or has too low a role. A token goes into
+    the metadata: `authorization: Bearer TOKEN`.
     RESOURCE_EXHAUSTED: a limit of the server was reached; the message says which
     limit, what was asked for, what is in use and what is allowed.
     Errors about a field of the request carry a google.rpc.BadRequest in the
@@ -85,7 +89,8 @@ class TensorServiceServicer(object):
     """Stores tensors on the server under leased handles.
 
     A handle is an unguessable string. Whoever has it can read and delete the
-    tensor. A stored tensor lives until it is deleted, or released by an RPC that
+    tensor; on a server with access control, only the identity that stored it and
+    admins can. A stored tensor lives until it is deleted, or released by an RPC that
     used it, or until its lease runs out because nobody used it. It never
     changes.
 
@@ -93,6 +98,9 @@ class TensorServiceServicer(object):
     INVALID_ARGUMENT: a name, id or list is longer than its field allows; names
     without a limit of their own have at most 1024 bytes.
     UNAVAILABLE: the server is shutting down; try again, elsewhere or later.
+    UNAUTHENTICATED, PERMISSION_DENIED: the server has access control, and the call
+    shows no credentials or unknown ones, or has too low a role. A token goes into
+    the metadata: `authorization: Bearer TOKEN`.
     RESOURCE_EXHAUSTED: a limit of the server was reached; the message says which
     limit, what was asked for, what is in use and what is allowed.
     Errors about a field of the request carry a google.rpc.BadRequest in the
@@ -238,7 +246,8 @@ class TensorService(object):
     """Stores tensors on the server under leased handles.
 
     A handle is an unguessable string. Whoever has it can read and delete the
-    tensor. A stored tensor lives until it is deleted, or released by an RPC that
+    tensor; on a server with access control, only the identity that stored it and
+    admins can. A stored tensor lives until it is deleted, or released by an RPC that
     used it, or until its lease runs out because nobody used it. It never
     changes.
 
@@ -246,6 +255,9 @@ class TensorService(object):
     INVALID_ARGUMENT: a name, id or list is longer than its field allows; names
     without a limit of their own have at most 1024 bytes.
     UNAVAILABLE: the server is shutting down; try again, elsewhere or later.
+    UNAUTHENTICATED, PERMISSION_DENIED: the server has access control, and the call
+    shows no credentials or unknown ones, or has too low a role. A token goes into
+    the metadata: `authorization: Bearer TOKEN`.
     RESOURCE_EXHAUSTED: a limit of the server was reached; the message says which
     limit, what was asked for, what is in use and what is allowed.
     Errors about a field of the request carry a google.rpc.BadRequest in the

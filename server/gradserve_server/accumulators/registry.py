@@ -27,6 +27,7 @@ from gradserve_server.leases.lifetime import SHARED, Lifetime
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.leases.turn import Turn
 from gradserve_server.resources import Directory, ResourceKey
+from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.quotas import Cost, Quota
 
 _ACCUMULATOR_BYTES = 12 << 10
@@ -128,6 +129,15 @@ class AccumulatorRegistry:
         self._accumulators.add(key, accumulator, lifetime)
         return accumulator
 
+    def has(self, key: ResourceKey) -> bool:
+        """Returns True if there is an accumulator of this name that may be opened.
+
+        Raises:
+            InvalidArgumentError: The name is empty.
+            AlreadyExistsError: The name belongs to somebody else.
+        """
+        return self._accumulators.find(key) is not None
+
     def get(self, key: ResourceKey, incarnation: str = "") -> Accumulator:
         """Returns the accumulator of this name, and of this incarnation if one is given.
 
@@ -163,9 +173,11 @@ class AccumulatorRegistry:
         accumulator.close(AbortedError(f"accumulator {str(key)!r} was deleted{why}"))
         return True
 
-    def page(self, container: str, after: str, size: int) -> list[tuple[ResourceKey, Accumulator]]:
+    def page(
+        self, container: str, after: str, size: int, *, user: Identity = ANONYMOUS
+    ) -> list[tuple[ResourceKey, Accumulator]]:
         """Returns up to `size` accumulators of a container with names greater than `after`, sorted by name."""
-        return self._accumulators.page(container, after, size)
+        return self._accumulators.page(container, after, size, user=user)
 
     def _make(
         self,

@@ -16,6 +16,7 @@ from gradserve_server.leases.lifetime import SHARED, Lifetime
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.limits import MAX_ID_BYTES, check_length
 from gradserve_server.resources import Directory, ResourceKey
+from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.quotas import Quota
 
 _log = logging.getLogger(__name__)
@@ -159,6 +160,15 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         self._layers.renew(key)
         return found
 
+    def has(self, key: ResourceKey) -> bool:
+        """Returns True if there is a layer of this name that may be opened.
+
+        Raises:
+            InvalidArgumentError: The name is empty.
+            AlreadyExistsError: The name belongs to somebody else.
+        """
+        return self._layers.find(key) is not None
+
     def get(self, key: ResourceKey, incarnation: str = "") -> LayerT:
         """Returns the layer of this name, and of this incarnation if one is given.
 
@@ -192,7 +202,7 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         return True
 
     def page(
-        self, container: str, after: str, size: int, *, scope: str, collection: str
+        self, container: str, after: str, size: int, *, scope: str, collection: str, user: Identity = ANONYMOUS
     ) -> list[tuple[ResourceKey, LayerT]]:
         """Returns up to `size` layers of a container whose names come after `after`, by name.
 
@@ -202,16 +212,24 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
             size: The maximum number of layers.
             scope: The prefix of their names.
             collection: A tag of the layers; empty for any.
+            user: The caller, who sees no private layers of others.
         """
-        return self._layers.page(container, after, size, prefix=scope, tag=collection)
+        return self._layers.page(container, after, size, prefix=scope, tag=collection, user=user)
 
-    async def run_updates(self, container: str, collection: str, forward_ids: Sequence[str]) -> int:
-        """Runs the updates of all layers of a container whose `updates_collections` have this one; see `Layer`."""
+    async def run_updates(
+        self, container: str, collection: str, forward_ids: Sequence[str], *, user: Identity = ANONYMOUS
+    ) -> int:
+        """Runs the updates of all layers of a container whose `updates_collections` have this one; see `Layer`.
+
+        Private layers out of the caller's reach are left out.
+        """
         count = 0
         for index, (key, layer) in enumerate(list(self._keeping.items())):
             if index % _LOOKED_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            if key.container == container and collection in layer.updates_collections:
+            if key.container != container or collection not in layer.updates_collections:
+                continue
+            if self._layers.is_reached(key, user):
                 await asyncio.sleep(0)
                 count += await layer.run_updates(forward_ids)
         return count

@@ -19,6 +19,7 @@ from gradserve.v1 import (
 from gradserve_server.rpc.accumulators.reply_codec import reply_codecs
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
+from gradserve_server.rpc.boundary.access import AccessChecks
 from gradserve_server.rpc.boundary.admission import Admission
 from gradserve_server.rpc.boundary.chain import Interceptor
 from gradserve_server.rpc.boundary.faults import Faults
@@ -58,15 +59,17 @@ class Services:
         leases: LeaseServicer,
         server: ServerServicer,
         sockets: SocketServicer,
+        access: AccessChecks | None,
         interceptors: Sequence[Interceptor],
     ) -> None:
-        """Takes the servicers, and `interceptors` that follow those of every server."""
+        """Takes the servicers, the checks of access (None: none), and `interceptors` after those of every server."""
         names = [descriptor.full_name for descriptor in SERVICES]
         self._health = HealthServicer(names)
         self.admission = Admission()
         described = reflection.ReflectionServicer([*names, _HEALTH.full_name, _REFLECTION.full_name])
-        always: tuple[Interceptor, ...] = (Faults(), RefuseMalformed())
-        chain: tuple[Interceptor, ...] = (Faults(), self.admission, RefuseMalformed(), *interceptors)
+        checks: tuple[Interceptor, ...] = () if access is None else (access,)
+        always: tuple[Interceptor, ...] = (Faults(), *checks, RefuseMalformed())
+        chain: tuple[Interceptor, ...] = (Faults(), self.admission, *checks, RefuseMalformed(), *interceptors)
         servicers = (tensors, accumulators, gradient_ops, batch_norm_layers, leases, sockets, server)
         codecs = {"TensorService": STREAM_CODECS, "AccumulatorService": reply_codecs()}
         self.all = (

@@ -1,1 +1,1 @@
-"""Who may connect, and what they show: certificates, and whom they belong to."""
+"""Who may connect, what they show, and who may do what: certificates and tokens, identities and roles."""

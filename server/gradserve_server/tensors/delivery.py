@@ -7,6 +7,7 @@ from typing import Self, TypeAlias
 
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import ResourceExhaustedError, request_fields
+from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.quotas import Account, Quota
 from gradserve_server.tensors.references import Inline, Stored
 from gradserve_server.tensors.residence import Residence
@@ -33,10 +34,12 @@ class Placement:
 
     Attributes:
         lease: The lease of the handles, in seconds; None for the default.
+        owner: Whose handles they are.
     """
 
     mode: PlacementMode = PlacementMode.INLINE
     lease: float | None = None
+    owner: Identity = ANONYMOUS
 
 
 Delivered: TypeAlias = Inline | Stored
@@ -105,7 +108,8 @@ class Delivery:
         """
         if not self.keeps(sum(array.nbytes for array in arrays)):
             return [Inline(array) for array in arrays]
-        handles = self._store.keep(arrays, self._placement.lease, shared=shared, room=self.room)
+        place = self._placement
+        handles = self._store.keep(arrays, place.lease, shared=shared, room=self.room, owner=place.owner)
         self._handles += handles
         return [
             Stored(handle, TensorSpec(array.dtype, array.shape)) for handle, array in zip(handles, arrays, strict=True)
@@ -119,7 +123,8 @@ class Delivery:
         """
         if not self.keeps(sum([array.nbytes for array in arrays])):
             return [Inline(array) for array in arrays]
-        handles = await self._store.keep_many(arrays, self._placement.lease, shared=shared, room=self.room)
+        place = self._placement
+        handles = await self._store.keep_many(arrays, place.lease, shared=shared, room=self.room, owner=place.owner)
         self._handles += handles
         return [
             Stored(handle, TensorSpec(array.dtype, array.shape)) for handle, array in zip(handles, arrays, strict=True)

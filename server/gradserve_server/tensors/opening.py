@@ -170,19 +170,21 @@ class TensorOpener:
 
         The block raises NotFoundError at its beginning if a stored tensor does not exist.
         """
-        stored = {path: each.handle for path, each in references.items() if isinstance(each, Stored)}
+        stored = {path: each for path, each in references.items() if isinstance(each, Stored)}
         if stored:
             return self._open_stored(references, stored, release)
         return _InUse(references, OpenedTensors(references, HeldTensors(()), self._residence))
 
     @contextmanager
     def _open_stored(
-        self, references: Mapping[str, Reference], stored: Mapping[str, str], release: bool
+        self, references: Mapping[str, Reference], stored: Mapping[str, Stored], release: bool
     ) -> Iterator[OpenedTensors]:
         fields = [f"{path}.handle" for path in stored]
+        handles = [each.handle for each in stored.values()]
+        user = next(iter(stored.values())).user  # all of them come from one request
         with (
             _InUse(references, None),
-            self._store.use(list(stored.values()), release=release, fields=fields) as held,
+            self._store.use(handles, release=release, fields=fields, user=user) as held,
         ):
             yield OpenedTensors(references, held, self._residence)
 

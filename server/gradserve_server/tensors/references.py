@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 from numpy.typing import NDArray
 
+from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.quotas import Account
 from gradserve_server.tensors.spec import TensorSpec
 
@@ -70,10 +71,12 @@ class Stored:
     Attributes:
         handle: Its handle.
         spec: Its description in the message, which may be wrong in a request. None if there is none.
+        user: Who refers to it.
     """
 
     handle: str
     spec: TensorSpec | Malformed | None = None
+    user: Identity = ANONYMOUS
 
 
 @dataclass(frozen=True, slots=True, eq=False)

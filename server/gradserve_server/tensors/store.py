@@ -17,6 +17,7 @@ from gradserve_server.errors import InvalidArgumentError, NotFoundError
 from gradserve_server.leases.lease import Lease, LeaseQueue
 from gradserve_server.leases.turn import Turn
 from gradserve_server.limits import quoted
+from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.quotas import Account, Quota
 from gradserve_server.tensors.serials import Serials
 from gradserve_server.tensors.spec import TensorSpec
@@ -34,6 +35,8 @@ class _Entry:
     memory: Account
     shared: bool
     """Whether something other than the store refers to the memory, too."""
+    owner: str
+    """The name of the identity whose tensor it is."""
     users: int = 0
     deleted: bool = False
 
@@ -62,6 +65,7 @@ class Upload:
     room: Account
     places: Account
     """Its share of the handles."""
+    owner: Identity
     allocate: Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
     @cached_property
@@ -133,18 +137,23 @@ class TensorStore:
         self._new_handle = new_handle
         self._entries: dict[str, _Entry] = {}
         self._by_serial: Serials[_Entry] = Serials()
+        # Also by the owner, where there are several.
+        self._of_owner: dict[str, Serials[_Entry]] = {}
         self._serials = itertools.count(1)
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @contextmanager
-    def receive(self, specs: Sequence[TensorSpec], lease: float | None) -> Iterator[Upload]:
+    def receive(
+        self, specs: Sequence[TensorSpec], lease: float | None, *, owner: Identity = ANONYMOUS
+    ) -> Iterator[Upload]:
         """Reserves memory for arriving tensors; frees it at the end of the block unless `store` stored them.
 
         Args:
             specs: The specs of the tensors.
             lease: The lease in seconds, None for the default.
+            owner: Whose tensors they are.
 
         Raises:
             InvalidArgumentError: `lease` is not positive.
@@ -155,17 +164,24 @@ class TensorStore:
         try:
             places.grow(len(specs))
             room.grow(sum([spec.num_bytes for spec in specs]))
-            yield Upload(specs, seconds, room, places, self._pool.empty)
+            yield Upload(specs, seconds, room, places, owner, self._pool.empty)
         finally:
             places.settle(0)
             room.settle(0)
 
     async def store(self, upload: Upload) -> list[str]:
         """Makes the tensors of an upload visible, in several turns if they are many; returns their handles."""
-        return await self._add_in_turns(upload.arrays, upload.lease, upload.room, upload.places, shared=False)
+        rest = (upload.lease, upload.room, upload.places, upload.owner)
+        return await self._add_in_turns(upload.arrays, *rest, shared=False)
 
     async def keep_many(
-        self, arrays: Sequence[Array], lease: float | None, *, shared: bool, room: Account | None = None
+        self,
+        arrays: Sequence[Array],
+        lease: float | None,
+        *,
+        shared: bool,
+        room: Account | None = None,
+        owner: Identity = ANONYMOUS,
     ) -> list[str]:
         """Stores any number of results, in several turns of the event loop; returns their handles. See `keep`.
 
@@ -178,13 +194,13 @@ class TensorStore:
         try:
             places.grow(len(arrays))
             own.take_over(sum([array.nbytes for array in arrays]), room or Account(self._memory))
-            return await self._add_in_turns(arrays, seconds, own, places, shared=shared)
+            return await self._add_in_turns(arrays, seconds, own, places, owner, shared=shared)
         finally:
             places.settle(0)
             own.settle(0)
 
     async def _add_in_turns(
-        self, arrays: Sequence[Array], lease: float, room: Account, places: Account, *, shared: bool
+        self, arrays: Sequence[Array], lease: float, room: Account, places: Account, owner: Identity, *, shared: bool
     ) -> list[str]:
         handles: list[str] = []
         try:
@@ -194,14 +210,20 @@ class TensorStore:
                 for array in arrays[start : start + _ADDED_AT_ONCE]:
                     room.hand_over(array.nbytes)
                     places.hand_over(1)
-                    handles.append(self._add(array, lease, shared=shared))
+                    handles.append(self._add(array, lease, owner, shared=shared))
         except BaseException:
             self.delete(handles)
             raise
         return handles
 
     def keep(
-        self, arrays: Sequence[Array], lease: float | None, *, shared: bool, room: Account | None = None
+        self,
+        arrays: Sequence[Array],
+        lease: float | None,
+        *,
+        shared: bool,
+        room: Account | None = None,
+        owner: Identity = ANONYMOUS,
     ) -> list[str]:
         """Stores results of a call without copying them; returns their handles.
 
@@ -210,6 +232,7 @@ class TensorStore:
             lease: The lease in seconds, None for the default.
             shared: Whether something other than the store refers to their memory, too.
             room: Memory that was reserved for them; it becomes the store's.
+            owner: Whose tensors they are.
 
         Raises:
             InvalidArgumentError: `lease` is not positive.
@@ -222,7 +245,7 @@ class TensorStore:
         except BaseException:
             self._handles.release(len(arrays))
             raise
-        return [self._add(array, seconds, shared=shared) for array in arrays]
+        return [self._add(array, seconds, owner, shared=shared) for array in arrays]
 
     def lease_seconds(self, lease: float | None) -> float:
         """Returns the lease in seconds; the default for None.
@@ -238,7 +261,12 @@ class TensorStore:
 
     @contextmanager
     def use(
-        self, handles: Sequence[str], *, release: bool = False, fields: Sequence[str] | None = None
+        self,
+        handles: Sequence[str],
+        *,
+        release: bool = False,
+        fields: Sequence[str] | None = None,
+        user: Identity = ANONYMOUS,
     ) -> Iterator[HeldTensors]:
         """Holds stored tensors while a call uses them, and renews their leases.
 
@@ -247,14 +275,15 @@ class TensorStore:
             release: Whether to delete them when the block is left without an exception. Nobody else can find them from
                 the start; after an exception everybody can again.
             fields: The paths of the handles in the request, for errors; None for "handles[0]" and so on.
+            user: The caller.
 
         Raises:
-            NotFoundError: One of them does not exist.
+            NotFoundError: One of them does not exist, or is out of the caller's reach.
         """
         entries: dict[str, _Entry] = {}
         for index, handle in enumerate(handles):
             entry = self._entries.get(handle)
-            if entry is None:
+            if entry is None or not user.reaches(entry.owner):
                 field = f"handles[{index}]" if fields is None else fields[index]
                 raise NotFoundError(f"no tensor with the handle {quoted(handle)}", field=field)
             entries[handle] = entry
@@ -276,21 +305,22 @@ class TensorStore:
                 entry.deleted = entry.deleted or not keep
                 self._reclaim(entry)
 
-    def delete(self, handles: Sequence[str]) -> int:
-        """Deletes the tensors that exist; returns their number."""
+    def delete(self, handles: Sequence[str], *, user: Identity = ANONYMOUS) -> int:
+        """Deletes the tensors that exist and that the caller reaches; returns their number."""
         count = 0
         for handle in handles:
             entry = self._entries.get(handle)
-            if entry is not None:
+            if entry is not None and user.reaches(entry.owner):
                 self._hide(entry)
                 entry.deleted = True
                 self._reclaim(entry)
                 count += 1
         return count
 
-    def page(self, after_serial: int, size: int) -> list[StoredTensor]:
-        """Returns up to `size` tensors stored after the one with `after_serial`, oldest first."""
+    def page(self, after_serial: int, size: int, *, user: Identity = ANONYMOUS) -> list[StoredTensor]:
+        """Returns up to `size` tensors that the caller reaches, after the one with `after_serial`, oldest first."""
         now = self._clock()
+        found = self._by_serial if user.reaches_all else self._of_owner.get(user.name, Serials())
         return [
             StoredTensor(
                 entry.handle,
@@ -298,7 +328,7 @@ class TensorStore:
                 TensorSpec(entry.array.dtype, entry.array.shape),
                 max(entry.lease.end(now) - now, 0.0),
             )
-            for entry in self._by_serial.after(after_serial, size)
+            for entry in found.after(after_serial, size)
         ]
 
     def expire(self, turn: Turn) -> int:
@@ -308,21 +338,25 @@ class TensorStore:
             count += self.delete([lease.item])
         return count
 
-    def _add(self, array: Array, lease: float, *, shared: bool) -> str:
+    def _add(self, array: Array, lease: float, owner: Identity, *, shared: bool) -> str:
         handle = self._new_handle()
         begun, memory = self._queue.begin(handle, lease), Account(self._memory, array.nbytes)
-        self._show(_Entry(handle, next(self._serials), array, begun, memory, shared))
+        self._show(_Entry(handle, next(self._serials), array, begun, memory, shared, owner.name))
         return handle
 
     def _show(self, entry: _Entry) -> None:
         """Makes a tensor visible."""
         self._entries[entry.handle] = entry
         self._by_serial.add(entry.serial, entry)
+        if entry.owner:
+            self._of_owner.setdefault(entry.owner, Serials()).add(entry.serial, entry)
 
     def _hide(self, entry: _Entry) -> None:
         """Hides a tensor, so that no other call finds it."""
         del self._entries[entry.handle]
         self._by_serial.remove(entry.serial)
+        if entry.owner:
+            self._of_owner[entry.owner].remove(entry.serial)
 
     def _reclaim(self, entry: _Entry) -> None:
         if entry.deleted and entry.users == 0:

@@ -10,7 +10,9 @@ from gradserve.errors import (
     CallCancelledError,
     DeadlineExceededError,
     GradserveError,
+    PermissionDeniedError,
     ResourceExhaustedError,
+    UnauthenticatedError,
     UnavailableError,
 )
 from gradserve.memory.client_memory import ClientMemory
@@ -25,6 +27,15 @@ from gradserve.transport.sockets.pool import ConnectionPool, ConnectionT
 from gradserve.transport.sockets.region_payloads import RegionPayloads
 from gradserve.transport.sockets.time_limit import TimeLimit
 from gradserve.v1 import socket_messages_pb2 as messages_pb2
+
+_NOT_ABOUT_SOCKETS = (
+    CallCancelledError,
+    DeadlineExceededError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+"""Errors of a call over gRPC that say nothing about sockets."""
 
 
 @dataclass(frozen=True)
@@ -187,8 +198,7 @@ class Carrier(Generic[ConnectionT]):
                 else:
                     self._choice.opened(place.way, reasons)
                     return connection
-        except (CallCancelledError, DeadlineExceededError, UnavailableError):
-            # They say nothing about sockets.
+        except _NOT_ABOUT_SOCKETS:
             raise
         except GradserveError as error:
             if isinstance(error, ResourceExhaustedError) and len(self.connections):

@@ -20,6 +20,7 @@ from gradserve_server.limits import (
     check_length,
 )
 from gradserve_server.rpc.tensors.messages import decode_reference
+from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.payload import Payload
 from gradserve_server.tensors.references import Attached, Inline, Live, Malformed, Reference, Stored
 
@@ -31,14 +32,16 @@ upload, of which only dtypes and shapes are known."""
 GradientRequest = messages_pb2.ApplyGradientRequest | messages_pb2.PushPullRequest
 
 
-def decode_take_id(request: messages_pb2.TakeGradientRequest) -> RequestId | None:
+def decode_take_id(request: messages_pb2.TakeGradientRequest, user: Identity = ANONYMOUS) -> RequestId | None:
     """Returns the id of a take, None if it has none."""
     if not request.HasField("request_id"):
         return None
-    return _request_id(request.request_id, b"take %d" % request.num_required)
+    return _request_id(request.request_id, b"take %d" % request.num_required, user)
 
 
-def decode_gradient(request: GradientRequest, payload: Payload) -> tuple[RequestId | None, Contribution, GivenGradient]:
+def decode_gradient(
+    request: GradientRequest, payload: Payload, user: Identity = ANONYMOUS
+) -> tuple[RequestId | None, Contribution, GivenGradient]:
     """Reads the id of a gradient's call, its step, weight and sender, and its components.
 
     Raises:
@@ -46,15 +49,15 @@ def decode_gradient(request: GradientRequest, payload: Payload) -> tuple[Request
     """
     check_count(request.gradient, MAX_COMPONENTS, "components", "gradient")
     contribution = _contribution(request)
-    components = [_given(part, payload, index) for index, part in enumerate(request.gradient)]
+    components = [_given(part, payload, user, index) for index, part in enumerate(request.gradient)]
     given = GivenGradient(components, request.release_handles)
-    return _gradient_id(request, given), contribution, given
+    return _gradient_id(request, given, user), contribution, given
 
 
-def _given(part: accumulator_pb2.ComponentGradient, payload: Payload, index: int) -> GivenComponent:
+def _given(part: accumulator_pb2.ComponentGradient, payload: Payload, user: Identity, index: int) -> GivenComponent:
     kind = part.WhichOneof("value")
     if kind == "dense":
-        return GivenComponent(part.name, GivenDense(decode_reference(part.dense, payload)))
+        return GivenComponent(part.name, GivenDense(decode_reference(part.dense, payload, user)))
     if kind is None:
         return GivenComponent(part.name, None)
     sparse = part.sparse
@@ -64,12 +67,12 @@ def _given(part: accumulator_pb2.ComponentGradient, payload: Payload, index: int
         check_count(dims, MAX_DIMENSIONS, "dimensions", f"gradient[{index}].sparse.dense_shape.dims")
         dense_shape = tuple(dims)
     value = GivenSparse(
-        decode_reference(sparse.indices, payload), decode_reference(sparse.values, payload), dense_shape
+        decode_reference(sparse.indices, payload, user), decode_reference(sparse.values, payload, user), dense_shape
     )
     return GivenComponent(part.name, value)
 
 
-def _gradient_id(request: GradientRequest, given: GivenGradient) -> RequestId | None:
+def _gradient_id(request: GradientRequest, given: GivenGradient, user: Identity) -> RequestId | None:
     """Returns the id of an apply or push_pull, None if it has none.
 
     Its fingerprint covers everything that a caller repeats when it sends a gradient again; not handles, which change
@@ -84,7 +87,7 @@ def _gradient_id(request: GradientRequest, given: GivenGradient) -> RequestId | 
     what = (type(request).__name__, pull, request.local_step, weight, request.worker_id)
     digest = blake2b(repr(what).encode(), digest_size=16)
     _add_gradient(digest, given)
-    return _request_id(request.request_id, digest.digest())
+    return _request_id(request.request_id, digest.digest(), user)
 
 
 def _add_gradient(digest: blake2b, given: GivenGradient) -> None:
@@ -136,10 +139,10 @@ def counts_one_per_worker(request: messages_pb2.PushPullRequest) -> bool:
     return request.one_per_worker if request.HasField("one_per_worker") else True
 
 
-def _request_id(message: accumulator_pb2.RequestId, fingerprint: bytes) -> RequestId:
+def _request_id(message: accumulator_pb2.RequestId, fingerprint: bytes, user: Identity) -> RequestId:
     check_length(message.client_id, MAX_ID_BYTES, "request_id.client_id")
     check_count(message.unanswered, MAX_UNANSWERED, "numbers", "request_id.unanswered")
-    return RequestId(message.client_id, message.sequence, fingerprint, frozenset(message.unanswered))
+    return RequestId(user.own(message.client_id), message.sequence, fingerprint, frozenset(message.unanswered))
 
 
 def _contribution(request: GradientRequest) -> Contribution:

@@ -36,7 +36,6 @@ from gradserve_server.rpc.boundary.timeouts import wait_timeout
 from gradserve_server.rpc.tensors.messages import decode_placement
 from gradserve_server.tensors.delivery import Delivery, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
-from gradserve_server.tensors.payload import Payload
 
 
 class AccumulatorServicer:
@@ -59,10 +58,12 @@ class AccumulatorServicer:
     async def CreateAccumulator(
         self, request: messages_pb2.CreateAccumulatorRequest, call: Call
     ) -> messages_pb2.CreateAccumulatorResponse:
-        key = decode_key(request.accumulator)
-        lifetime = decode_lifetime(request.lifetime)
+        key = decode_key(request.accumulator, call.identity)
+        lifetime = decode_lifetime(request.lifetime, call.identity)
         work = PIECE_BYTES * len(request.spec.components)
         spec = await self._compute.run(work, decode_accumulator_spec, request.spec)
+        if call.may_only_open is not None and not self._registry.has(key):
+            raise call.may_only_open
         accumulator, created = self._registry.create(key, spec, lifetime)
         await self._registry.records.settle()
         return messages_pb2.CreateAccumulatorResponse(
@@ -72,8 +73,8 @@ class AccumulatorServicer:
     async def GetAccumulator(
         self, request: messages_pb2.GetAccumulatorRequest, call: Call
     ) -> messages_pb2.GetAccumulatorResponse:
-        key = decode_key(request.accumulator)
-        with self._using(request.accumulator) as accumulator:
+        key = decode_key(request.accumulator, call.identity)
+        with self._using(request.accumulator, call) as accumulator:
             info = await self._info(key, accumulator, self._registry.lifetime(key))
         return messages_pb2.GetAccumulatorResponse(info=info)
 
@@ -81,7 +82,8 @@ class AccumulatorServicer:
         self, request: messages_pb2.ListAccumulatorsRequest, call: Call
     ) -> messages_pb2.ListAccumulatorsResponse:
         page = page_of(request.page_size, request.page_token, default_size=100)
-        found = self._registry.page(request.container or DEFAULT_CONTAINER, page.after, page.size + 1)
+        container = request.container or DEFAULT_CONTAINER
+        found = self._registry.page(container, page.after, page.size + 1, user=call.identity)
         shown = page.filled(found, lambda entry: num_parts(entry[1]))
         described = [(key, each, each.state, self._registry.lifetime(key)) for key, each in shown]
         work = sum([encoding_work(each) for _, each in shown])
@@ -93,35 +95,36 @@ class AccumulatorServicer:
     async def DeleteAccumulator(
         self, request: messages_pb2.DeleteAccumulatorRequest, call: Call
     ) -> messages_pb2.DeleteAccumulatorResponse:
-        deleted = self._registry.delete(decode_key(request.accumulator), request.accumulator.incarnation)
+        key = decode_key(request.accumulator, call.identity)
+        deleted = self._registry.delete(key, request.accumulator.incarnation)
         await self._registry.records.settle()
         return messages_pb2.DeleteAccumulatorResponse(deleted=deleted)
 
     async def ApplyGradient(
         self, request: messages_pb2.ApplyGradientRequest, call: Call
     ) -> messages_pb2.ApplyGradientResponse:
-        with self._using(request.accumulator) as accumulator:
-            request_id, contribution, given = await self._decoded(request, call.payload)
+        with self._using(request.accumulator, call) as accumulator:
+            request_id, contribution, given = await self._decoded(request, call)
             opening = await self._opening(accumulator, given, call)
             applied, duplicate = await accumulator.apply(request_id, contribution, opening)
             return encode_applied(applied, duplicate=duplicate)
 
     async def TakeGradient(self, request: messages_pb2.TakeGradientRequest, call: Call) -> WithContents:
-        with self._using(request.accumulator) as accumulator, self._delivery(request.placement, call) as delivery:
+        with self._using(request.accumulator, call) as accumulator, self._delivery(request.placement, call) as delivery:
             average, duplicate = await accumulator.take(
-                decode_take_id(request), request.num_required, wait_timeout(request, call)
+                decode_take_id(request, call.identity), request.num_required, wait_timeout(request, call)
             )
             return await encode_taken(average, delivery, self._compute, duplicate=duplicate)
 
     async def ReadAverage(self, request: messages_pb2.ReadAverageRequest, call: Call) -> WithContents:
-        with self._using(request.accumulator) as accumulator, self._delivery(request.placement, call) as delivery:
+        with self._using(request.accumulator, call) as accumulator, self._delivery(request.placement, call) as delivery:
             step = request.step if request.HasField("step") else None
             average = await accumulator.read_average(step, wait_timeout(request, call))
             return await encode_read(average, delivery, self._compute)
 
     async def PushPull(self, request: messages_pb2.PushPullRequest, call: Call) -> WithContents:
-        with self._using(request.accumulator) as accumulator, self._delivery(request.placement, call) as delivery:
-            request_id, contribution, given = await self._decoded(request, call.payload)
+        with self._using(request.accumulator, call) as accumulator, self._delivery(request.placement, call) as delivery:
+            request_id, contribution, given = await self._decoded(request, call)
             opening = await self._opening(accumulator, given, call)
             applied, average, duplicate = await accumulator.push_pull(
                 request_id,
@@ -137,13 +140,13 @@ class AccumulatorServicer:
     async def GetNumAccumulated(
         self, request: messages_pb2.GetNumAccumulatedRequest, call: Call
     ) -> messages_pb2.GetNumAccumulatedResponse:
-        with self._using(request.accumulator) as accumulator:
+        with self._using(request.accumulator, call) as accumulator:
             return messages_pb2.GetNumAccumulatedResponse(num_accumulated=accumulator.num_accumulated)
 
     async def SetGlobalStep(
         self, request: messages_pb2.SetGlobalStepRequest, call: Call
     ) -> messages_pb2.SetGlobalStepResponse:
-        with self._using(request.accumulator) as accumulator:
+        with self._using(request.accumulator, call) as accumulator:
             await accumulator.set_global_step(request.global_step)
         return messages_pb2.SetGlobalStepResponse()
 
@@ -154,14 +157,15 @@ class AccumulatorServicer:
         return await self._compute.run(work, encode_info, key, accumulator, accumulator.state, lifetime)
 
     async def _decoded(
-        self, request: GradientRequest, payload: Payload
+        self, request: GradientRequest, call: Call
     ) -> tuple[RequestId | None, Contribution, GivenGradient]:
+        sent = (request, call.payload, call.identity)
         if len(request.gradient) <= FEW_PIECES:
-            return decode_gradient(request, payload)
-        return await self._compute.run_in_thread(decode_gradient, request, payload)
+            return decode_gradient(*sent)
+        return await self._compute.run_in_thread(decode_gradient, *sent)
 
-    def _using(self, ref: accumulator_pb2.AccumulatorRef) -> AbstractContextManager[Accumulator]:
-        return self._registry.use(decode_key(ref), ref.incarnation)
+    def _using(self, ref: accumulator_pb2.AccumulatorRef, call: Call) -> AbstractContextManager[Accumulator]:
+        return self._registry.use(decode_key(ref, call.identity), ref.incarnation)
 
     async def _opening(self, accumulator: Accumulator, given: GivenGradient, call: Call) -> OpenGradient:
         await self._arriving.receive(accumulator.spec, given, call.payload)

@@ -29,6 +29,7 @@ from gradserve_server.limits import (
 )
 from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.boundary.lifetimes import encode_idle_lease
+from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.state.durability import Durability
 
 _REDUCTIONS = {
@@ -57,9 +58,9 @@ _LAYOUT_CODES = {
 }
 
 
-def decode_key(ref: accumulator_pb2.AccumulatorRef) -> ResourceKey:
-    """Returns the key of an accumulator."""
-    return ResourceKey(ref.container or DEFAULT_CONTAINER, ref.name)
+def decode_key(ref: accumulator_pb2.AccumulatorRef, user: Identity = ANONYMOUS) -> ResourceKey:
+    """Returns the key of an accumulator that somebody names."""
+    return ResourceKey(ref.container or DEFAULT_CONTAINER, ref.name, user)
 
 
 def decode_accumulator_spec(spec: accumulator_pb2.AccumulatorSpec) -> AccumulatorSpec:

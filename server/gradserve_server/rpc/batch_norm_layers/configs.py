@@ -13,6 +13,7 @@ from gradserve_server.layers.initializers import Initializer, NamedInitializer, 
 from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.limits import MAX_NAME_BYTES, check_count, check_length
 from gradserve_server.rpc.tensors.messages import decode_reference
+from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.payload import Payload
 
@@ -22,7 +23,7 @@ _DEFAULTS = BatchNormConfig()
 
 
 async def decode_config(
-    config: batch_norm_pb2.BatchNormConfig, opener: TensorOpener, payload: Payload
+    config: batch_norm_pb2.BatchNormConfig, opener: TensorOpener, payload: Payload, user: Identity = ANONYMOUS
 ) -> BatchNormConfig:
     """Reads a configuration and the tensors in it.
 
@@ -43,7 +44,7 @@ async def decode_config(
             check_length(name, MAX_NAME_BYTES, f"config.{argument}")
     with request_fields({"activation_fn": "config.activation_fn"}):
         initializers = {
-            name: await _decode_initializer(initializer, opener, payload, f"config.param_initializers[{name}]")
+            name: await _decode_initializer(initializer, opener, payload, user, f"config.param_initializers[{name}]")
             for name, initializer in sorted(config.param_initializers.items())
         }
     collections = tuple(config.updates_collections)
@@ -126,7 +127,7 @@ def _given(message: Any, names: Sequence[str]) -> dict[str, float]:
 
 
 async def _decode_initializer(
-    initializer: layer_pb2.Initializer, opener: TensorOpener, payload: Payload, field: str
+    initializer: layer_pb2.Initializer, opener: TensorOpener, payload: Payload, user: Identity, field: str
 ) -> Initializer:
     kind = initializer.WhichOneof("kind")
     if kind == "named":
@@ -135,7 +136,7 @@ async def _decode_initializer(
         parameters = _given(named, ("value", "minval", "maxval", "mean", "stddev"))
         return NamedInitializer(named.name, parameters, named.seed if named.HasField("seed") else None)
     if kind == "tensor":
-        return await open_initializer(opener, decode_reference(initializer.tensor, payload), f"{field}.tensor")
+        return await open_initializer(opener, decode_reference(initializer.tensor, payload, user), f"{field}.tensor")
     raise InvalidArgumentError("expected a tensor or a named initializer, got neither", field=field)
 
 

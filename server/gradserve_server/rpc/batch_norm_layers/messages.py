@@ -1,5 +1,6 @@
 """Conversion of messages about layers to domain values and back."""
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from gradserve_server.rpc.tensors.messages import (
     encode_delivered,
     encode_spec,
 )
+from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.delivery import Delivered
 from gradserve_server.tensors.payload import Payload
 
@@ -49,9 +51,9 @@ _IMPLEMENTATION_CODES = {
 }
 
 
-def decode_key(ref: batch_norm_pb2.BatchNormLayerRef) -> ResourceKey:
-    """Returns the key of a layer."""
-    return ResourceKey(ref.container or DEFAULT_CONTAINER, ref.name)
+def decode_key(ref: batch_norm_pb2.BatchNormLayerRef, user: Identity = ANONYMOUS) -> ResourceKey:
+    """Returns the key of a layer that somebody names."""
+    return ResourceKey(ref.container or DEFAULT_CONTAINER, ref.name, user)
 
 
 def decode_reuse(reuse: layer_pb2.LayerReuse) -> Reuse:
@@ -125,7 +127,9 @@ def decode_collection(ref: layer_pb2.LayerCollectionRef) -> tuple[str, str]:
     return ref.container or DEFAULT_CONTAINER, ref.name
 
 
-def decode_variables(variables: Sequence[layer_pb2.NamedTensor], payload: Payload) -> list[GivenVariable]:
+def decode_variables(
+    variables: Sequence[layer_pb2.NamedTensor], payload: Payload, user: Identity = ANONYMOUS
+) -> list[GivenVariable]:
     """Reads values for variables.
 
     Raises:
@@ -134,11 +138,13 @@ def decode_variables(variables: Sequence[layer_pb2.NamedTensor], payload: Payloa
     check_count(variables, MAX_VARIABLES, "variables", "variables")
     for index, each in enumerate(variables):
         check_length(each.name, MAX_NAME_BYTES, f"variables[{index}].name")
-    return [GivenVariable(each.name, decode_reference(each.tensor, payload)) for each in variables]
+    return [GivenVariable(each.name, decode_reference(each.tensor, payload, user)) for each in variables]
 
 
 def decode_forward(
-    request: messages_pb2.BatchNormForwardRequest, lease_seconds: Callable[[float | None], float]
+    request: messages_pb2.BatchNormForwardRequest,
+    lease_seconds: Callable[[float | None], float],
+    user: Identity = ANONYMOUS,
 ) -> ForwardCall:
     """Reads the options of a forward; `lease_seconds` returns the lease to grant for the one requested.
 
@@ -148,11 +154,16 @@ def decode_forward(
     check_count(request.released_forward_ids, MAX_FORWARDS, "forwards", "released_forward_ids")
     return ForwardCall(
         is_training=request.is_training if request.HasField("is_training") else True,
-        forward_id=request.forward_id,
+        forward_id=user.own(request.forward_id or _new_id(user)),
         keep_for_backward=request.keep_for_backward if request.HasField("keep_for_backward") else None,
         lease=lease_seconds(decode_duration(request, "lease")),
-        released=request.released_forward_ids,
+        released=[user.own(each) for each in request.released_forward_ids],
     )
+
+
+def _new_id(user: Identity) -> str:
+    """Returns an id for a forward that has none, which belongs to its caller; empty where all belongs to everybody."""
+    return secrets.token_hex(16) if user.name else ""
 
 
 def encode_forward(result: ForwardResult, delivered: Delivered) -> WithContents:

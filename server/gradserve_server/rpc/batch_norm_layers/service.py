@@ -60,9 +60,11 @@ class BatchNormLayerServicer:
     async def CreateBatchNormLayer(
         self, request: messages_pb2.CreateBatchNormLayerRequest, call: Call
     ) -> messages_pb2.CreateBatchNormLayerResponse:
-        key, reuse = decode_key(request.layer), decode_reuse(request.reuse)
-        lifetime = decode_lifetime(request.lifetime)
-        config = await decode_config(request.config, self._opener, call.payload)
+        key, reuse = decode_key(request.layer, call.identity), decode_reuse(request.reuse)
+        lifetime = decode_lifetime(request.lifetime, call.identity)
+        config = await decode_config(request.config, self._opener, call.payload, call.identity)
+        if call.may_only_open is not None and not self._registry.has(key):
+            raise call.may_only_open
         with request_fields({"activation_fn": "config.activation_fn", "inputs": "input_shape"}):
             if request.input_dtype or request.input_shape:
                 build = (decode_input_dtype(request.input_dtype), request.input_shape, lifetime)
@@ -74,8 +76,8 @@ class BatchNormLayerServicer:
     async def DescribeBatchNormLayer(
         self, request: messages_pb2.DescribeBatchNormLayerRequest, call: Call
     ) -> messages_pb2.DescribeBatchNormLayerResponse:
-        key = decode_key(request.layer)
-        with self._using(request.layer) as layer:
+        key = decode_key(request.layer, call.identity)
+        with self._using(request.layer, call) as layer:
             info = encode_info(key, layer, self._registry.lifetime(key), request.collection)
         return messages_pb2.DescribeBatchNormLayerResponse(info=info)
 
@@ -89,6 +91,7 @@ class BatchNormLayerServicer:
             page.size + 1,
             scope=request.scope,
             collection=request.collection,
+            user=call.identity,
         )
         shown = page.filled(found, lambda entry: num_parts(entry[1]))
         return messages_pb2.ListBatchNormLayersResponse(
@@ -99,49 +102,51 @@ class BatchNormLayerServicer:
     async def DeleteBatchNormLayer(
         self, request: messages_pb2.DeleteBatchNormLayerRequest, call: Call
     ) -> messages_pb2.DeleteBatchNormLayerResponse:
-        deleted = self._registry.delete(decode_key(request.layer), request.layer.incarnation)
+        deleted = self._registry.delete(decode_key(request.layer, call.identity), request.layer.incarnation)
         return messages_pb2.DeleteBatchNormLayerResponse(deleted=deleted)
 
     async def BatchNormForward(self, request: messages_pb2.BatchNormForwardRequest, call: Call) -> WithContents:
-        with self._using(request.layer) as layer, self._delivery(request.placement, call) as delivery:
-            forward = decode_forward(request, self._lease_seconds)
-            with open_inputs(self._opener, decode_inputs(request, CallInputs, call.payload), CallInputs) as opened:
+        with self._using(request.layer, call) as layer, self._delivery(request.placement, call) as delivery:
+            forward = decode_forward(request, self._lease_seconds, call.identity)
+            inputs = decode_inputs(request, CallInputs, call.payload, call.identity)
+            with open_inputs(self._opener, inputs, CallInputs) as opened:
                 result, outputs = await deliver_forward(layer, opened, forward, delivery)
             return encode_forward(result, outputs)
 
     async def BatchNormBackward(self, request: messages_pb2.BatchNormBackwardRequest, call: Call) -> WithContents:
-        forward_id, retain = request.forward_id, request.retain_forward
-        with self._using(request.layer) as layer, self._delivery(request.placement, call) as delivery:
-            with open_inputs(
-                self._opener, decode_inputs(request, OutputsGradient, call.payload), OutputsGradient
-            ) as opened:
+        forward_id, retain = call.identity.own(request.forward_id), request.retain_forward
+        with self._using(request.layer, call) as layer, self._delivery(request.placement, call) as delivery:
+            inputs = decode_inputs(request, OutputsGradient, call.payload, call.identity)
+            with open_inputs(self._opener, inputs, OutputsGradient) as opened:
                 gradients = await deliver_backward(layer, opened, forward_id, delivery, retain=retain)
             return encode_gradients(gradients)
 
     async def ReleaseBatchNormForwards(
         self, request: messages_pb2.ReleaseBatchNormForwardsRequest, call: Call
     ) -> messages_pb2.ReleaseBatchNormForwardsResponse:
-        with self._using(request.layer) as layer:
+        with self._using(request.layer, call) as layer:
             check_count(request.forward_ids, MAX_FORWARDS, "forwards", "forward_ids")
-            count = await layer.release(request.forward_ids, with_updates=not request.keep_updates)
+            forward_ids = [call.identity.own(each) for each in request.forward_ids]
+            count = await layer.release(forward_ids, with_updates=not request.keep_updates)
         return messages_pb2.ReleaseBatchNormForwardsResponse(num_released=count)
 
     async def RunBatchNormUpdates(
         self, request: messages_pb2.RunBatchNormUpdatesRequest, call: Call
     ) -> messages_pb2.RunBatchNormUpdatesResponse:
         check_count(request.forward_ids, MAX_FORWARDS, "forwards", "forward_ids")
+        forward_ids = [call.identity.named(each) for each in request.forward_ids]
         if request.WhichOneof("target") == "collection":
             container, collection = decode_collection(request.collection)
-            count = await self._registry.run_updates(container, collection, request.forward_ids)
+            count = await self._registry.run_updates(container, collection, forward_ids, user=call.identity)
         else:
-            with self._using(request.layer) as layer:
-                count = await layer.run_updates(request.forward_ids)
+            with self._using(request.layer, call) as layer:
+                count = await layer.run_updates(forward_ids)
         return messages_pb2.RunBatchNormUpdatesResponse(num_run=count)
 
     async def GetBatchNormVariables(
         self, request: messages_pb2.GetBatchNormVariablesRequest, call: Call
     ) -> WithContents:
-        with self._using(request.layer) as layer, self._delivery(request.placement, call) as delivery:
+        with self._using(request.layer, call) as layer, self._delivery(request.placement, call) as delivery:
             check_count(request.names, MAX_VARIABLES, "names", "names")
             variables = layer.get_variables(request.names)
             delivered = await delivery.deliver_from_anywhere(list(variables.values()), shared=True)
@@ -151,8 +156,8 @@ class BatchNormLayerServicer:
         self, request: messages_pb2.SetBatchNormVariablesRequest, call: Call
     ) -> messages_pb2.SetBatchNormVariablesResponse:
         with (
-            self._using(request.layer) as layer,
-            open_variables(self._opener, decode_variables(request.variables, call.payload)) as values,
+            self._using(request.layer, call) as layer,
+            open_variables(self._opener, decode_variables(request.variables, call.payload, call.identity)) as values,
         ):
             await layer.set_variables(values)
         return messages_pb2.SetBatchNormVariablesResponse()
@@ -160,5 +165,5 @@ class BatchNormLayerServicer:
     def _delivery(self, placement: tensor_pb2.Placement, call: Call) -> AbstractContextManager[Delivery]:
         return self._deliverer.begin(decode_placement(placement, call))
 
-    def _using(self, ref: batch_norm_pb2.BatchNormLayerRef) -> AbstractContextManager[BatchNormLayer]:
-        return self._registry.use(decode_key(ref), ref.incarnation)
+    def _using(self, ref: batch_norm_pb2.BatchNormLayerRef, call: Call) -> AbstractContextManager[BatchNormLayer]:
+        return self._registry.use(decode_key(ref, call.identity), ref.incarnation)

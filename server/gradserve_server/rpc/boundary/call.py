@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradserve_server.errors import ServiceError
+from gradserve_server.security.credentials import Credentials, no_credentials
+from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.security.peer import PeerCertificate
 from gradserve_server.tensors.payload import NO_PAYLOAD, Payload
 
@@ -22,6 +24,9 @@ class Call:
         carries_results: Whether results of any size travel with the reply.
         peer: The checked certificate of its client, if the server asks for one.
         endings: What has been entered and is left once the reply has left, or cannot leave any more.
+        credentials: Returns what its caller has shown.
+        identity: Its caller, once it is admitted.
+        may_only_open: The error for creating what does not exist, if its caller may only open what does.
     """
 
     method: str
@@ -30,6 +35,9 @@ class Call:
     carries_results: bool = False
     peer: PeerCertificate | None = None
     endings: list[AbstractContextManager[object]] = field(default_factory=list)
+    credentials: Callable[[], Credentials] = no_credentials
+    identity: Identity = ANONYMOUS
+    may_only_open: ServiceError | None = None
 
     def time_left(self) -> float | None:
         """Returns the seconds that the client goes on waiting, None for no limit."""

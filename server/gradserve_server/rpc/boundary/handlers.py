@@ -6,6 +6,7 @@ method the same chain.
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import grpc
@@ -16,6 +17,7 @@ from gradserve.wire.contents import encode_message
 from gradserve_server.errors import ServiceError
 from gradserve_server.rpc.boundary.call import Call, StreamedCall
 from gradserve_server.rpc.boundary.codec import Codec
+from gradserve_server.rpc.boundary.credentials import credentials_of
 from gradserve_server.rpc.boundary.malformed import tolerant
 from gradserve_server.rpc.boundary.service import Service
 from gradserve_server.rpc.boundary.status import Context, end_with, write
@@ -57,7 +59,8 @@ def _method_handler(
     name = method.full_name
 
     async def unary(request: Any, context: Context) -> Any:
-        call = Call(name, _deadline(context), peer=peer(context))
+        shown = peer(context)
+        call = Call(name, _deadline(context), peer=shown, credentials=partial(credentials_of, context, shown))
         try:
             return await handle(request, call)
         except ServiceError as error:
@@ -72,7 +75,11 @@ def _method_handler(
             await write(response, name, context)
 
         try:
-            await handle(request, StreamedCall(name, _deadline(context), peer=peer(context), send=send))
+            shown = peer(context)
+            credentials = partial(credentials_of, context, shown)
+            await handle(
+                request, StreamedCall(name, _deadline(context), peer=shown, credentials=credentials, send=send)
+            )
         except ServiceError as error:
             await end_with(error, context)
 

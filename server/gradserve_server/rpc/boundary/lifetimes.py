@@ -6,15 +6,16 @@ from gradserve.v1 import lease_pb2
 from gradserve.wire.durations import encode_duration
 from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.rpc.boundary.durations import decode_duration
+from gradserve_server.security.identity import ANONYMOUS, Identity
 
 
-def decode_lifetime(message: lease_pb2.Lifetime) -> Lifetime:
+def decode_lifetime(message: lease_pb2.Lifetime, user: Identity = ANONYMOUS) -> Lifetime:
     """Reads a lifetime.
 
     Raises:
         InvalidArgumentError: It is not a valid lifetime.
     """
-    return Lifetime(message.owner_client_id, decode_duration(message, "idle_lease"))
+    return Lifetime(user.own(message.owner_client_id), decode_duration(message, "idle_lease"))
 
 
 def encode_idle_lease(lifetime: Lifetime) -> Duration | None:

@@ -17,8 +17,10 @@ from gradserve_server.errors import (
     InvalidArgumentError,
     NotFoundError,
     OutOfRangeError,
+    PermissionDeniedError,
     ResourceExhaustedError,
     ServiceError,
+    UnauthenticatedError,
     UnavailableError,
 )
 
@@ -33,6 +35,8 @@ STATUS_CODES: dict[type[ServiceError], grpc.StatusCode] = {
     DeadlineExceededError: grpc.StatusCode.DEADLINE_EXCEEDED,
     ResourceExhaustedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
+    UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
+    PermissionDeniedError: grpc.StatusCode.PERMISSION_DENIED,
     InternalError: grpc.StatusCode.INTERNAL,
 }
 

@@ -10,6 +10,7 @@ from gradserve.v1 import tensor_pb2
 from gradserve_server.limits import MAX_COMPONENTS, MAX_NAME_BYTES, check_count, check_length
 from gradserve_server.ops.inputs import joined
 from gradserve_server.rpc.tensors.messages import decode_reference
+from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.payload import Payload
 from gradserve_server.tensors.references import Reference
 
@@ -30,7 +31,7 @@ def decode_attributes(request: Message, kind: type[AttributesT]) -> AttributesT:
     return kind(**given)
 
 
-def decode_inputs(request: Any, kind: type[Any], payload: Payload) -> dict[str, Reference]:
+def decode_inputs(request: Any, kind: type[Any], payload: Payload, user: Identity = ANONYMOUS) -> dict[str, Reference]:
     """Returns the references of the inputs that are required or given, by name; "weights[1]" for a repeated field.
 
     Raises:
@@ -42,10 +43,10 @@ def decode_inputs(request: Any, kind: type[Any], payload: Payload) -> dict[str, 
         if request.DESCRIPTOR.fields_by_name[field.name].is_repeated:
             check_count(value, MAX_COMPONENTS, "tensors", field.name)
             references |= {
-                f"{field.name}[{index}]": decode_reference(tensor, payload) for index, tensor in enumerate(value)
+                f"{field.name}[{index}]": decode_reference(tensor, payload, user) for index, tensor in enumerate(value)
             }
         elif request.HasField(field.name) or field.default is MISSING:
-            references[field.name] = decode_reference(value, payload)
+            references[field.name] = decode_reference(value, payload, user)
     return references
 
 

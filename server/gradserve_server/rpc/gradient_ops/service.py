@@ -45,7 +45,8 @@ class GradientOpsServicer:
     async def _run(self, op: AnyOp, response: type[Message], request: Any, call: Call) -> WithContents:
         attributes = decode_attributes(request, op.attributes)
         with self._deliverer.begin(decode_placement(request.placement, call)) as delivery:
-            with open_inputs(self._opener, decode_inputs(request, op.inputs, call.payload), op.inputs) as opened:
+            inputs = decode_inputs(request, op.inputs, call.payload, call.identity)
+            with open_inputs(self._opener, inputs, op.inputs) as opened:
                 checked = check_call(op, opened.inputs, attributes)
                 keeps = delivery.keeps(checked.output_bytes)
                 computed = await self._runner.run(checked, on_host=not keeps, room=delivery.room)

@@ -14,9 +14,13 @@ class LeaseServicer:
     async def HoldClientLease(
         self, request: messages_pb2.HoldClientLeaseRequest, call: Call
     ) -> messages_pb2.HoldClientLeaseResponse:
-        return messages_pb2.HoldClientLeaseResponse(replaced=await self._clients.hold(request.client_id))
+        return messages_pb2.HoldClientLeaseResponse(
+            replaced=await self._clients.hold(call.identity.own(request.client_id))
+        )
 
     async def EndClientLease(
         self, request: messages_pb2.EndClientLeaseRequest, call: Call
     ) -> messages_pb2.EndClientLeaseResponse:
-        return messages_pb2.EndClientLeaseResponse(num_deleted=await self._clients.end(request.client_id))
+        return messages_pb2.EndClientLeaseResponse(
+            num_deleted=await self._clients.end(call.identity.own(request.client_id))
+        )

@@ -39,6 +39,7 @@ class SocketServicer:
             to_client=request.direction in _TO_CLIENT,
             max_payload_bytes=request.num_bytes or _ANY_BYTES,
             peer=call.peer,
+            credentials=call.credentials(),
         )
         return messages_pb2.IssueTicketResponse(
             ticket=self._tickets.issue(grant),

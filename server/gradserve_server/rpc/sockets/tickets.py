@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gradserve_server.errors import NotFoundError, ResourceExhaustedError
+from gradserve_server.security.credentials import NO_CREDENTIALS, Credentials
 from gradserve_server.security.peer import PeerCertificate
 
 TICKET_BYTES = 16
@@ -24,6 +25,7 @@ class Grant:
         to_client: Whether replies may have payloads.
         max_payload_bytes: The largest payload of one frame.
         peer: The certificate that the client showed when it got the ticket.
+        credentials: What the client showed when it asked for the ticket.
     """
 
     client_id: str
@@ -31,6 +33,7 @@ class Grant:
     to_client: bool
     max_payload_bytes: int
     peer: PeerCertificate | None = None
+    credentials: Credentials = NO_CREDENTIALS
 
 
 class TicketOffice:

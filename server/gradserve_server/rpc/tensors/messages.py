@@ -13,6 +13,7 @@ from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import MAX_ARRAY_DIMENSIONS, check_count
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.durations import decode_duration
+from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.delivery import Delivered, Placement, PlacementMode
 from gradserve_server.tensors.payload import Payload
 from gradserve_server.tensors.references import Inline, Malformed, Reference, Stored
@@ -42,16 +43,17 @@ def decode_spec(data_type: tensor_pb2.DataType, shape: Sequence[int], field: str
     return TensorSpec(dtype, sizes)
 
 
-def decode_reference(tensor: tensor_pb2.Tensor, payload: Payload) -> Reference:
+def decode_reference(tensor: tensor_pb2.Tensor, payload: Payload, user: Identity = ANONYMOUS) -> Reference:
     """Returns the reference of a tensor in a request. Errors in its description are raised when it is opened.
 
     Args:
         tensor: The message of the tensor.
         payload: The payload beside the request.
+        user: The caller, who can only refer to what it reaches.
     """
     data = tensor.WhichOneof("data")
     if data == "handle":
-        return Stored(tensor.handle, _described(tensor) if tensor.dtype else None)
+        return Stored(tensor.handle, _described(tensor) if tensor.dtype else None, user)
     if data is None:
         return Malformed("expected content or a handle, got neither")
     spec = _described(tensor)
@@ -91,7 +93,7 @@ def decode_placement(placement: tensor_pb2.Placement, call: Call) -> Placement:
     mode = _MODES[placement.mode]
     if call.carries_results and mode is not PlacementMode.KEEP:
         mode = PlacementMode.ATTACHED
-    return Placement(mode, decode_duration(placement, "lease"))
+    return Placement(mode, decode_duration(placement, "lease"), call.identity)
 
 
 def encode_delivered(delivered: Iterable[Delivered], contents: Contents) -> list[tensor_pb2.Tensor]:

@@ -33,6 +33,7 @@ from gradserve_server.rpc.tensors.messages import (
     encode_handle,
     encode_spec,
 )
+from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.inflight import InFlight
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.payload import Payload
@@ -80,14 +81,17 @@ class TensorServicer:
     ) -> messages_pb2.PutTensorsResponse:
         try:
             async with asyncio.timeout(self._stream_idle_seconds) as patience:
-                return await self._receive(requests, patience)
+                return await self._receive(requests, patience, call.identity)
         except TimeoutError:
             raise DeadlineExceededError(
                 f"the stream was silent for more than {self._stream_idle_seconds:g} s"
             ) from None
 
     async def _receive(
-        self, requests: AsyncIterator[messages_pb2.PutTensorsRequest | memoryview], patience: asyncio.Timeout
+        self,
+        requests: AsyncIterator[messages_pb2.PutTensorsRequest | memoryview],
+        patience: asyncio.Timeout,
+        owner: Identity,
     ) -> messages_pb2.PutTensorsResponse:
         loop = asyncio.get_running_loop()
         header = _header(await anext(requests, None))
@@ -97,7 +101,7 @@ class TensorServicer:
         patience.reschedule(None)
         async with self._in_flight.hold(num_bytes):
             patience.reschedule(loop.time() + self._stream_idle_seconds)
-            with request_fields({"lease": "header.lease"}), self._store.receive(specs, lease) as upload:
+            with request_fields({"lease": "header.lease"}), self._store.receive(specs, lease, owner=owner) as upload:
                 assembly = await self._compute.run(work, lambda: Assembly(upload.arrays))
                 async for part in requests:
                     patience.reschedule(loop.time() + self._stream_idle_seconds)
@@ -110,7 +114,7 @@ class TensorServicer:
         self, request: messages_pb2.GetTensorsRequest, call: Call
     ) -> AsyncIterator[messages_pb2.GetTensorsResponse | Chunk]:
         _check_some(request.handles, "handle")
-        with self._store.use(request.handles, release=request.release) as inputs:
+        with self._store.use(request.handles, release=request.release, user=call.identity) as inputs:
             arrays = await self._residence.copy_to_host([inputs.arrays[handle] for handle in request.handles])
             header = messages_pb2.GetTensorsHeader(tensors=[encode_spec(array) for array in arrays])
             yield messages_pb2.GetTensorsResponse(header=header)
@@ -127,7 +131,7 @@ class TensorServicer:
         with self._opener.open(references) as opened:
             arrays = await self._owned(list((await self._compute.run(work, opened.arrays)).values()))
             room = next(iter(opened.memory), None)
-            handles = await self._store.keep_many(arrays, lease, shared=False, room=room)
+            handles = await self._store.keep_many(arrays, lease, shared=False, room=room, owner=call.identity)
         return messages_pb2.StoreTensorsResponse(
             tensors=await self._compute.run(work, _encode_handles, arrays, handles)
         )
@@ -144,7 +148,8 @@ class TensorServicer:
     async def ReadTensors(self, request: messages_pb2.ReadTensorsRequest, call: Call) -> WithContents:
         _check_some(request.handles, "handle")
         with ExitStack() as using:
-            inputs = using.enter_context(self._store.use(request.handles, release=request.release))
+            held = self._store.use(request.handles, release=request.release, user=call.identity)
+            inputs = using.enter_context(held)
             arrays = await self._residence.copy_to_host([inputs.arrays[handle] for handle in request.handles])
             num_bytes = sum(array.nbytes for array in arrays)
             if not call.carries_results and num_bytes > self._max_message_bytes:
@@ -166,7 +171,8 @@ class TensorServicer:
         for start in range(0, len(request.handles), _DELETED_AT_ONCE):
             if start:
                 await asyncio.sleep(0)
-            num_deleted += self._store.delete(request.handles[start : start + _DELETED_AT_ONCE])
+            part = request.handles[start : start + _DELETED_AT_ONCE]
+            num_deleted += self._store.delete(part, user=call.identity)
         return messages_pb2.DeleteTensorsResponse(num_deleted=num_deleted)
 
     async def ListTensors(
@@ -177,7 +183,7 @@ class TensorServicer:
             raise InvalidArgumentError(
                 f"expected the next_page_token of an earlier page, got {quoted(request.page_token)}", field="page_token"
             )
-        found = self._store.page(int(page.after or 0), page.size + 1)
+        found = self._store.page(int(page.after or 0), page.size + 1, user=call.identity)
         shown = found[: page.size]
         return messages_pb2.ListTensorsResponse(
             tensors=[

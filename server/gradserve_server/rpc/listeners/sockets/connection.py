@@ -5,6 +5,8 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from google.protobuf.message import DecodeError, Message
@@ -37,6 +39,7 @@ from gradserve_server.rpc.listeners.sockets.server_regions import ServerRegions
 from gradserve_server.rpc.listeners.sockets.strands import Strands
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream, SilentError
 from gradserve_server.rpc.sockets.tickets import Grant
+from gradserve_server.security.credentials import Credentials, no_credentials
 from gradserve_server.tensors.payload import NO_PAYLOAD
 
 _log = logging.getLogger(__name__)
@@ -66,6 +69,7 @@ class Connection:
         self._client_regions = ClientRegions(context.region_bytes, context.regions)
         self._server_regions = ServerRegions()
         self._grant: Grant | None = None
+        self._credentials: Callable[[], Credentials] = no_credentials
         self._gave_up = False
         self._strands = Strands()
         self._strand_key = b""
@@ -129,7 +133,11 @@ class Connection:
         self._context.admission.check()
         if hello.strand_key:
             return await self._become_strand(hello)
-        self._grant = self._context.tickets.redeem(hello.ticket, hello.client_id, self._stream.peer)
+        grant = self._context.tickets.redeem(hello.ticket, hello.client_id, self._stream.peer)
+        shown = replace(grant.credentials, uid=self._stream.peer_uid())
+        self._context.identify(shown)
+        self._credentials = lambda: shown
+        self._grant = grant
         if self._has_regions:
             self._context.readers.count += 1
             return await self._stream.write([FrameHeader(FrameKind.REPLY).pack()])
@@ -208,7 +216,14 @@ class Connection:
             name = bytes(head[: header.name_bytes]).decode(errors="replace")
             return await self._reply_status(unimplemented(f"no method {name!r} on this socket"))
         request = method.decode(bytes(head[header.head_bytes - header.message_bytes :]))
-        call = Call(method.name, deadline, payload, carries_results=self._grant.to_client, peer=self._grant.peer)
+        call = Call(
+            method.name,
+            deadline,
+            payload,
+            carries_results=self._grant.to_client,
+            peer=self._grant.peer,
+            credentials=self._credentials,
+        )
         try:
             return await self._answer(method, request, call)
         finally:

@@ -13,6 +13,7 @@ from gradserve_server.rpc.boundary.admission import Admission
 from gradserve_server.rpc.listeners.sockets.methods import Method
 from gradserve_server.rpc.listeners.sockets.strands import StrandKeys
 from gradserve_server.rpc.sockets.tickets import TicketOffice
+from gradserve_server.security.credentials import Credentials
 from gradserve_server.tensors.inflight import InFlight
 from gradserve_server.tensors.quotas import Quota
 
@@ -34,6 +35,7 @@ class SocketContext:
         shared_memory: Makes the server's regions.
         readers: Counts the clients that read averages in place.
         max_message_bytes: The longest message, without its payload.
+        identify: Raises UnauthenticatedError for credentials that nobody has.
         strand_keys: The keys to connections that get strands.
     """
 
@@ -49,4 +51,5 @@ class SocketContext:
     shared_memory: SharedMemory
     readers: Readers
     max_message_bytes: int
+    identify: Callable[[Credentials], object]
     strand_keys: StrandKeys = field(default_factory=StrandKeys)

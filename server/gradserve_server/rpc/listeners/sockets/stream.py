@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import struct
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -26,6 +27,8 @@ _READ_BYTES = 20 << 10
 """What one system call reads at most: a frame whose tensors are in its message, as small ones are."""
 _ONE_DESCRIPTOR = socket.CMSG_LEN(array.array("i").itemsize)
 _CUT_OFF = int(socket.MSG_CTRUNC)
+_CREDENTIALS = struct.Struct("@iII")
+"""struct ucred of Linux: process, user and group."""
 _CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 _IOV_MAX = 1024
 _ONLY_REGION = "expected a descriptor with REGION only"
@@ -71,6 +74,14 @@ class FrameStream:
         Raises:
             EOFError, InvalidArgumentError, OSError: There will be no frames.
         """
+
+    def peer_uid(self) -> int | None:
+        """Returns the user at the other end, as the kernel says; None over TCP."""
+        if self._sock.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
+            return None
+        shown = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        uid: int = _CREDENTIALS.unpack(shown)[1]
+        return uid
 
     def close(self) -> None:
         """Closes the socket."""

@@ -1,0 +1,61 @@
+"""Admits calls according to the policy of the server."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from google.protobuf.descriptor import MethodDescriptor
+
+from gradserve_server.resources import DEFAULT_CONTAINER
+from gradserve_server.rpc.boundary.call import Call
+from gradserve_server.rpc.boundary.chain import Handle
+from gradserve_server.rpc.boundary.malformed import MalformedMessage
+from gradserve_server.security.access import Access, no_rule
+from gradserve_server.security.rules import RULES
+
+
+class AccessChecks:
+    """Passes on calls whose callers have the role that the method needs, with their identities."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
+        """Returns a handle that passes on the calls that are allowed."""
+        name = method.full_name
+        rule = RULES.get(name)
+        if rule is None:
+            return _refused(name)
+        if rule.role is None:
+            return handle
+        container_of, access = _container_of(rule.containers), self._access
+
+        def admitted(request: Any, call: Call) -> Any:
+            container = container_of(request)
+            found = access.admit(call.credentials(), name, rule, container)
+            return handle(request, replace(call, identity=found.identity, may_only_open=found.may_only_open))
+
+        return admitted
+
+
+def _refused(name: str) -> Handle:
+    def refused(_request: Any, _call: Call) -> Any:
+        raise no_rule(name)
+
+    return refused
+
+
+def _container_of(paths: Sequence[str]) -> Callable[[Any], str | None]:
+    """Returns a function that finds the container in a request: None if it names none, or is malformed."""
+    if not paths:
+        return lambda _request: None
+    places = [tuple(path.rpartition(".")[::2]) for path in paths]
+
+    def find(request: Any) -> str | None:
+        if isinstance(request, MalformedMessage):
+            return None  # refused further inside
+        message, field = next((each for each in places if each[0] and request.HasField(each[0])), places[0])
+        found: str = getattr(getattr(request, message) if message else request, field)
+        return found or DEFAULT_CONTAINER
+
+    return find

@@ -1,0 +1,126 @@
+"""The policy in force, and its reload when its file changes."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradserve_server.errors import PermissionDeniedError
+from gradserve_server.limits import quoted
+from gradserve_server.security.access_file import AccessFileError, read_policy
+from gradserve_server.security.credentials import Credentials
+from gradserve_server.security.identity import Identity
+from gradserve_server.security.roles import Role
+from gradserve_server.security.rules import Rule
+
+_log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 1.0
+
+UNKNOWN_USER = Identity("")
+"""The identity of somebody at a Unix socket until the user is known; it may ask for a ticket and nothing else."""
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A caller that may make a call.
+
+    Attributes:
+        identity: The caller.
+        may_only_open: The error for creating what does not exist; None if the caller may.
+    """
+
+    identity: Identity
+    may_only_open: PermissionDeniedError | None = None
+
+
+class Access:
+    """Decides who may call what. Used on the event loop only."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads the file.
+
+        Raises:
+            AccessFileError: It is not valid.
+        """
+        self._path = path
+        self._seen = _signature(path)
+        self._policy = read_policy(path)
+
+    def identify(self, credentials: Credentials) -> Identity:
+        """Returns the identity of a caller.
+
+        Raises:
+            UnauthenticatedError: The caller shows no credentials, or unknown ones.
+        """
+        return self._policy.identify(credentials)
+
+    def admit(self, credentials: Credentials, method: str, rule: Rule, container: str | None) -> Admitted:
+        """Returns the caller of a method.
+
+        Args:
+            credentials: What the caller shows.
+            method: The method, for errors.
+            rule: Its rule.
+            container: The container that the request names; None if it names none.
+
+        Raises:
+            UnauthenticatedError: The caller is unknown.
+            PermissionDeniedError: Its role is too low.
+        """
+        if rule.for_unknown_users and self._may_be_known_later(credentials):
+            return Admitted(UNKNOWN_USER)
+        identity = self.identify(credentials)
+        role = identity.highest_role if container is None else identity.role_in(container)
+        wanted = rule.role
+        if wanted is None or (role is not None and role >= wanted):
+            return Admitted(identity)
+        denied = _denied(identity, method, wanted, container, role)
+        if rule.opening is not None and role is not None and role >= rule.opening:
+            return Admitted(identity, denied)
+        raise denied
+
+    def _may_be_known_later(self, credentials: Credentials) -> bool:
+        shows_nothing = not credentials.token_digest and not credentials.certificate and credentials.uid is None
+        return credentials.is_local and shows_nothing and bool(self._policy.by_uid)
+
+    async def follow(self) -> None:
+        """Reads the file again whenever it has changed, until it is cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.to_thread(self.look)
+
+    def look(self) -> None:
+        """Reads the file again if it has changed. If it is not valid, the policy stays as it is."""
+        found = _signature(self._path)
+        if found == self._seen:
+            return
+        self._seen = found
+        try:
+            self._policy = read_policy(self._path)
+        except AccessFileError as error:
+            _log.error("%s; the policy stays as it was", error)
+        else:
+            _log.info("read the access file %s again", self._path)
+
+
+def _signature(path: Path) -> tuple[int, ...] | None:
+    """Returns what differs once a file has changed; None if it is not there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
+
+
+def _denied(
+    identity: Identity, method: str, wanted: Role, container: str | None, role: Role | None
+) -> PermissionDeniedError:
+    where = "any container" if container is None else f"the container {quoted(container)}"
+    has = "no role" if role is None else f"the role {role}"
+    return PermissionDeniedError(f"{method} needs the role {wanted} in {where}; {identity.name!r} has {has} there")
+
+
+def no_rule(method: str) -> PermissionDeniedError:
+    """Returns the error of a method that has no rule."""
+    return PermissionDeniedError(f"nobody may call {method}: it has no rule")

@@ -1,0 +1,126 @@
+"""Reads the file that says who may do what."""
+
+import pwd
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gradserve_server.security.identity import MAX_IDENTITY_BYTES, Identity
+from gradserve_server.security.policy import Policy
+from gradserve_server.security.roles import Role
+from gradserve_server.system_errors import reason_of
+
+DIGEST_PREFIX = "sha256:"
+_DIGEST = re.compile(DIGEST_PREFIX + "[0-9a-f]{64}")
+_NAME = re.compile(f"[A-Za-z0-9._@-]{{1,{MAX_IDENTITY_BYTES}}}")
+_KEYS = ("tokens", "users", "certificates", "roles")
+_ROLES = {str(role): role for role in Role}
+_MAX_UID = (1 << 32) - 2
+
+
+class AccessFileError(Exception):
+    """The file cannot be used. The message names it, and the line or the key."""
+
+
+def read_policy(path: Path) -> Policy:
+    """Reads and checks a file.
+
+    Raises:
+        AccessFileError: It cannot be read, or something in it is not valid.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AccessFileError(f"cannot read the access file {path}: {reason_of(error)}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise AccessFileError(f"cannot read the access file {path}: {error}") from None
+    try:
+        return _policy(content)
+    except AccessFileError as error:
+        raise AccessFileError(f"the access file {path} is not valid: {error}") from None
+
+
+def _policy(content: Mapping[str, Any]) -> Policy:
+    _check_keys(content, ("identities",), "")
+    identities = content.get("identities")
+    if not isinstance(identities, dict) or not identities:
+        raise AccessFileError("expected at least one table [identities.NAME]")
+    by_token: dict[bytes, Identity] = {}
+    by_certificate: dict[str, Identity] = {}
+    by_uid: dict[int, Identity] = {}
+    for name, entry in identities.items():
+        where = f"identities.{name}"
+        if not _NAME.fullmatch(name):
+            raise AccessFileError(
+                f"{where}: expected a name of 1 to {MAX_IDENTITY_BYTES} letters, digits and the characters . _ @ -"
+            )
+        if not isinstance(entry, dict):
+            raise AccessFileError(f"{where}: expected a table")
+        _check_keys(entry, _KEYS, f"{where}.")
+        identity = Identity(name, _roles(entry.get("roles"), f"{where}.roles"))
+        for key, value in _entries(entry, "tokens", where):
+            _add(by_token, _digest(value, key), identity, key)
+        for key, value in _entries(entry, "certificates", where):
+            _add(by_certificate, _certificate(value, key), identity, key)
+        for key, value in _entries(entry, "users", where):
+            _add(by_uid, _uid(value, key), identity, key)
+    return Policy(by_token, by_certificate, by_uid)
+
+
+def _check_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    for key in table:
+        if key not in known:
+            raise AccessFileError(f"unknown key {where}{key}; expected {', '.join(known)}")
+
+
+def _entries(entry: Mapping[str, Any], name: str, where: str) -> Iterator[tuple[str, Any]]:
+    values = entry.get(name, [])
+    if not isinstance(values, list):
+        raise AccessFileError(f"{where}.{name}: expected a list")
+    for index, value in enumerate(values):
+        yield f"{where}.{name}[{index}]", value
+
+
+def _add(known: dict[Any, Identity], what: object, identity: Identity, key: str) -> None:
+    if what in known:
+        raise AccessFileError(f"{key}: expected each entry once, this one belongs to {known[what].name!r} already")
+    known[what] = identity
+
+
+def _roles(roles: object, where: str) -> Mapping[str, Role]:
+    if not isinstance(roles, dict):
+        raise AccessFileError(f'{where}: expected a table such as {{ "*" = "worker" }}: the role in each container')
+    found = {}
+    for container, role in roles.items():
+        if not isinstance(role, str) or role not in _ROLES:
+            raise AccessFileError(f"{where}.{container}: expected {', '.join(_ROLES)}, got {role!r}")
+        found[container] = _ROLES[role]
+    return found
+
+
+def _digest(value: object, key: str) -> bytes:
+    # The message does not show the value: it may be the token itself.
+    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+        raise AccessFileError(
+            f"{key}: expected {DIGEST_PREFIX} and 64 hexadecimal digits, as `gradserve token` prints it"
+        )
+    return bytes.fromhex(value.removeprefix(DIGEST_PREFIX))
+
+
+def _certificate(value: object, key: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise AccessFileError(f"{key}: expected the name in a certificate, got {value!r}")
+    return value
+
+
+def _uid(value: object, key: str) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_UID:
+        return value
+    if not isinstance(value, str):
+        raise AccessFileError(f"{key}: expected the name or the number of a user, got {value!r}")
+    try:
+        return pwd.getpwnam(value).pw_uid
+    except (KeyError, ValueError):
+        raise AccessFileError(f"{key}: this machine has no user {value!r}") from None

@@ -1,0 +1,49 @@
+"""The credentials that callers show."""
+
+import secrets
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from gradserve_server.security.peer import PeerCertificate
+
+TOKEN_PREFIX = "gradserve_"
+"""The beginning of tokens, by which scanners for leaked secrets can recognise them."""
+_TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a caller has shown. It is enough that one of them is known; the first that was shown counts.
+
+    Attributes:
+        token_digest: The digest of its bearer token; empty if it showed none.
+        certificate: Its checked certificate; None without one.
+        uid: The user at the other end of a Unix socket, as the kernel says; None if unknown.
+        is_local: Whether the call came through a Unix socket, which then may tell the user later.
+    """
+
+    token_digest: bytes = field(default=b"", repr=False)
+    certificate: PeerCertificate | None = None
+    uid: int | None = None
+    is_local: bool = False
+
+
+NO_CREDENTIALS = Credentials()
+
+
+def no_credentials() -> Credentials:
+    """Returns the credentials of a caller that shows none."""
+    return NO_CREDENTIALS
+
+
+def new_token() -> str:
+    """Returns a new token with 256 random bits."""
+    return TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
+
+
+def digest_of(token: str) -> bytes:
+    """Returns the digest of a token.
+
+    A plain hash is enough: nobody can try all values of 256 random bits.
+    """
+    return sha256(token.encode()).digest()
