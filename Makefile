@@ -9,6 +9,7 @@ GOLDEN_VENV := .venv-golden
 GOLDEN_RNN_VENV := .venv-golden-rnn
 GOLDEN_LAYERS_VENV := .venv-golden-layers
 CUDNN_VENV := .venv-cudnn
+SEEDS ?= 1000
 CUDNN_TESTS := tests/devices/cuda/cudnn
 BUF := npx --yes @bufbuild/buf@1.75.0
 JAVASCRIPT := examples/javascript
@@ -28,7 +29,7 @@ CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-node demo serve test lint types protos check-protos face-types check-cudnn golden bench image constraints clean
+.PHONY: help install install-node demo serve test lint types protos check-protos face-types check-cudnn golden bench simulate image constraints clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -146,6 +147,9 @@ golden: $(GOLDEN_INSTALLED) $(GOLDEN_RNN_INSTALLED) $(GOLDEN_LAYERS_INSTALLED)  
 
 bench: $(INSTALLED)  ## Measure beside the peers; installs them into environments of their own
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
+
+simulate: $(INSTALLED)  ## Crash servers on simulated disks, SEEDS times
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 image:  ## Build the container image and check that it runs
 	deploy/image.sh

@@ -331,7 +331,12 @@ class Accumulator:
         values = await self._sum.commit_average(staged)
         average = average_of_current(self._ledger.rounds, values)
         if self._journal.is_durable:
-            await self._journal.settle(average, self._ledger.answered_by(event))
+            try:
+                await self._journal.settle(average, self._ledger.answered_by(event))
+            except ServiceError as error:
+                # The sum is used up, and nobody knows whether the round is on disk.
+                self.close(error)
+                raise
         ended, answered = self._ledger.end_round(event)
         self._settle_bookkeeping()
         if self._closed is None:

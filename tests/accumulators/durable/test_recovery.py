@@ -1,5 +1,6 @@
 """What a server finds when the one before it was killed."""
 
+import asyncio
 import json
 import math
 from collections.abc import AsyncIterator
@@ -150,6 +151,27 @@ async def test_steps_that_were_set(disk: Disk) -> None:
     after.store.close()
 
 
+async def test_answers_from_before_a_step_was_set_stay_as_they_were(disk: Disk) -> None:
+    acc = await disk.create(durability=Durability.ROUND)
+    first, _ = await apply(acc, 1, call=call(1))
+    await acc.set_global_step(5)
+    await take(acc, 1)
+    after = await disk.after_crash()
+    assert ledger_of(after.found()) == ledger_of(acc)
+    again, duplicate = await apply(after.found(), 1, call=call(1))
+    assert (again.global_step, duplicate) == (first.global_step, True) == (0, True)
+    after.store.close()
+
+
+async def test_an_average_without_bytes(disk: Disk) -> None:
+    acc = await disk.create(durability=Durability.GRADIENT)
+    await apply(acc, call=call(1))
+    assert value_of((await take(acc, 1))[0]) == []
+    after = await disk.after_crash()
+    assert value_of(await after.found().read_average(1, 1)) == []
+    after.store.close()
+
+
 async def test_a_push_pull_that_was_cut_off_is_answered_by_the_next_server(tmp_path: Path) -> None:
     disk = await Disk.open(tmp_path / "state", Durability.GRADIENT)
     acc = await disk.create()
@@ -179,6 +201,36 @@ async def test_what_was_deleted_stays_deleted(disk: Disk, durability: Durability
     with pytest.raises(AbortedError):
         await apply(acc, 1)
     after.store.close()
+
+
+async def test_space_for_an_average_that_never_comes_is_given_back(disk: Disk) -> None:
+    acc = await disk.create()
+    await apply(acc, 1)
+    ending = asyncio.create_task(take(acc, 1))
+    await asyncio.sleep(0)  # the space is being set aside
+    disk.bench.registry.delete(KEY)
+    with pytest.raises(AbortedError):
+        await ending
+    for _ in range(2):
+        await disk.records.settle()
+    assert disk.store._segments.num_free == disk.store._segments.num_bytes > 0
+
+
+async def test_an_accumulator_that_is_deleted_while_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    disk = await Disk.open(tmp_path / "state", Durability.GRADIENT)
+    acc = await disk.create()
+    monkeypatch.setattr("gradserve_server.state.files.segments.Segments.allocate", full)
+    applying = asyncio.create_task(apply(acc, 1, call=call(1)))
+    await asyncio.sleep(0)  # the gradient is being written
+    disk.bench.registry.delete(KEY)
+    with pytest.raises(ResourceExhaustedError, match="no space in the state directory"):
+        await applying
+    disk.store.close()
 
 
 async def test_nothing_is_written_for_none(disk: Disk) -> None:
@@ -311,6 +363,11 @@ async def test_nobody_sees_a_round_that_could_not_be_written(
     with pytest.raises(UnavailableError, match=r"the server stops: .*the state cannot be written: .*Input/output"):
         await take(acc, 1)
     assert (acc.state.global_step, acc.state.kept_steps) == (0, ())
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="the server stops"):
+            await take(acc, 1)
+    with pytest.raises(UnavailableError, match="the server stops"):
+        await apply(acc, 1, local_step=1)
     assert len(disk.failures) == 1
     monkeypatch.undo()
     disk.store.close()

@@ -53,7 +53,8 @@ class FileJournal:
         """The events written since the ledger was, by `on_round`."""
         self._store = store
         self._durability = durability
-        self._pending: list[Event] = []
+        self._pending: list[tuple[int, Event]] = []
+        """Events that are not written yet, with their positions."""
         self._gradients = list(gradients)
         self._averages = dict(averages or {})
         self._space: Space | None = None
@@ -64,15 +65,17 @@ class FileJournal:
         """See `AccumulatorJournal`."""
         if self._ended:
             return
+        # Its place among the others, even if those before it are written later.
+        self.position += 1
         if isinstance(event, StepSet):
             change = Change()
-            self._execute(change, event)
+            self._execute(change, self.position, event)
             await self._store.commit(change)
         elif gradient is not None and self._durability is Durability.GRADIENT:
             assert isinstance(event, GradientAnswered)
             await self._append_gradient(event, gradient)
         else:
-            self._pending.append(event)
+            self._pending.append((self.position, event))
             if len(self._pending) > _MAX_PENDING and self._durability is Durability.GRADIENT:
                 self._store.add(self._change())
 
@@ -84,6 +87,7 @@ class FileJournal:
     async def settle(self, average: Average, answered: Sequence[RequestId]) -> None:
         """See `AccumulatorJournal`."""
         if self._ended:
+            self._give_back_space()  # it was deleted since `reserve`
             return
         change = self._change()
         blob = self._store.new_blob()
@@ -126,16 +130,16 @@ class FileJournal:
         self._store.add(change)
 
     async def _append_gradient(self, event: GradientAnswered, gradient: Gradient) -> None:
-        pending = self._pending
+        pending, position = self._pending, self.position
         change = self._change()
-        self._execute(change, event)
+        self._execute(change, position, event)
         blob = self._store.new_blob()
         layout, arrays = split(dict(gradient.values))
         change.put(blob, arrays)
         change.execute(
             "INSERT INTO gradient (accumulator, position, contribution, names, blob) VALUES (?, ?, ?, ?, ?)",
             self.number,
-            self.position,
+            position,
             json.dumps(asdict(event.contribution)),
             json.dumps(layout),
             blob,
@@ -145,24 +149,31 @@ class FileJournal:
         try:
             await self._store.commit(change)
         except ResourceExhaustedError:
-            self._gradients.remove(blob)
-            self._pending[:0] = pending
+            if not self._ended:
+                self._gradients.remove(blob)
+                self._pending[:0] = pending
             raise
 
     def _change(self) -> Change:
         """Returns a change with the events that wait."""
         change = Change()
         pending, self._pending = self._pending, []
-        for event in pending:
-            self._execute(change, event)
+        for position, event in pending:
+            self._execute(change, position, event)
         return change
 
-    def _execute(self, change: Change, event: Event) -> None:
-        self.position += 1
+    def _give_back_space(self) -> None:
+        space, self._space = self._space, None
+        if space is not None:
+            change = Change()
+            change.give_back(space)
+            self._store.add(change)
+
+    def _execute(self, change: Change, position: int, event: Event) -> None:
         self.num_events += 1
         change.execute(
             "INSERT INTO event (accumulator, position, record) VALUES (?, ?, ?)",
             self.number,
-            self.position,
+            position,
             json.dumps(to_record(event)),
         )

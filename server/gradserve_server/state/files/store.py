@@ -56,6 +56,7 @@ class Change:
     statements: list[tuple[str, Sequence[Any]]] = field(default_factory=list)
     arrays: list[_Arrays] = field(default_factory=list)
     removed: list[int] = field(default_factory=list)
+    unused: list[Space] = field(default_factory=list)
 
     def execute(self, statement: str, *values: Any) -> None:
         """Adds a statement of SQL."""
@@ -75,12 +76,16 @@ class Change:
         """Removes blobs. Whatever refers to them must be deleted by a statement before."""
         self.removed += numbers
 
+    def give_back(self, space: Space) -> None:
+        """Gives back space that was set aside, of which nothing is used."""
+        self.unused.append(space)
+
 
 @dataclass
 class _Entry:
     change: Change
     answer: asyncio.Future[None] | None
-    needs_bytes: int = 0
+    needs_bytes: int | None = None
     space: Space | None = None
 
 
@@ -265,14 +270,18 @@ class StateStore:
                 self._entries.clear()
             if not group:
                 return
-            if self._failure is None:
-                try:
-                    self._carry_out(group)
-                except Exception as error:  # whatever it is: from now on nobody knows what is on disk
-                    self._fail(error)
-            if self._failure is not None:
-                for each in group:
-                    self._settle(each, self._failure)
+            self._process(group)
+
+    def _process(self, group: Sequence[_Entry]) -> None:
+        """Carries out what has come together, and answers those who wait for it."""
+        if self._failure is None:
+            try:
+                self._carry_out(group)
+            except Exception as error:  # whatever it is: from now on nobody knows what is on disk
+                self._fail(error)
+        if self._failure is not None:
+            for each in group:
+                self._settle(each, self._failure)
 
     def _carry_out(self, group: Sequence[_Entry]) -> None:
         going = [each for each in group if self._find_space(each)]
@@ -300,13 +309,15 @@ class StateStore:
             if stored is not None:
                 self._segments.release(stored.extents)
         for entry in going:
+            for space in entry.change.unused:
+                self._segments.release(space.extents)
             self._settle(entry)
 
     def _find_space(self, entry: _Entry) -> bool:
         """Allocates space for an entry; if there is none, fails that entry and returns False."""
         allocated: list[Space] = []
         try:
-            if entry.needs_bytes:
+            if entry.needs_bytes is not None:
                 entry.space = Space(self._segments.allocate(entry.needs_bytes))
             for each in entry.change.arrays:
                 if each.space is None:
@@ -317,6 +328,9 @@ class StateStore:
                 raise
             for space in allocated:
                 self._segments.release(space.extents)
+            for each in entry.change.arrays:
+                if each.space in allocated:
+                    each.space = None
             self._settle(entry, ResourceExhaustedError(f"there is no space in the state directory: {error.strerror}"))
             return False
         return True

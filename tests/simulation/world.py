@@ -1,0 +1,282 @@
+"""One simulated world: clients, and servers that crash one after the other on the same disk."""
+
+import asyncio
+import contextlib
+import random
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from gradserve_server.errors import NotFoundError
+from gradserve_server.state.files.errors import StateError
+from tests.simulation.clients import KEYS, Client
+from tests.simulation.clock import StuckError, VirtualLoop
+from tests.simulation.disk import CrashError
+from tests.simulation.server import Server
+from tests.simulation.truth import BrokenPromiseError, Life, check
+
+_POINTS = {"write": 0.01, "flush": 0.03, "before the commit": 0.03, "after the commit": 0.03, "any": 0.002}
+"""How likely a crash is at each point."""
+_TRACE = 40
+
+
+class FailedSeedError(AssertionError):
+    """A world in which a promise was broken, with the last that happened in it."""
+
+    def __init__(self, seed: int, trace: list[str], error: BaseException) -> None:
+        last = "\n".join(f"  {line}" for line in trace[-_TRACE:])
+        super().__init__(f"seed {seed}:\n{last}\n{type(error).__name__}: {error}")
+
+
+class World:
+    """Everything that happens for one seed.
+
+    Attributes:
+        lives: The accumulators, by incarnation.
+        epoch: The number of crashes so far.
+        num_gradients: The number of gradients so far.
+        was_full: Whether the disk was full in this epoch.
+        is_over: Whether the server has crashed.
+        trace: What happened.
+        crashes: The points at which servers crashed.
+    """
+
+    def __init__(self, seed: int, num_crashes: int = 4) -> None:
+        self.seed = seed
+        self.lives: dict[str, Life] = {}
+        self.epoch = 0
+        self.num_gradients = 0
+        self.was_full = False
+        self.is_over = False
+        self.trace: list[str] = []
+        self.crashes: list[str] = []
+        self._chance = random.Random(seed)
+        self._num_crashes = num_crashes
+        self._clients = [Client(f"w{number}", self, self._chance) for number in range(3)]
+        self._now = 0.0
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Runs until the last server has ended.
+
+        Raises:
+            FailedSeedError: A promise was broken.
+        """
+        memory = Path("/dev/shm")
+        with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+            for epoch in range(self._num_crashes + 1):
+                self.epoch = epoch
+                is_last = epoch == self._num_crashes
+                try:
+                    self._live(Path(folder), is_last=is_last)
+                except Exception as found:
+                    error: BaseException = found
+                    while isinstance(error, BaseExceptionGroup):
+                        error = error.exceptions[0]
+                    raise FailedSeedError(self.seed, self.trace, error) from error
+
+    def note(self, what: str) -> None:
+        """Adds a line to the trace."""
+        self.trace.append(f"{self.epoch} {self._loop.time():8.3f} {what}")
+
+    def new_gradient(self) -> int:
+        """Returns the number of a new gradient."""
+        self.num_gradients += 1
+        return self.num_gradients - 1
+
+    def _live(self, folder: Path, *, is_last: bool) -> None:
+        """Runs one server."""
+        # The end of the server before this one has drawn numbers, too, and not always as many.
+        self._chance.seed(f"{self.seed} {self.epoch}")
+        self._loop = loop = VirtualLoop(self._now)
+        loop.set_exception_handler(self._unexpected)
+        self.is_over, self.was_full, self._is_last = False, False, is_last
+        path = folder / str(self.epoch)
+        with contextlib.ExitStack() as patched:
+            patched.callback(loop.close)
+            self.server = Server(path, self._chance, patched)
+            patched.callback(self.server.store.abandon)
+            patched.callback(self._end_tasks)
+            main = loop.create_task(self._main(path))
+            main.add_done_callback(lambda _: None if self.is_over else loop.stop())
+            with contextlib.suppress(CrashError):
+                loop.run_forever()
+            if main.done() and not main.cancelled():
+                main.result()
+        if self._error is not None:
+            raise self._error
+        self._now = loop.now
+        if self.epoch:
+            shutil.rmtree(folder / str(self.epoch - 1), ignore_errors=True)
+
+    def _end_tasks(self) -> None:
+        self.is_over = True
+        self._loop.on_turn = lambda _: None
+        self.server.bench.registry.close()
+        self._loop.run_until_complete(asyncio.sleep(0))  # a task that never began cannot clean up
+        while tasks := asyncio.all_tasks(self._loop):  # some begin others when they end
+            for task in tasks:
+                task.cancel()
+            with contextlib.suppress(StuckError):
+                self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._loop.run_until_complete(asyncio.sleep(0))
+
+    async def _main(self, path: Path) -> None:
+        server = self.server
+        await self._recover(path)
+        self._loop.on_turn = self._on_turn
+        server.disk.on_point = self._maybe_crash
+        server.start()
+        async with asyncio.TaskGroup() as group:
+            workers = [group.create_task(each.work()) for each in self._clients]
+            await self._trouble()
+            for worker in workers:
+                worker.cancel()
+        await self._finish()
+
+    async def _trouble(self) -> None:
+        """Lets the disk get into trouble now and then, for a while."""
+        chance, disk = self._chance, self.server.disk
+        for _ in range(chance.randint(2, 12)):
+            await asyncio.sleep(chance.uniform(0.05, 1.0))
+            event = chance.random()
+            if event < 0.1:
+                disk.is_full = self.was_full = True
+                self.note("the disk is full")
+            elif event < 0.3:
+                disk.is_full = False
+            elif event < 0.33 and not self._is_last:
+                disk.fails_at = chance.choice(["pwrite", "fdatasync"])
+                self.note(f"the next {disk.fails_at} fails")
+            if self.server.failure is not None:
+                await asyncio.sleep(chance.choice([0.0, 0.1]))
+                self._crash("a failure of the disk")
+        if not self._is_last:
+            self._crash("the end of an epoch")
+        disk.is_full = False
+
+    async def _recover(self, path: Path) -> None:
+        server = self.server
+        server.bench.now = self._now
+        server.check_files()
+        await server.restore()
+        found = dict(server.bench.registry.page("test", "", 100))
+        self.note(f"a server starts, and finds {', '.join(map(str, found)) or 'nothing'}")
+        there = {each.incarnation: each for each in found.values()}
+        for incarnation, accumulator in there.items():
+            check(incarnation in self.lives, f"{incarnation} was never made")
+            life = self.lives[incarnation]
+            check(not life.is_deleted, f"{life.key}: it was deleted, and is here again")
+            life.deleting = False
+            life.is_promised = True
+            life.recovered(accumulator, self.epoch)
+            life.setting.clear()
+        for life in self.lives.values():
+            if life.incarnation not in there:
+                check(life.deleting or not life.is_promised, f"{life.key}: it is gone")
+                life.is_deleted = life.deleting = True
+        server.check_accounts(list(found.values()))
+        if self.epoch and self._chance.random() < 0.2:
+            await self._rot(path)
+
+    async def _rot(self, path: Path) -> None:
+        """Changes a byte on disk: another server must notice."""
+        stored = [each for each in self.server.store._blobs.values() if each.checksums]
+        if not stored:
+            return
+        place = self._chance.choice(stored).extents[0]
+        file = path / "segments" / f"{place.segment:06}.segment"
+        with file.open("r+b") as opened, contextlib.ExitStack() as patched:
+            position = place.offset + self._chance.randrange(1000)
+            opened.seek(position)
+            before = opened.read(1)
+            copy = path.with_name("rotten")
+            shutil.copytree(path, copy, ignore=shutil.ignore_patterns("lock", "*-shm"))
+        with (copy / "segments" / file.name).open("r+b") as opened:
+            opened.seek(position)
+            opened.write(bytes([before[0] ^ 1]))
+        with contextlib.ExitStack() as patched:
+            other = Server(copy, self._chance, patched)
+            patched.callback(shutil.rmtree, copy)
+            patched.callback(other.store.abandon)
+            try:
+                await other.restore()
+            except StateError:
+                return
+            raise BrokenPromiseError(f"byte {position} of {file.name} has changed, and nobody noticed")
+
+    async def _finish(self) -> None:
+        """Ends the rounds, and checks what is left."""
+        server = self.server
+        registry = server.bench.registry
+        await asyncio.sleep(5)
+        self._check_quiet()
+        for key in KEYS:
+            try:
+                accumulator = registry.get(key)
+            except NotFoundError:
+                continue
+            if accumulator.num_accumulated:
+                await accumulator.take(None, accumulator.num_accumulated, 60)
+            await asyncio.sleep(1)
+            life = self.lives[accumulator.incarnation]
+            for call in life.calls:
+                life.check_counted(call)
+        self._check_quiet()
+        for key in KEYS:
+            registry.delete(key)
+        await server.records.settle()
+        self._check_quiet()
+        left = [server.bench.memory.used, server.bench.bookkeeping.used, registry.waiters.used, registry.count.used]
+        check(left == [0, 0, 0, 0], f"memory, bookkeeping, waiters and accumulators are left: {left}")
+        check(not server.store.blobs, f"blobs {server.store.blobs} are left")
+
+    def _check_quiet(self) -> None:
+        self.server.check_files()
+        self.server.check_accounts([each for _, each in self.server.bench.registry.page("test", "", 100)])
+
+    def _on_turn(self, is_quiet: bool) -> None:
+        if self.is_over:
+            return
+        server = self.server
+        server.bench.now = self._loop.now
+        if server.failure is not None:
+            return  # It is about to stop, and answers nothing but that.
+        try:
+            for _, accumulator in server.bench.registry.page("test", "", 100):
+                self.lives[accumulator.incarnation].observe(accumulator, self.epoch)
+                if is_quiet and server.store.is_idle and not server.disk.is_full:
+                    head = accumulator._queue.head(accumulator.num_accumulated)
+                    check(head is None, f"{accumulator.name}: a call waits, but enough gradients are there")
+        except AssertionError as error:
+            self._stop(error)
+        if is_quiet:
+            with contextlib.suppress(CrashError):
+                self._maybe_crash("any")
+
+    def _maybe_crash(self, point: str) -> None:
+        if not self.is_over and not self._is_last and self._chance.random() < _POINTS[point]:
+            self._crash(point)
+
+    def _crash(self, point: str) -> None:
+        """Ends the server at once."""
+        loses_power = self._chance.random() < 0.7
+        self._on_turn(False)
+        self.note(f"{'power is lost' if loses_power else 'the server is killed'} at: {point}")
+        self.crashes.append(point)
+        self.server.disk.copy_after_crash(self.server.disk.path.with_name(str(self.epoch + 1)), loses_power=loses_power)
+        self.is_over = True
+        self._loop.stop()
+        raise CrashError
+
+    def _stop(self, error: BaseException) -> None:
+        if self._error is None:
+            self._error = error
+        self.is_over = True
+        self._loop.stop()
+
+    def _unexpected(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if loop is self._loop and not self.is_over and not isinstance(error, CrashError):
+            self._stop(error or RuntimeError(context["message"]))
