@@ -23,6 +23,7 @@ from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.devices.host.shared_blocks import Readers, SharedAverages, SharedMemory
 from gradserve_server.errors import UnavailableError
+from gradserve_server.layers.batch_norm.journal import MemoryLayerRecords
 from gradserve_server.layers.batch_norm.kind import BatchNormKind
 from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.leases.lifetimes import Lifetimes
@@ -138,7 +139,7 @@ class Server:
             records=MemoryRecords() if self._state is None else self._state.accumulators,
         )
         self._allocate = pool.empty
-        batch_norm = BatchNormKind(
+        self._batch_norm = BatchNormKind(
             runner=self.runner,
             compute=self._compute,
             memory=memory,
@@ -146,10 +147,11 @@ class Server:
             clock=self._clock,
             new_id=parts.new_id,
             new_seed=parts.new_seed,
+            records=MemoryLayerRecords() if self._state is None else self._state.layers,
         )
         layers = Quota(limits.max_layers, "layers", each=Cost(bookkeeping, _LAYER_BYTES))
-        self.layers = LayerRegistry(batch_norm, layers, self.lifetimes, bookkeeping)
-        residence = Residence(host, device, self._compute)
+        self.layers = LayerRegistry(self._batch_norm, layers, self.lifetimes, bookkeeping)
+        self._residence = residence = Residence(host, device, self._compute)
         in_flight = InFlight(limits.max_inflight_bytes)
         tickets, self._socket_addresses = TicketOffice(self._clock), SocketAddresses()
         opener = TensorOpener(self.store, residence)
@@ -232,8 +234,11 @@ class Server:
         """
         if self._state is not None:
             count = await self._state.restore(self.registry, self._allocate)
+            num_layers = self._state.layers.restore(
+                self.layers, self._batch_norm, self._allocate, self._residence.copy_to_host
+            )
             self._state.start(self._on_failure)
-            _log.info("restored %d accumulators from %s", count, self._config.state.state_dir)
+            _log.info("restored %d accumulators and %d layers from %s", count, num_layers, self._state.path)
         listen = [Address.to_listen(address) for address in self._config.listen.listen]
         bound = self._listener.bind(listen)
         self.addresses = tuple(map(str, bound))

@@ -6,6 +6,7 @@ from pathlib import Path
 from gradserve_server.accumulators.durable.records import FileRecords
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.config import StateConfig
+from gradserve_server.layers.batch_norm.durable.records import FileLayerRecords
 from gradserve_server.state.durability import Durability
 from gradserve_server.state.files.directory import StateDirectory
 from gradserve_server.state.files.store import StateStore
@@ -30,15 +31,22 @@ class ServerState:
 
     Attributes:
         accumulators: The journals of the accumulators.
+        layers: The journals of the layers.
     """
 
     def __init__(self, store: StateStore, default: Durability) -> None:
         """Takes the directory, and the durability of what asks for none."""
         self._store = store
         self.accumulators = FileRecords(store, default)
+        self.layers = FileLayerRecords(store, default)
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self._store.path
 
     async def restore(self, registry: AccumulatorRegistry, allocate: Allocate) -> int:
-        """Makes everything again that is there; see `FileRecords.restore`."""
+        """Makes the accumulators again that are there; see `FileRecords.restore`."""
         return await self.accumulators.restore(registry, allocate)
 
     def start(self, on_failure: Callable[[str], object]) -> None:

@@ -13,6 +13,7 @@ from gradserve_server.resources import DEFAULT_CONTAINER
 
 if TYPE_CHECKING:  # imported late: other commands need none of it, and start sooner
     from gradserve_server.accumulators.durable.inspection import Found
+    from gradserve_server.layers.batch_norm.durable.inspection import FoundLayer
     from gradserve_server.state.files.store import StateStore
 
 _directory = click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
@@ -28,17 +29,24 @@ def state() -> None:
 def check(directory: Path) -> None:
     """Read and verify all of DIRECTORY. Exit with 1 if something is damaged."""
     from gradserve_server.accumulators.durable.inspection import inspect
+    from gradserve_server.layers.batch_norm.durable.inspection import inspect_layers
 
     with _opened(directory) as store:
-        found = list(inspect(store))
-        for each in found:
-            click.echo(_line(each))
-            for fault in _faults(each):
+        found, layers = list(inspect(store)), list(inspect_layers(store))
+        for line, faults in [(_line(each), _faults(each)) for each in found] + [
+            (_layer_line(each), _layer_faults(each)) for each in layers
+        ]:
+            click.echo(line)
+            for fault in faults:
                 click.echo(f"  {fault}", err=True)
-        damaged = sum(bool(_faults(each)) for each in found)
-    if damaged:
-        raise click.ClickException(f"{directory}: {damaged} of {len(found)} accumulators are damaged")
-    click.echo(f"{directory}: {len(found)} accumulators, nothing is damaged")
+    damaged = sum(bool(_faults(each)) for each in found)
+    damaged_layers = sum(bool(_layer_faults(each)) for each in layers)
+    if damaged or damaged_layers:
+        raise click.ClickException(
+            f"{directory}: {damaged} of {len(found)} accumulators and "
+            f"{damaged_layers} of {len(layers)} layers are damaged"
+        )
+    click.echo(f"{directory}: {len(found)} accumulators, {len(layers)} layers, nothing is damaged")
 
 
 @state.command()
@@ -47,15 +55,25 @@ def check(directory: Path) -> None:
 def repair(directory: Path, yes: bool) -> None:
     """Remove from DIRECTORY what is damaged, so that a server can use the rest.
 
-    A damaged average is removed alone. An accumulator of which anything else is damaged is removed with all it has.
+    A damaged average is removed alone. An accumulator of which anything else is damaged is removed with all it has,
+    and so is a layer of which anything is damaged.
     """
     from gradserve_server.accumulators.durable.inspection import inspect, removal
+    from gradserve_server.layers.batch_norm.durable.inspection import inspect_layers, layer_removal
 
     with _opened(directory) as store:
-        removals = [(each, change) for each in inspect(store) if (change := removal(store, each)) is not None]
-        for each, _ in removals:
-            what = f"accumulator {each.key}" if each.damage else f"averages of accumulator {each.key}"
-            click.echo(f"{'remove' if yes else 'would remove'} {what}: {'; '.join(_faults(each))}")
+        removals = []
+        for each in inspect(store):
+            if (change := removal(store, each)) is not None:
+                what = f"accumulator {each.key}" if each.damage else f"averages of accumulator {each.key}"
+                removals.append((f"{what}: {'; '.join(_faults(each))}", change))
+        removals += [
+            (f"layer {layer.key}: {layer.damage}", change)
+            for layer in inspect_layers(store)
+            if (change := layer_removal(store, layer)) is not None
+        ]
+        for what, _ in removals:
+            click.echo(f"{'remove' if yes else 'would remove'} {what}")
 
         async def carry_out() -> None:
             store.start(click.echo)
@@ -144,3 +162,15 @@ def _line(found: "Found") -> str:
 def _faults(found: "Found") -> list[str]:
     faults = [] if found.damage is None else [found.damage]
     return faults + [f"average of round {number}: {why}" for number, why in found.damaged_averages.items()]
+
+
+def _layer_line(found: "FoundLayer") -> str:
+    if found.damage is not None:
+        return f"layer {found.key}"
+    return (
+        f"layer {found.key}: {found.num_variables} variables, {found.num_updates} updates, {found.num_pending} pending"
+    )
+
+
+def _layer_faults(found: "FoundLayer") -> list[str]:
+    return [] if found.damage is None else [found.damage]

@@ -16,6 +16,7 @@ from gradserve_server.layers.batch_norm.calls import ForwardCall, ForwardResult
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.events import Event
 from gradserve_server.layers.batch_norm.forwards import Forward
+from gradserve_server.layers.batch_norm.journal import LayerRecords, MemoryLayerRecords
 from gradserve_server.layers.batch_norm.kind import REMEMBERED_FORWARDS, BatchNormKind
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.spec import BackwardOutputs, CallInputs
@@ -45,6 +46,7 @@ class LayerBench:
         journal: Journal[Event] | None = None,
         remembered: int = REMEMBERED_FORWARDS,
         max_layers: int = 1 << 20,
+        records: LayerRecords | None = None,
     ) -> None:
         """Takes `families` of ops and layers together with their device; without, the CPU's."""
         self.now = 0.0
@@ -63,7 +65,7 @@ class LayerBench:
         self.runner.prepare = lambda: None  # type: ignore[method-assign]
         ids = itertools.count(1)
         self.lifetimes = Lifetimes(lambda: self.now, 60.0)
-        kind = BatchNormKind(
+        self.kind = BatchNormKind(
             runner=self.runner,
             compute=InlineCompute(),
             memory=self.memory,
@@ -71,11 +73,11 @@ class LayerBench:
             clock=lambda: self.now,
             new_id=lambda: str(next(ids)),
             new_seed=lambda: 7,
-            journal_of=lambda _: journal or NoJournal(),
+            records=records or MemoryLayerRecords(lambda _: journal or NoJournal()),
             remembered=remembered,
         )
         self.bookkeeping = Quota(1 << 40, "bytes of bookkeeping")
-        self.registry = LayerRegistry(kind, Quota(max_layers, "layers"), self.lifetimes, self.bookkeeping)
+        self.registry = LayerRegistry(self.kind, Quota(max_layers, "layers"), self.lifetimes, self.bookkeeping)
 
     def layer(self, key: ResourceKey = KEY, reuse: Reuse = Reuse.ALLOWED, **arguments: Any) -> BatchNormLayer:
         """Returns a layer with the arguments of `client.batch_norm`, as the golden cases have them."""

@@ -123,7 +123,7 @@ def test_another_configuration_is_refused_and_named(other: dict[str, Any]) -> No
 
 
 def test_every_argument_is_compared() -> None:
-    compared = {argument for other in OTHERS for argument in other} | {"in_place_updates"}
+    compared = {argument for other in OTHERS for argument in other} | {"in_place_updates", "durability"}
     assert compared == set(BatchNormConfig.__dataclass_fields__)
     bench = LayerBench()
     create(bench)

@@ -8,6 +8,7 @@ import pytest
 
 from gradserve_server.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from gradserve_server.layers.registry import LayerRegistry, Reuse
+from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.resources import ResourceKey
 from gradserve_server.tensors.quotas import Quota
@@ -28,6 +29,7 @@ class Scaling:
         self.waiting = 0
         self.num_channels = 0
         self.is_closed = False
+        self.begun: list[Lifetime] = []
         self._on_presence = on_presence
 
     def forward(self) -> None:
@@ -44,6 +46,9 @@ class Scaling:
 
     async def expire(self) -> int:
         return self._let_go()
+
+    def begin(self, lifetime: Lifetime) -> None:
+        self.begun.append(lifetime)
 
     def close(self) -> None:
         self.is_closed = True
@@ -66,6 +71,9 @@ class ScalingKind:
 
     def make(self, key: ResourceKey, config: int, creation_id: str, on_presence: Callable[[bool], object]) -> Scaling:
         return Scaling(config, creation_id, on_presence)
+
+    async def settle(self) -> None:
+        pass
 
 
 @pytest.fixture
@@ -137,3 +145,24 @@ def test_names_and_tags_count() -> None:
     for key in keys:
         registry.delete(key)
     assert (bookkeeping.used, registry.count.used) == (0, 0)
+
+
+async def test_layers_begin_when_they_can_be_found(registry: LayerRegistry[int, Scaling]) -> None:
+    lifetime = Lifetime(idle_lease=5)
+    first, _ = registry.create(ResourceKey("c", "a"), 2, Reuse.ALLOWED, "", lifetime)
+    registry.create(ResourceKey("c", "a"), 2, Reuse.ALLOWED, "", lifetime)
+    second, _ = await registry.create_built(
+        ResourceKey("c", "b"), 2, Reuse.ALLOWED, "", np.dtype(np.float32), (2, 3), lifetime
+    )
+    assert [first.begun, second.begun] == [[lifetime], [lifetime]]
+
+
+def test_layers_that_were_there_before_count(registry: LayerRegistry[int, Scaling]) -> None:
+    key = ResourceKey("c", "a")
+    layer = registry.restore(key, Lifetime(idle_lease=5), lambda on_presence: Scaling(2, "first", on_presence))
+    assert registry.get(key) is layer
+    assert registry.lifetime(key) == Lifetime(idle_lease=5)
+    assert (registry.count.used, layer.begun) == (1, [])
+    layer.forward()
+    assert registry.delete(key)
+    assert (registry.count.used, layer.is_closed) == (0, True)

@@ -26,7 +26,7 @@ def config(directory: Path) -> ServerConfig:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """The state of a server that had two accumulators."""
+    """The state of a server that had two accumulators and a layer."""
     with LocalServer(config(tmp_path / "state")) as server, gradserve.connect(server.address) as client:
         plain = client.conditional_accumulator("bfloat16", (2, 3), shared_name="plain", keep_averages=2)
         for step in range(3):
@@ -38,18 +38,26 @@ def directory(tmp_path: Path) -> Path:
         model.apply_grad({"w": np.ones(1 << 20, np.float32), "b": rows})
         model.take_grad(1)
         model.apply_grad({"w": np.ones(1 << 20, np.float32), "b": rows}, local_step=1)
+        layer = client.batch_norm(scope="bn", container="c", scale=True)
+        layer.forward(np.ones((4, 3), np.float32))
+        layer.run_updates()
+        layer.forward(np.ones((4, 3), np.float32))
     return tmp_path / "state"
 
 
 LISTED = """\
 c/model: gradient, step 1, 1 gradients in the round, 1 averages
 default/plain: gradient, step 3, 0 gradients in the round, 2 averages
+layer c/bn: 4 variables, 1 updates, 1 pending
 """
 
 
 def test_a_directory_that_is_whole(directory: Path) -> None:
     result = run("check", directory)
-    assert (result.exit_code, result.output) == (0, f"{LISTED}{directory}: 2 accumulators, nothing is damaged\n")
+    assert (result.exit_code, result.output) == (
+        0,
+        f"{LISTED}{directory}: 2 accumulators, 1 layers, nothing is damaged\n",
+    )
     result = run("repair", directory)
     assert (result.exit_code, result.output) == (0, f"{directory}: nothing is damaged\n")
 
@@ -107,7 +115,7 @@ def test_a_damaged_average_is_removed_alone(directory: Path) -> None:
     assert result.exit_code == 1
     assert "average of round 1: " in result.output
     assert "their checksum differs" in result.output
-    assert f"Error: {directory}: 1 of 2 accumulators are damaged" in result.output
+    assert f"Error: {directory}: 1 of 2 accumulators and 0 of 1 layers are damaged" in result.output
     result = run("repair", directory)
     assert result.exit_code == 1
     assert result.output.startswith("would remove averages of accumulator default/plain: average of round 1: ")
@@ -120,9 +128,37 @@ def test_a_damaged_average_is_removed_alone(directory: Path) -> None:
 
 def test_an_accumulator_that_cannot_be_used_is_removed(directory: Path) -> None:
     damage(directory, "SELECT blob FROM gradient")
-    assert "1 of 2 accumulators are damaged" in run("check", directory).output
+    assert "1 of 2 accumulators and 0 of 1 layers are damaged" in run("check", directory).output
     result = run("repair", directory, "--yes")
     assert result.exit_code == 0
     assert result.output.startswith("remove accumulator c/model: ")
     result = run("check", directory)
     assert (result.exit_code, result.output.splitlines()[0]) == (0, LISTED.splitlines()[1])
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE layer SET config = '{}'",
+        "UPDATE layer_event SET record = '[]'",
+        "DELETE FROM layer_variable WHERE name = 'gamma'",
+        "DELETE FROM layer_update",
+        None,
+    ],
+)
+def test_a_layer_that_is_damaged_is_removed(directory: Path, statement: str | None) -> None:
+    if statement is None:
+        damage(directory, "SELECT blob FROM layer_update")
+    else:
+        with sqlite3.connect(directory / "metadata.sqlite") as connection:
+            connection.execute(statement)
+    result = run("check", directory)
+    assert result.exit_code == 1
+    assert "layer c/bn\n" in result.output
+    assert "0 of 2 accumulators and 1 of 1 layers are damaged" in result.output
+    result = run("repair", directory)
+    assert result.exit_code == 1
+    assert result.output.startswith("would remove layer c/bn: ")
+    assert run("repair", directory, "--yes").exit_code == 0
+    result = run("check", directory)
+    assert result.output.endswith("2 accumulators, 0 layers, nothing is damaged\n")

@@ -23,10 +23,11 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from gradserve.v1 import accumulator_pb2 as gradserve_dot_v1_dot_accumulator__pb2
 from gradserve.v1 import layer_pb2 as gradserve_dot_v1_dot_layer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#gradserve/v1/batch_norm_layer.proto\x12\x0cgradserve.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18gradserve/v1/layer.proto\"I\n\x11\x42\x61tchNormLayerRef\x12\x11\n\tcontainer\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\"\xf6\x08\n\x0f\x42\x61tchNormConfig\x12\x12\n\x05\x64\x65\x63\x61y\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x06\x63\x65nter\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12\r\n\x05scale\x18\x03 \x01(\x08\x12\x14\n\x07\x65psilon\x18\x04 \x01(\x01H\x02\x88\x01\x01\x12\x15\n\ractivation_fn\x18\x05 \x01(\t\x12P\n\x12param_initializers\x18\x06 \x03(\x0b\x32\x34.gradserve.v1.BatchNormConfig.ParamInitializersEntry\x12P\n\x12param_regularizers\x18\x07 \x03(\x0b\x32\x34.gradserve.v1.BatchNormConfig.ParamRegularizersEntry\x12\x18\n\x10in_place_updates\x18\x08 \x01(\x08\x12\x1b\n\x13updates_collections\x18\t \x03(\t\x12V\n\x15variables_collections\x18\n \x03(\x0b\x32\x37.gradserve.v1.BatchNormConfig.VariablesCollectionsEntry\x12\x1b\n\x13outputs_collections\x18\x0b \x03(\t\x12\x16\n\ttrainable\x18\x0c \x01(\x08H\x03\x88\x01\x01\x12\x12\n\x05\x66used\x18\r \x01(\x08H\x04\x88\x01\x01\x12\x13\n\x0b\x64\x61ta_format\x18\x0e \x01(\t\x12\x1f\n\x17zero_debias_moving_mean\x18\x0f \x01(\x08\x12\x0e\n\x06renorm\x18\x10 \x01(\x08\x12J\n\x0frenorm_clipping\x18\x11 \x03(\x0b\x32\x31.gradserve.v1.BatchNormConfig.RenormClippingEntry\x12\x19\n\x0crenorm_decay\x18\x12 \x01(\x01H\x05\x88\x01\x01\x12\x32\n\nadjustment\x18\x13 \x01(\x0b\x32\x1e.gradserve.v1.RandomAdjustment\x12\x1a\n\x12renorm_zero_debias\x18\x14 \x01(\x08\x1aS\n\x16ParamInitializersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.gradserve.v1.Initializer:\x02\x38\x01\x1aS\n\x16ParamRegularizersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.gradserve.v1.Regularizer:\x02\x38\x01\x1aZ\n\x19VariablesCollectionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12,\n\x05value\x18\x02 \x01(\x0b\x32\x1d.gradserve.v1.CollectionNames:\x02\x38\x01\x1a\x35\n\x13RenormClippingEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06_decayB\t\n\x07_centerB\n\n\x08_epsilonB\x0c\n\n_trainableB\x08\n\x06_fusedB\x0f\n\r_renorm_decay\"x\n\x10RandomAdjustment\x12\x11\n\tscale_min\x18\x01 \x01(\x01\x12\x11\n\tscale_max\x18\x02 \x01(\x01\x12\x10\n\x08\x62ias_min\x18\x03 \x01(\x01\x12\x10\n\x08\x62ias_max\x18\x04 \x01(\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_seed\"\xd4\x02\n\x12\x42\x61tchNormLayerInfo\x12.\n\x05layer\x18\x01 \x01(\x0b\x32\x1f.gradserve.v1.BatchNormLayerRef\x12-\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x1d.gradserve.v1.BatchNormConfig\x12-\n\tvariables\x18\x03 \x03(\x0b\x32\x1a.gradserve.v1.VariableInfo\x12\x14\n\x0cnum_forwards\x18\x04 \x01(\x03\x12\x13\n\x0bnum_updates\x18\x05 \x01(\x03\x12\x11\n\tnum_bytes\x18\x06 \x01(\x03\x12/\n\x08warnings\x18\x07 \x03(\x0b\x32\x1d.gradserve.v1.IgnoredArgument\x12\x12\n\nis_private\x18\x08 \x01(\x08\x12-\n\nidle_lease\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration*\xdd\x01\n\x17\x42\x61tchNormImplementation\x12)\n%BATCH_NORM_IMPLEMENTATION_UNSPECIFIED\x10\x00\x12#\n\x1f\x42\x41TCH_NORM_IMPLEMENTATION_FUSED\x10\x01\x12(\n$BATCH_NORM_IMPLEMENTATION_CORE_FUSED\x10\x02\x12\"\n\x1e\x42\x41TCH_NORM_IMPLEMENTATION_CORE\x10\x03\x12$\n BATCH_NORM_IMPLEMENTATION_LEGACY\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#gradserve/v1/batch_norm_layer.proto\x12\x0cgradserve.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1egradserve/v1/accumulator.proto\x1a\x18gradserve/v1/layer.proto\"I\n\x11\x42\x61tchNormLayerRef\x12\x11\n\tcontainer\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\"\xa4\t\n\x0f\x42\x61tchNormConfig\x12\x12\n\x05\x64\x65\x63\x61y\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x06\x63\x65nter\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12\r\n\x05scale\x18\x03 \x01(\x08\x12\x14\n\x07\x65psilon\x18\x04 \x01(\x01H\x02\x88\x01\x01\x12\x15\n\ractivation_fn\x18\x05 \x01(\t\x12P\n\x12param_initializers\x18\x06 \x03(\x0b\x32\x34.gradserve.v1.BatchNormConfig.ParamInitializersEntry\x12P\n\x12param_regularizers\x18\x07 \x03(\x0b\x32\x34.gradserve.v1.BatchNormConfig.ParamRegularizersEntry\x12\x18\n\x10in_place_updates\x18\x08 \x01(\x08\x12\x1b\n\x13updates_collections\x18\t \x03(\t\x12V\n\x15variables_collections\x18\n \x03(\x0b\x32\x37.gradserve.v1.BatchNormConfig.VariablesCollectionsEntry\x12\x1b\n\x13outputs_collections\x18\x0b \x03(\t\x12\x16\n\ttrainable\x18\x0c \x01(\x08H\x03\x88\x01\x01\x12\x12\n\x05\x66used\x18\r \x01(\x08H\x04\x88\x01\x01\x12\x13\n\x0b\x64\x61ta_format\x18\x0e \x01(\t\x12\x1f\n\x17zero_debias_moving_mean\x18\x0f \x01(\x08\x12\x0e\n\x06renorm\x18\x10 \x01(\x08\x12J\n\x0frenorm_clipping\x18\x11 \x03(\x0b\x32\x31.gradserve.v1.BatchNormConfig.RenormClippingEntry\x12\x19\n\x0crenorm_decay\x18\x12 \x01(\x01H\x05\x88\x01\x01\x12\x32\n\nadjustment\x18\x13 \x01(\x0b\x32\x1e.gradserve.v1.RandomAdjustment\x12\x1a\n\x12renorm_zero_debias\x18\x14 \x01(\x08\x12,\n\ndurability\x18\x15 \x01(\x0e\x32\x18.gradserve.v1.Durability\x1aS\n\x16ParamInitializersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.gradserve.v1.Initializer:\x02\x38\x01\x1aS\n\x16ParamRegularizersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.gradserve.v1.Regularizer:\x02\x38\x01\x1aZ\n\x19VariablesCollectionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12,\n\x05value\x18\x02 \x01(\x0b\x32\x1d.gradserve.v1.CollectionNames:\x02\x38\x01\x1a\x35\n\x13RenormClippingEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06_decayB\t\n\x07_centerB\n\n\x08_epsilonB\x0c\n\n_trainableB\x08\n\x06_fusedB\x0f\n\r_renorm_decay\"x\n\x10RandomAdjustment\x12\x11\n\tscale_min\x18\x01 \x01(\x01\x12\x11\n\tscale_max\x18\x02 \x01(\x01\x12\x10\n\x08\x62ias_min\x18\x03 \x01(\x01\x12\x10\n\x08\x62ias_max\x18\x04 \x01(\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_seed\"\xd4\x02\n\x12\x42\x61tchNormLayerInfo\x12.\n\x05layer\x18\x01 \x01(\x0b\x32\x1f.gradserve.v1.BatchNormLayerRef\x12-\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x1d.gradserve.v1.BatchNormConfig\x12-\n\tvariables\x18\x03 \x03(\x0b\x32\x1a.gradserve.v1.VariableInfo\x12\x14\n\x0cnum_forwards\x18\x04 \x01(\x03\x12\x13\n\x0bnum_updates\x18\x05 \x01(\x03\x12\x11\n\tnum_bytes\x18\x06 \x01(\x03\x12/\n\x08warnings\x18\x07 \x03(\x0b\x32\x1d.gradserve.v1.IgnoredArgument\x12\x12\n\nis_private\x18\x08 \x01(\x08\x12-\n\nidle_lease\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration*\xdd\x01\n\x17\x42\x61tchNormImplementation\x12)\n%BATCH_NORM_IMPLEMENTATION_UNSPECIFIED\x10\x00\x12#\n\x1f\x42\x41TCH_NORM_IMPLEMENTATION_FUSED\x10\x01\x12(\n$BATCH_NORM_IMPLEMENTATION_CORE_FUSED\x10\x02\x12\"\n\x1e\x42\x41TCH_NORM_IMPLEMENTATION_CORE\x10\x03\x12$\n BATCH_NORM_IMPLEMENTATION_LEGACY\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,22 +42,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BATCHNORMCONFIG_VARIABLESCOLLECTIONSENTRY']._serialized_options = b'8\001'
   _globals['_BATCHNORMCONFIG_RENORMCLIPPINGENTRY']._loaded_options = None
   _globals['_BATCHNORMCONFIG_RENORMCLIPPINGENTRY']._serialized_options = b'8\001'
-  _globals['_BATCHNORMIMPLEMENTATION']._serialized_start=1797
-  _globals['_BATCHNORMIMPLEMENTATION']._serialized_end=2018
-  _globals['_BATCHNORMLAYERREF']._serialized_start=111
-  _globals['_BATCHNORMLAYERREF']._serialized_end=184
-  _globals['_BATCHNORMCONFIG']._serialized_start=187
-  _globals['_BATCHNORMCONFIG']._serialized_end=1329
-  _globals['_BATCHNORMCONFIG_PARAMINITIALIZERSENTRY']._serialized_start=940
-  _globals['_BATCHNORMCONFIG_PARAMINITIALIZERSENTRY']._serialized_end=1023
-  _globals['_BATCHNORMCONFIG_PARAMREGULARIZERSENTRY']._serialized_start=1025
-  _globals['_BATCHNORMCONFIG_PARAMREGULARIZERSENTRY']._serialized_end=1108
-  _globals['_BATCHNORMCONFIG_VARIABLESCOLLECTIONSENTRY']._serialized_start=1110
-  _globals['_BATCHNORMCONFIG_VARIABLESCOLLECTIONSENTRY']._serialized_end=1200
-  _globals['_BATCHNORMCONFIG_RENORMCLIPPINGENTRY']._serialized_start=1202
-  _globals['_BATCHNORMCONFIG_RENORMCLIPPINGENTRY']._serialized_end=1255
-  _globals['_RANDOMADJUSTMENT']._serialized_start=1331
-  _globals['_RANDOMADJUSTMENT']._serialized_end=1451
-  _globals['_BATCHNORMLAYERINFO']._serialized_start=1454
-  _globals['_BATCHNORMLAYERINFO']._serialized_end=1794
+  _globals['_BATCHNORMIMPLEMENTATION']._serialized_start=1875
+  _globals['_BATCHNORMIMPLEMENTATION']._serialized_end=2096
+  _globals['_BATCHNORMLAYERREF']._serialized_start=143
+  _globals['_BATCHNORMLAYERREF']._serialized_end=216
+  _globals['_BATCHNORMCONFIG']._serialized_start=219
+  _globals['_BATCHNORMCONFIG']._serialized_end=1407
+  _globals['_BATCHNORMCONFIG_PARAMINITIALIZERSENTRY']._serialized_start=1018
+  _globals['_BATCHNORMCONFIG_PARAMINITIALIZERSENTRY']._serialized_end=1101
+  _globals['_BATCHNORMCONFIG_PARAMREGULARIZERSENTRY']._serialized_start=1103
+  _globals['_BATCHNORMCONFIG_PARAMREGULARIZERSENTRY']._serialized_end=1186
+  _globals['_BATCHNORMCONFIG_VARIABLESCOLLECTIONSENTRY']._serialized_start=1188
+  _globals['_BATCHNORMCONFIG_VARIABLESCOLLECTIONSENTRY']._serialized_end=1278
+  _globals['_BATCHNORMCONFIG_RENORMCLIPPINGENTRY']._serialized_start=1280
+  _globals['_BATCHNORMCONFIG_RENORMCLIPPINGENTRY']._serialized_end=1333
+  _globals['_RANDOMADJUSTMENT']._serialized_start=1409
+  _globals['_RANDOMADJUSTMENT']._serialized_end=1529
+  _globals['_BATCHNORMLAYERINFO']._serialized_start=1532
+  _globals['_BATCHNORMLAYERINFO']._serialized_end=1872
 # @@protoc_insertion_point(module_scope)

@@ -1,6 +1,7 @@
 import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
+from gradserve.v1 import accumulator_pb2 as _accumulator_pb2
 from gradserve.v1 import layer_pb2 as _layer_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -35,7 +36,7 @@ class BatchNormLayerRef(_message.Message):
     def __init__(self, container: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class BatchNormConfig(_message.Message):
-    __slots__ = ("decay", "center", "scale", "epsilon", "activation_fn", "param_initializers", "param_regularizers", "in_place_updates", "updates_collections", "variables_collections", "outputs_collections", "trainable", "fused", "data_format", "zero_debias_moving_mean", "renorm", "renorm_clipping", "renorm_decay", "adjustment", "renorm_zero_debias")
+    __slots__ = ("decay", "center", "scale", "epsilon", "activation_fn", "param_initializers", "param_regularizers", "in_place_updates", "updates_collections", "variables_collections", "outputs_collections", "trainable", "fused", "data_format", "zero_debias_moving_mean", "renorm", "renorm_clipping", "renorm_decay", "adjustment", "renorm_zero_debias", "durability")
     class ParamInitializersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +85,7 @@ class BatchNormConfig(_message.Message):
     RENORM_DECAY_FIELD_NUMBER: _ClassVar[int]
     ADJUSTMENT_FIELD_NUMBER: _ClassVar[int]
     RENORM_ZERO_DEBIAS_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
     decay: float
     center: bool
     scale: bool
@@ -104,7 +106,8 @@ class BatchNormConfig(_message.Message):
     renorm_decay: float
     adjustment: RandomAdjustment
     renorm_zero_debias: bool
-    def __init__(self, decay: _Optional[float] = ..., center: bool = ..., scale: bool = ..., epsilon: _Optional[float] = ..., activation_fn: _Optional[str] = ..., param_initializers: _Optional[_Mapping[str, _layer_pb2.Initializer]] = ..., param_regularizers: _Optional[_Mapping[str, _layer_pb2.Regularizer]] = ..., in_place_updates: bool = ..., updates_collections: _Optional[_Iterable[str]] = ..., variables_collections: _Optional[_Mapping[str, _layer_pb2.CollectionNames]] = ..., outputs_collections: _Optional[_Iterable[str]] = ..., trainable: bool = ..., fused: bool = ..., data_format: _Optional[str] = ..., zero_debias_moving_mean: bool = ..., renorm: bool = ..., renorm_clipping: _Optional[_Mapping[str, float]] = ..., renorm_decay: _Optional[float] = ..., adjustment: _Optional[_Union[RandomAdjustment, _Mapping]] = ..., renorm_zero_debias: bool = ...) -> None: ...
+    durability: _accumulator_pb2.Durability
+    def __init__(self, decay: _Optional[float] = ..., center: bool = ..., scale: bool = ..., epsilon: _Optional[float] = ..., activation_fn: _Optional[str] = ..., param_initializers: _Optional[_Mapping[str, _layer_pb2.Initializer]] = ..., param_regularizers: _Optional[_Mapping[str, _layer_pb2.Regularizer]] = ..., in_place_updates: bool = ..., updates_collections: _Optional[_Iterable[str]] = ..., variables_collections: _Optional[_Mapping[str, _layer_pb2.CollectionNames]] = ..., outputs_collections: _Optional[_Iterable[str]] = ..., trainable: bool = ..., fused: bool = ..., data_format: _Optional[str] = ..., zero_debias_moving_mean: bool = ..., renorm: bool = ..., renorm_clipping: _Optional[_Mapping[str, float]] = ..., renorm_decay: _Optional[float] = ..., adjustment: _Optional[_Union[RandomAdjustment, _Mapping]] = ..., renorm_zero_debias: bool = ..., durability: _Optional[_Union[_accumulator_pb2.Durability, str]] = ...) -> None: ...
 
 class RandomAdjustment(_message.Message):
     __slots__ = ("scale_min", "scale_max", "bias_min", "bias_max", "seed")

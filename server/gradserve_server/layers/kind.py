@@ -5,6 +5,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.resources import ResourceKey
 
 
@@ -53,8 +54,12 @@ class Layer(Protocol):
         """Forgets forwards whose lease has expired, or some of many; returns how many."""
         ...
 
+    def begin(self, lifetime: Lifetime) -> None:
+        """Notes that the layer can be found by its name from now on, until its lifetime ends it."""
+        ...
+
     def close(self) -> None:
-        """Releases everything the layer holds."""
+        """Releases everything the layer holds, for good."""
         ...
 
 
@@ -95,6 +100,11 @@ class LayerKind(Protocol[ConfigT_contra, LayerT]):
             on_presence: Called with True when the layer begins to keep forwards, with False when it keeps none.
 
         Raises:
+            InvalidArgumentError: The server cannot make such a layer.
             ResourceExhaustedError: There is no memory for the values in the configuration.
         """
+        ...
+
+    async def settle(self) -> None:
+        """Returns when others may see that layers were created or deleted."""
         ...

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum, auto
 from functools import partial
@@ -74,7 +74,7 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         if found is not None:
             return found, False
         layer = self._new(key, config, creation_id)
-        self._layers.add(key, layer, lifetime, layer.collections)
+        self._begin(key, layer, lifetime)
         return layer, True
 
     async def create_built(
@@ -114,7 +114,7 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
                 # Another call may have created it meanwhile.
                 found = self._existing(key, config, reuse, creation_id, lifetime)
                 if found is None:
-                    self._layers.add(key, layer, lifetime, layer.collections)
+                    self._begin(key, layer, lifetime)
                     return layer, True
             except BaseException:
                 self._close(layer)
@@ -123,6 +123,27 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         with self._layers.use(key, found.incarnation):
             await found.build(dtype, shape)
         return found, False
+
+    def restore(
+        self, key: ResourceKey, lifetime: Lifetime, make: Callable[[Callable[[bool], object]], LayerT]
+    ) -> LayerT:
+        """Adds a layer again that was there before.
+
+        Args:
+            key: Its name.
+            lifetime: What ends it.
+            make: Makes it; takes what `LayerKind.make` takes as `on_presence`.
+
+        Raises:
+            ResourceExhaustedError: There are too many layers, or there is no memory for it.
+        """
+        layer = self._counted(partial(make, partial(self._note_forwards, key)))
+        self._layers.add(key, layer, lifetime, layer.collections)
+        return layer
+
+    async def settle(self) -> None:
+        """Returns when others may see that layers were created or deleted."""
+        await self._kind.settle()
 
     def _existing(
         self, key: ResourceKey, config: ConfigT, reuse: Reuse, creation_id: str, lifetime: Lifetime
@@ -250,9 +271,12 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         return count
 
     def _new(self, key: ResourceKey, config: ConfigT, creation_id: str) -> LayerT:
+        return self._counted(partial(self._kind.make, key, config, creation_id, partial(self._note_forwards, key)))
+
+    def _counted(self, make: Callable[[], LayerT]) -> LayerT:
         self.count.acquire()
         try:
-            layer = self._kind.make(key, config, creation_id, partial(self._note_forwards, key))
+            layer = make()
             try:
                 self._bookkeeping.acquire(layer.bookkeeping_bytes)
             except BaseException:
@@ -262,6 +286,10 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
             self.count.release()
             raise
         return layer
+
+    def _begin(self, key: ResourceKey, layer: LayerT, lifetime: Lifetime) -> None:
+        self._layers.add(key, layer, lifetime, layer.collections)
+        layer.begin(lifetime)
 
     def _note_forwards(self, key: ResourceKey, is_keeping: bool) -> None:
         if is_keeping:

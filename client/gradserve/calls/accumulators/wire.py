@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from gradserve.array_like import DTypeLike
 from gradserve.calls.accumulators.components import Component, Components
+from gradserve.calls.durability import as_durability
 from gradserve.calls.exchange import Operation, Reply, Unary, Whole, encode_timeout
 from gradserve.calls.fields import plain_fields
 from gradserve.calls.identity import RequestIds
@@ -51,11 +52,6 @@ _OUTCOMES = {
 _AUTO = placement_of(keep=False)
 _COPY = Argument("copy")
 _PLAIN_OPTIONS = ("deterministic", "keep_averages", "one_per_worker", "refuse_non_finite")
-_DURABILITIES = {
-    "none": accumulator_pb2.DURABILITY_NONE,
-    "round": accumulator_pb2.DURABILITY_ROUND,
-    "gradient": accumulator_pb2.DURABILITY_GRADIENT,
-}
 _REDUCTIONS = {"MEAN": accumulator_pb2.REDUCTION_MEAN, "SUM": accumulator_pb2.REDUCTION_SUM}
 
 
@@ -345,8 +341,7 @@ def create(
             {name: getattr(options, name) for name in _PLAIN_OPTIONS},
         ),
     )
-    if options.durability is not None:
-        spec.durability = _DURABILITIES[as_choice(options.durability, tuple(_DURABILITIES), Argument("durability"))]
+    spec.durability = as_durability(options.durability)
     if options.accumulate_dtype is not None:
         spec.accumulate_dtype = to_data_type(as_dtype(options.accumulate_dtype, Argument("accumulate_dtype")))
     if spec.keep_averages < 1:

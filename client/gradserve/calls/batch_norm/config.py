@@ -7,6 +7,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from gradserve.batch_norm_arguments import Initializer, RandomAdjustment, Regularizer
+from gradserve.calls.durability import as_durability
 from gradserve.calls.fields import plain_field
 from gradserve.calls.tensors.inputs import as_op_input
 from gradserve.conversion.argument import Argument, described
@@ -55,6 +56,7 @@ class BatchNormArguments:
     renorm_decay: float
     adjustment: RandomAdjustment | None
     renorm_zero_debias: bool
+    durability: str | None
 
     def initial_tensors(self) -> dict[str, Array | TensorHandle]:
         """Returns the initial values that are arrays or handles, by variable."""
@@ -70,7 +72,7 @@ class BatchNormArguments:
         Raises:
             InvalidArgumentError: An argument does not fit into the message; `field` is its name.
         """
-        config = batch_norm_pb2.BatchNormConfig()
+        config = batch_norm_pb2.BatchNormConfig(durability=as_durability(self.durability))
         for name in _PLAIN_ARGUMENTS:
             _set(config, name, getattr(self, name), name)
         if self.activation_fn is not None and not _is_no_activation(self.activation_fn):

@@ -50,6 +50,7 @@ class LayersOfClient(ClientState):
         input_shape: Shape | None = None,
         dtype: DTypeLike | None = None,
         idle_lease: float | None = None,
+        durability: str | None = None,
     ) -> Operation[BatchNormLayerCalls]:
         """Creates a batch normalization layer, tf.contrib.layers.batch_norm, or finds the one with this scope.
 
@@ -95,6 +96,9 @@ class LayersOfClient(ClientState):
             dtype: The dtype of such inputs: float16, bfloat16, float32 or float64.
             idle_lease: Seconds without use after which the server deletes the layer. None: never. Calls on it by any
                 client count as use; listing, and updates of a whole collection, do not.
+            durability: What survives a crash of a server with a state directory: "none"; or "round" or "gradient",
+                which are the same for layers: the variables, pending updates, and which forwards have counted, from
+                before a call that changes them returns. None: what the server was started with.
 
         Returns:
             The layer.
@@ -126,6 +130,7 @@ class LayersOfClient(ClientState):
             renorm_decay=renorm_decay,
             adjustment=adjustment,
             renorm_zero_debias=renorm_zero_debias,
+            durability=durability,
         )
         where = LayerPlace(container, scope, reuse, idle_lease, input_shape, dtype)
         return make_layer(arguments, where, self._ids, self._layers, self._private)

@@ -11,6 +11,7 @@ from gradserve_server.layers.initializers import Initializer, NamedInitializer
 from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.limits import MAX_NAME_BYTES
 from gradserve_server.ops.activation.spec import check_activation
+from gradserve_server.state.durability import Durability
 
 UPDATE_OPS = "update_ops"
 """tf.GraphKeys.UPDATE_OPS."""
@@ -62,6 +63,7 @@ class BatchNormConfig:
         updates_collections: The tags of the updates; empty with `in_place_updates`.
         variables_collections: The tags of variables, by name; the empty name stands for all variables.
         renorm_zero_debias: Whether renorm has its old form, used up to TensorFlow 1.12.
+        durability: What survives the end of the server; None for what the server was started with.
     """
 
     decay: float = 0.999
@@ -84,6 +86,7 @@ class BatchNormConfig:
     renorm_decay: float = 0.99
     adjustment: RandomAdjustment | None = None
     renorm_zero_debias: bool = False
+    durability: Durability | None = None
 
     def __post_init__(self) -> None:
         sorted_tags = {name: _as_set(tags) for name, tags in self.variables_collections.items()}
@@ -250,8 +253,8 @@ class BatchNormConfig:
             adjustment = replace(adjustment, seed=draw())
         return replace(self, param_initializers=initializers, adjustment=adjustment)
 
-    def with_seeds_of(self, other: "BatchNormConfig") -> "BatchNormConfig":
-        """Returns the configuration with the seeds of another one wherever none was given."""
+    def with_choices_of(self, other: "BatchNormConfig") -> "BatchNormConfig":
+        """Returns the configuration with the seeds and the durability of another one wherever none were given."""
         initializers = dict(self.param_initializers)
         for name, initializer in initializers.items():
             drawn = other.param_initializers.get(name)
@@ -262,7 +265,8 @@ class BatchNormConfig:
         adjustment = self.adjustment
         if adjustment is not None and adjustment.seed is None and other.adjustment is not None:
             adjustment = replace(adjustment, seed=other.adjustment.seed)
-        return replace(self, param_initializers=initializers, adjustment=adjustment)
+        durability = other.durability if self.durability is None else self.durability
+        return replace(self, param_initializers=initializers, adjustment=adjustment, durability=durability)
 
 
 def _as_set(tags: Iterable[str]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from dataclasses import fields
 from gradserve_server.layers.batch_norm.config import BatchNormConfig, RandomAdjustment
 from gradserve_server.layers.initializers import NamedInitializer
 from gradserve_server.layers.regularizers import Regularizer
+from gradserve_server.state.durability import Durability
 
 _MAX_BYTES = 1024
 
@@ -43,6 +44,8 @@ def _words(value: object) -> str:
         return "random"
     if isinstance(value, tuple):
         return f"[{', '.join(map(_words, value))}]"
+    if isinstance(value, Durability):
+        return value.value
     if isinstance(value, NamedInitializer):
         seed = {} if value.seed is None else {"seed": value.seed}
         return _with_settings(value.name, {**value.parameters, **seed})

@@ -1,6 +1,6 @@
 """The forwards of a layer whose backward or update is still to come."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -270,6 +270,36 @@ class Forwards:
                 forward.fate = replace(forward.fate, was_counted=False)
             self._drop(forward)
         return len(found)
+
+    # After a restart
+
+    def restore(self, kept: Iterable[tuple[ForwardEnded, Fate]], fates: Iterable[tuple[str, Fate]]) -> None:
+        """Keeps forwards again, and remembers fates, both in this order."""
+        for event, fate in kept:
+            self.add(event)
+            self._set_fate(event.forward_id, fate)
+        for forward_id, fate in fates:
+            self._set_fate(forward_id, fate)
+
+    def lose_saved(self, pending: Mapping[str, Moments]) -> None:
+        """Releases what backwards need, though they have not been computed.
+
+        Args:
+            pending: What the updates need that are still to come, by forward.
+
+        Raises:
+            ValueError: Other updates are to come.
+        """
+        expected = {each.forward_id for each in self if each.pending is not None}
+        if expected != pending.keys():
+            raise ValueError(f"expected {len(expected)} pending updates, got {len(pending)}, or others")
+        fates = self.fates
+        for forward in list(self):
+            forward.saved, forward.pending = None, pending.get(forward.forward_id)
+            self._shrink(forward)
+        # Those that are no longer kept must not make the window forget newer ones.
+        for forward_id, fate in fates:
+            self._set_fate(forward_id, fate)
 
     def _shrink(self, forward: Forward) -> None:
         """Gives back the memory of what was released, and drops the forward when nothing is left."""

@@ -1,15 +1,15 @@
 """Batch normalization as a kind of layers."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from gradserve_server.devices.compute import Compute
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.differences import describe_differences
-from gradserve_server.layers.batch_norm.events import Event
+from gradserve_server.layers.batch_norm.journal import LayerJournal, LayerRecords
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.ops.runner import OpRunner
 from gradserve_server.resources import ResourceKey
-from gradserve_server.state.journal import Journal, NoJournal
 from gradserve_server.tensors.quotas import Quota
 
 REMEMBERED_FORWARDS = 4096
@@ -31,7 +31,7 @@ class BatchNormKind:
         clock: Callable[[], float],
         new_id: Callable[[], str],
         new_seed: Callable[[], int],
-        journal_of: Callable[[ResourceKey], Journal[Event]] = lambda _: NoJournal(),
+        records: LayerRecords,
         remembered: int = REMEMBERED_FORWARDS,
     ) -> None:
         """Takes the parts that the layers share.
@@ -44,7 +44,7 @@ class BatchNormKind:
             clock: A monotonic clock, in seconds.
             new_id: A source of unique ids.
             new_seed: A source of seeds.
-            journal_of: A function that makes the journal of a layer.
+            records: What makes the journals of the layers.
             remembered: The number of latest forwards whose fate each layer remembers.
         """
         self._runner = runner
@@ -54,7 +54,7 @@ class BatchNormKind:
         self._clock = clock
         self._new_id = new_id
         self._new_seed = new_seed
-        self._journal_of = journal_of
+        self._records = records
         self._remembered = remembered
 
     def check(self, config: BatchNormConfig) -> None:
@@ -66,13 +66,13 @@ class BatchNormKind:
         config.check()
 
     def differences(self, layer: BatchNormLayer, config: BatchNormConfig) -> str:
-        """Returns how a layer differs from one with this configuration; seeds that were not given count as equal."""
-        return describe_differences(layer.config, config.with_seeds_of(layer.config))
+        """Returns how a layer differs from one with this configuration; seeds and durability only if given."""
+        return describe_differences(layer.config, config.with_choices_of(layer.config))
 
     def make(
         self, key: ResourceKey, config: BatchNormConfig, creation_id: str, on_presence: Callable[[bool], object]
     ) -> BatchNormLayer:
-        """Returns a new layer, with seeds drawn where none were given.
+        """Returns a new layer, with seeds and a durability chosen where none were given.
 
         Args:
             key: The layer's name.
@@ -81,12 +81,34 @@ class BatchNormKind:
             on_presence: Called with True when the layer begins to keep forwards, with False when it keeps none.
 
         Raises:
+            InvalidArgumentError: The layer cannot be so durable here.
+            ResourceExhaustedError: There is no memory for the values in the configuration.
+        """
+        config = config.with_seeds(self._new_seed)
+        if config.durability is None:
+            config = replace(config, durability=self._records.default)
+        incarnation = self._new_id()
+        journal = self._records.journal(key, config, incarnation, creation_id)
+        return self.make_again(key, config, incarnation, creation_id, journal, on_presence)
+
+    def make_again(
+        self,
+        key: ResourceKey,
+        config: BatchNormConfig,
+        incarnation: str,
+        creation_id: str,
+        journal: LayerJournal,
+        on_presence: Callable[[bool], object],
+    ) -> BatchNormLayer:
+        """Returns a layer that was there before, without variables and forwards yet; for the arguments see `make`.
+
+        Raises:
             ResourceExhaustedError: There is no memory for the values in the configuration.
         """
         return BatchNormLayer(
             key.name,
-            config.with_seeds(self._new_seed),
-            incarnation=self._new_id(),
+            config,
+            incarnation=incarnation,
             creation_id=creation_id,
             runner=self._runner,
             compute=self._compute,
@@ -94,7 +116,11 @@ class BatchNormKind:
             handles=self._handles,
             clock=self._clock,
             new_id=self._new_id,
-            journal=self._journal_of(key),
+            journal=journal,
             remembered=self._remembered,
             on_presence=on_presence,
         )
+
+    async def settle(self) -> None:
+        """Returns when others may see that layers were created or deleted."""
+        await self._records.settle()

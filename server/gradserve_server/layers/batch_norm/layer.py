@@ -21,6 +21,7 @@ from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.declaration import BACKWARD, FORWARD, UPDATE
 from gradserve_server.layers.batch_norm.events import Event
 from gradserve_server.layers.batch_norm.forwards import Forwards
+from gradserve_server.layers.batch_norm.journal import LayerJournal
 from gradserve_server.layers.batch_norm.saved import Moments, Saved
 from gradserve_server.layers.batch_norm.spec import (
     BackwardOutputs,
@@ -34,10 +35,10 @@ from gradserve_server.layers.batch_norm.spec import (
 from gradserve_server.layers.batch_norm.state import LayerState
 from gradserve_server.layers.batch_norm.updates import UpdateAttributes, UpdateInputs
 from gradserve_server.layers.batch_norm.variables import Variables, initial_variables, variable_bytes
+from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.limits import MAX_ID_BYTES, check_length
 from gradserve_server.ops.dtypes import widened
 from gradserve_server.ops.runner import CheckedCall, Computed, OpRunner, arrays_of, check_call, with_arrays
-from gradserve_server.state.journal import Journal
 from gradserve_server.tensors.quotas import Account, Quota
 
 _LOSSES = ("beta_regularization_loss", "gamma_regularization_loss")
@@ -72,7 +73,7 @@ class BatchNormLayer:
         handles: Quota,
         clock: Callable[[], float],
         new_id: Callable[[], str],
-        journal: Journal[Event],
+        journal: LayerJournal,
         remembered: int,
         on_presence: Callable[[bool], object] = _ignore,
     ) -> None:
@@ -102,6 +103,7 @@ class BatchNormLayer:
         self.creation_id = creation_id
         self.forwards = Forwards(memory, handles, clock, remembered=remembered, on_presence=on_presence)
         self._state = LayerState(self.forwards)
+        self._journal = journal
         self._changes = LayerChanges(self._state, journal)
         self._runner = runner
         self._compute = compute
@@ -296,6 +298,16 @@ class BatchNormLayer:
         self._state.replay(event)
         self._account.settle(self.config.num_bytes + (0 if self.variables is None else self.variables.num_bytes))
 
+    def restore(self, fill: Callable[[LayerState], object]) -> None:
+        """Fills the state with what it was when its server ended; for layers that are not in use yet.
+
+        Raises:
+            ResourceExhaustedError: There is no memory for its variables.
+        """
+        fill(self._state)
+        if self.variables is not None:
+            self._account.grow(self.variables.num_bytes)
+
     def get_variables(self, names: Collection[str]) -> dict[str, Array]:
         """Returns a snapshot of variables, of all if none are named.
 
@@ -321,9 +333,14 @@ class BatchNormLayer:
         async with self._changing:
             await self._changes.set_variables(values)
 
+    def begin(self, lifetime: Lifetime) -> None:
+        """Notes that the layer can be found by its name from now on, until its lifetime ends it."""
+        self._journal.begin(lifetime, self._state)
+
     def close(self) -> None:
-        """Releases everything. Calls under way end as if the layer were still there."""
+        """Releases everything, for good. Calls under way end as if the layer were still there."""
         self._closed = True
+        self._journal.end()
         self._changes.close()
         self.forwards.close()
         self._account.settle(0)

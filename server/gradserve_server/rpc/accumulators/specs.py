@@ -28,9 +28,9 @@ from gradserve_server.limits import (
     check_length,
 )
 from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
+from gradserve_server.rpc.boundary.durability import decode_durability, encode_durability
 from gradserve_server.rpc.boundary.lifetimes import encode_idle_lease
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.state.durability import Durability
 
 _REDUCTIONS = {
     accumulator_pb2.REDUCTION_UNSPECIFIED: Reduction.MEAN,
@@ -42,12 +42,6 @@ _LAYOUTS = {
     accumulator_pb2.LAYOUT_DENSE: Layout.DENSE,
     accumulator_pb2.LAYOUT_SPARSE: Layout.SPARSE,
 }
-_DURABILITIES = {
-    accumulator_pb2.DURABILITY_NONE: Durability.NONE,
-    accumulator_pb2.DURABILITY_ROUND: Durability.ROUND,
-    accumulator_pb2.DURABILITY_GRADIENT: Durability.GRADIENT,
-}
-_DURABILITY_CODES = {durability: code for code, durability in _DURABILITIES.items()}
 _REDUCTION_CODES = {
     Reduction.MEAN: accumulator_pb2.REDUCTION_MEAN,
     Reduction.SUM: accumulator_pb2.REDUCTION_SUM,
@@ -78,8 +72,7 @@ def decode_accumulator_spec(spec: accumulator_pb2.AccumulatorSpec) -> Accumulato
         )
     if spec.reduction not in _REDUCTIONS:
         raise InvalidArgumentError(f"expected a known reduction, got {spec.reduction}", field="spec.reduction")
-    if spec.durability and spec.durability not in _DURABILITIES:
-        raise InvalidArgumentError(f"expected a known durability, got {spec.durability}", field="spec.durability")
+    durability = decode_durability(spec.durability, "spec.durability")
     with components_named("spec.components", spec.components):
         return AccumulatorSpec(
             components=tuple(
@@ -94,7 +87,7 @@ def decode_accumulator_spec(spec: accumulator_pb2.AccumulatorSpec) -> Accumulato
             keep_averages=spec.keep_averages or 1,
             one_per_worker=spec.one_per_worker,
             refuse_non_finite=spec.refuse_non_finite,
-            durability=_DURABILITIES[spec.durability] if spec.durability else None,
+            durability=durability,
         )
 
 
@@ -142,9 +135,7 @@ def _encode_spec(spec: AccumulatorSpec) -> accumulator_pb2.AccumulatorSpec:
         keep_averages=spec.keep_averages,
         one_per_worker=spec.one_per_worker,
         refuse_non_finite=spec.refuse_non_finite,
-        durability=accumulator_pb2.DURABILITY_UNSPECIFIED
-        if spec.durability is None
-        else _DURABILITY_CODES[spec.durability],
+        durability=encode_durability(spec.durability),
     )
 
 

@@ -12,6 +12,7 @@ from gradserve_server.layers.batch_norm.given import open_initializer
 from gradserve_server.layers.initializers import Initializer, NamedInitializer, TensorInitializer
 from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.limits import MAX_NAME_BYTES, check_count, check_length
+from gradserve_server.rpc.boundary.durability import decode_durability, encode_durability
 from gradserve_server.rpc.tensors.messages import decode_reference
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.opening import TensorOpener
@@ -42,6 +43,7 @@ async def decode_config(
     for argument in ("param_initializers", "param_regularizers", "variables_collections", "renorm_clipping"):
         for name in getattr(config, argument):
             check_length(name, MAX_NAME_BYTES, f"config.{argument}")
+    durability = decode_durability(config.durability, "config.durability")
     with request_fields({"activation_fn": "config.activation_fn"}):
         initializers = {
             name: await _decode_initializer(initializer, opener, payload, user, f"config.param_initializers[{name}]")
@@ -74,6 +76,7 @@ async def decode_config(
         renorm_decay=config.renorm_decay if config.HasField("renorm_decay") else _DEFAULTS.renorm_decay,
         adjustment=_decode_adjustment(config),
         renorm_zero_debias=config.renorm_zero_debias,
+        durability=durability,
     )
 
 
@@ -116,6 +119,7 @@ def encode_config(config: BatchNormConfig) -> batch_norm_pb2.BatchNormConfig:
         renorm_decay=config.renorm_decay,
         adjustment=adjustment,
         renorm_zero_debias=config.renorm_zero_debias,
+        durability=encode_durability(config.durability),
     )
     if config.fused is not None:
         message.fused = config.fused

@@ -71,6 +71,7 @@ class BatchNormLayerServicer:
                 layer, created = await self._registry.create_built(key, config, reuse, request.creation_id, *build)
             else:
                 layer, created = self._registry.create(key, config, reuse, request.creation_id, lifetime)
+        await self._registry.settle()
         return messages_pb2.CreateBatchNormLayerResponse(info=encode_info(key, layer, lifetime), created=created)
 
     async def DescribeBatchNormLayer(
@@ -103,6 +104,7 @@ class BatchNormLayerServicer:
         self, request: messages_pb2.DeleteBatchNormLayerRequest, call: Call
     ) -> messages_pb2.DeleteBatchNormLayerResponse:
         deleted = self._registry.delete(decode_key(request.layer, call.identity), request.layer.incarnation)
+        await self._registry.settle()
         return messages_pb2.DeleteBatchNormLayerResponse(deleted=deleted)
 
     async def BatchNormForward(self, request: messages_pb2.BatchNormForwardRequest, call: Call) -> WithContents:

@@ -52,6 +52,42 @@ CREATE TABLE average (
     blob INTEGER NOT NULL REFERENCES blob,
     PRIMARY KEY (accumulator, round)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE layer (
+    id INTEGER PRIMARY KEY,
+    container TEXT NOT NULL,
+    name TEXT NOT NULL,
+    incarnation TEXT NOT NULL,
+    creation_id TEXT NOT NULL,
+    durability TEXT NOT NULL,
+    config TEXT NOT NULL,
+    lifetime TEXT NOT NULL,
+    UNIQUE (container, name)
+) STRICT;
+CREATE TABLE layer_event (
+    layer INTEGER NOT NULL REFERENCES layer ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    record TEXT NOT NULL,
+    PRIMARY KEY (layer, position)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE layer_state (      -- what the events up to a position have led to, but for values
+    layer INTEGER PRIMARY KEY REFERENCES layer ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    record TEXT NOT NULL
+) STRICT;
+CREATE TABLE layer_variable (
+    layer INTEGER NOT NULL REFERENCES layer ON DELETE CASCADE,
+    name TEXT NOT NULL,
+    place INTEGER NOT NULL,     -- its index in the blob
+    blob INTEGER NOT NULL REFERENCES blob,
+    PRIMARY KEY (layer, name)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE layer_update (     -- mean and variance of a forward whose update is still to come
+    layer INTEGER NOT NULL REFERENCES layer ON DELETE CASCADE,
+    forward TEXT NOT NULL,
+    implementation TEXT NOT NULL,
+    blob INTEGER NOT NULL REFERENCES blob,
+    PRIMARY KEY (layer, forward)
+) STRICT, WITHOUT ROWID;
 """
 
 _UPGRADES: dict[int, str] = {0: _FIRST}

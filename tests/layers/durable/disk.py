@@ -1,0 +1,58 @@
+"""A state directory for tests of layers: no socket, a clock of our own."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradserve_server.layers.batch_norm.durable.records import FileLayerRecords
+from gradserve_server.layers.batch_norm.layer import BatchNormLayer
+from gradserve_server.resources import ResourceKey
+from gradserve_server.state.durability import Durability
+from gradserve_server.state.files.directory import StateDirectory
+from gradserve_server.state.files.store import StateStore
+from tests.layers.bench import KEY, LayerBench
+
+
+async def _on_host(arrays: Sequence[Any]) -> list[Any]:
+    return list(arrays)
+
+
+class LayerDisk:
+    """A server's layers, and the state directory that they are in."""
+
+    def __init__(self, path: Path, default: Durability, **limits: Any) -> None:
+        self.path = path
+        self.failures: list[str] = []
+        self.limits = limits
+        self.store = StateStore(StateDirectory(path))
+        self.records = FileLayerRecords(self.store, default)
+        self.bench = LayerBench(records=self.records, **limits)
+
+    @classmethod
+    async def open(cls, path: Path, default: Durability = Durability.ROUND, **limits: Any) -> "LayerDisk":
+        """Opens a directory, as a server does at its start."""
+        disk = cls(path, default, **limits)
+        try:
+            disk.records.restore(disk.bench.registry, disk.bench.kind, np.empty, _on_host)
+        except BaseException:
+            disk.store.close()
+            raise
+        disk.store.start(disk.failures.append)
+        return disk
+
+    async def after_crash(self) -> "LayerDisk":
+        """Returns what another server finds if this one is killed now."""
+        copy = self.path.with_name(self.path.name + "x")
+        shutil.copytree(self.path, copy)
+        return await LayerDisk.open(copy, self.records.default, **self.limits)
+
+    async def create(self, key: ResourceKey = KEY, **arguments: Any) -> BatchNormLayer:
+        layer = self.bench.layer(key, **arguments)
+        await self.records.settle()
+        return layer
+
+    def found(self, key: ResourceKey = KEY) -> BatchNormLayer:
+        return self.bench.registry.get(key)
