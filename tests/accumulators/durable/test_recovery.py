@@ -26,6 +26,7 @@ from gradserve_server.errors import (
 from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.leases.turn import Turn
 from gradserve_server.resources import ResourceKey
+from gradserve_server.security.identity import Identity
 from gradserve_server.state.durability import Durability
 from gradserve_server.state.files.errors import StateError
 from tests.accumulators.bench import F32, KEY, Bench, apply, opened, push_pull, take, value_of
@@ -248,6 +249,18 @@ async def test_averages_that_nobody_can_ask_for_take_up_no_space(disk: Disk) -> 
     await disk.store.flush()
     assert len(disk.store.blobs) == 2
     assert len(disk.store.rows("SELECT * FROM average")) == 2
+
+
+async def test_private_ones_stay_out_of_the_reach_of_others(disk: Disk) -> None:
+    spec = AccumulatorSpec((ComponentSpec("", F32),))
+    mine, yours = (ResourceKey("c", "private", Identity(name)) for name in ("me", "you"))
+    disk.bench.registry.create(mine, spec, Lifetime(owner="me/1"))
+    await disk.records.settle()
+    after = await disk.after_crash()
+    assert after.found(mine).spec.components == spec.components
+    with pytest.raises(NotFoundError):
+        after.found(yours)
+    after.store.close()
 
 
 async def test_private_ones_keep_their_lifetime(disk: Disk) -> None:

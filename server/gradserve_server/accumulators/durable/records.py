@@ -21,6 +21,7 @@ from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.errors import ResourceExhaustedError, ServiceError
 from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.resources import ResourceKey
+from gradserve_server.security.identity import Identity
 from gradserve_server.state.durability import Durability
 from gradserve_server.state.files.errors import StateError
 from gradserve_server.state.files.store import Change, StateStore
@@ -65,11 +66,12 @@ class FileRecords:
         self._last_number += 1
         change = Change()
         change.execute(
-            "INSERT INTO accumulator (id, container, name, incarnation, durability, spec, lifetime) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO accumulator (id, container, name, owner, incarnation, durability, spec, lifetime) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             self._last_number,
             key.container,
             key.name,
+            key.user.name,
             incarnation,
             spec.durability.value,
             json.dumps(spec_record(spec)),
@@ -149,8 +151,10 @@ class FileRecords:
                 joined(json.loads(names), self._store.read(blob, allocate)),
             )
 
-    def _row(self, number: int, container: str, name: str, incarnation: str, spec: str, lifetime: str) -> _Row:
-        key = ResourceKey(container, name)
+    def _row(
+        self, number: int, container: str, name: str, owner: str, incarnation: str, spec: str, lifetime: str
+    ) -> _Row:
+        key = ResourceKey(container, name, Identity(owner))
         try:
             return _Row(number, key, incarnation, spec_of(json.loads(spec)), Lifetime(**json.loads(lifetime)))
         except _DAMAGES as error:
@@ -202,7 +206,7 @@ class FileRecords:
             return json.dumps(ledger_record(ledger))
 
 
-_SELECT_ACCUMULATORS = "SELECT id, container, name, incarnation, spec, lifetime FROM accumulator ORDER BY id"
+_SELECT_ACCUMULATORS = "SELECT id, container, name, owner, incarnation, spec, lifetime FROM accumulator ORDER BY id"
 
 
 def read_ledger(

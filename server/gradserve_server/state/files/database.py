@@ -19,6 +19,7 @@ CREATE TABLE accumulator (
     id INTEGER PRIMARY KEY,
     container TEXT NOT NULL,
     name TEXT NOT NULL,
+    owner TEXT NOT NULL DEFAULT '',  -- the identity that it is private to
     incarnation TEXT NOT NULL,
     durability TEXT NOT NULL,
     spec TEXT NOT NULL,
@@ -56,6 +57,7 @@ CREATE TABLE layer (
     id INTEGER PRIMARY KEY,
     container TEXT NOT NULL,
     name TEXT NOT NULL,
+    owner TEXT NOT NULL DEFAULT '',  -- the identity that it is private to
     incarnation TEXT NOT NULL,
     creation_id TEXT NOT NULL,
     durability TEXT NOT NULL,

@@ -43,7 +43,7 @@ class FoundLayer:
 
 def inspect_layers(store: StateStore) -> Iterator[FoundLayer]:
     """Reads all that there is of layers, and checks it."""
-    for number, container, name, _, _, config, lifetime in store.rows(SELECT_LAYERS):
+    for number, container, name, *_, config, lifetime in store.rows(SELECT_LAYERS):
         key = ResourceKey(container, name)
         try:
             yield _inspect_one(store, number, key, config, lifetime)

@@ -24,6 +24,7 @@ from gradserve_server.layers.batch_norm.variables import variable_names
 from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.resources import ResourceKey
+from gradserve_server.security.identity import Identity
 from gradserve_server.state.durability import Durability
 from gradserve_server.state.files.errors import StateError
 from gradserve_server.state.files.store import Change, StateStore
@@ -32,7 +33,7 @@ from gradserve_server.state.journal import NoJournal
 
 DAMAGES = (ValueError, TypeError, KeyError, IndexError, AttributeError, ServiceError)
 """What reading a record raises that is not as it was written."""
-SELECT_LAYERS = "SELECT id, container, name, incarnation, creation_id, config, lifetime FROM layer ORDER BY id"
+SELECT_LAYERS = "SELECT id, container, name, owner, incarnation, creation_id, config, lifetime FROM layer ORDER BY id"
 
 Make: TypeAlias = Callable[[Callable[[bool], object]], BatchNormLayer]
 Layers: TypeAlias = LayerRegistry[BatchNormConfig, BatchNormLayer]
@@ -76,9 +77,11 @@ class FileLayerRecords:
         def insert(change: Change, lifetime: Lifetime) -> None:
             assert config.durability is not None, "the kind has chosen one"
             change.execute(
-                "INSERT INTO layer (id, container, name, incarnation, creation_id, durability, config, lifetime) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                *(number, key.container, key.name, incarnation, creation_id, config.durability.value),
+                "INSERT INTO layer "
+                "(id, container, name, owner, incarnation, creation_id, durability, config, lifetime) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                *(number, key.container, key.name, key.user.name),
+                *(incarnation, creation_id, config.durability.value),
                 json.dumps(config_record(config)),
                 json.dumps(asdict(lifetime)),
             )
@@ -109,8 +112,8 @@ class FileLayerRecords:
         """
         self._to_host = to_host
         rows = self._store.rows(SELECT_LAYERS)
-        for number, container, name, *columns in rows:
-            key = ResourceKey(container, name)
+        for number, container, name, owner, *columns in rows:
+            key = ResourceKey(container, name, Identity(owner))
             try:
                 self._restore(number, key, columns, partial(registry.restore, key), kind, allocate)
             except ResourceExhaustedError:
