@@ -1,0 +1,197 @@
+"""Faults that a simulated world must find: each changes the real code in one place."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gradserve_server.accumulators.durable import records as records_module
+from gradserve_server.accumulators.durable.journal import FileJournal
+from gradserve_server.accumulators.events import StepSet
+from gradserve_server.accumulators.identity import CallMemory
+from gradserve_server.accumulators.ledger import Ledger
+from gradserve_server.accumulators.rounds import Rounds
+from gradserve_server.accumulators.waiting import TakeQueue
+from gradserve_server.state.files import store as store_module
+from gradserve_server.state.files.segments import Segments
+from gradserve_server.state.files.store import Change
+from gradserve_server.state.id_window import IdWindow
+from tests.simulation.server import SimulatedStore
+
+Fault = Callable[[pytest.MonkeyPatch], None]
+
+
+def forget_to_flush(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Segments, "flush", lambda self: self._unflushed.clear())
+
+
+def acknowledge_early(patch: pytest.MonkeyPatch) -> None:
+    def process(self: Any, group: Any) -> None:
+        for each in group:
+            if each.needs_bytes is None:
+                self._settle(each)
+        self._loop.call_later(0.05, real, self, group)
+
+    real = SimulatedStore._process
+    patch.setattr(SimulatedStore, "_process", process)
+
+
+def commit_without_waiting_for_the_disk(patch: pytest.MonkeyPatch) -> None:
+    def opened(path: Any) -> Any:
+        connection = real(path)
+        connection.execute("PRAGMA synchronous = NORMAL")
+        return connection
+
+    real: Any = vars(store_module)["open_database"]
+    patch.setattr(store_module, "open_database", opened)
+
+
+def skip_the_id_check(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CallMemory, "recall", lambda self, call: None)
+
+
+def window_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    def init(self: Any, size: int) -> None:
+        real(self, size - 1)
+
+    real = IdWindow.__init__
+    patch.setattr(IdWindow, "__init__", init)
+
+
+def lose_a_pending_event(patch: pytest.MonkeyPatch) -> None:
+    def change(self: Any) -> Change:
+        if len(self._pending) > 1:
+            del self._pending[0]
+        return real(self)
+
+    real = FileJournal._change
+    patch.setattr(FileJournal, "_change", change)
+
+
+def publish_before_settling(patch: pytest.MonkeyPatch) -> None:
+    async def settle(self: Any, average: Any, answered: Any) -> None:
+        async def commit(change: Change) -> None:
+            self._store.add(change)
+
+        outer = self._store
+        self._store = _With(outer, commit=commit)
+        try:
+            await real(self, average, answered)
+        finally:
+            self._store = outer
+
+    real = FileJournal.settle
+    patch.setattr(FileJournal, "settle", settle)
+
+
+class _With:
+    """An object with some other methods."""
+
+    def __init__(self, real: Any, **methods: Any) -> None:
+        self._real = real
+        self.__dict__.update(methods)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def _without(statement: str) -> Fault:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        def execute(self: Change, text: str, *values: Any) -> None:
+            if not text.startswith(statement):
+                real(self, text, *values)
+
+        real = Change.execute
+        patch.setattr(Change, "execute", execute)
+
+    return plant
+
+
+def keep_blobs_of_averages(patch: pytest.MonkeyPatch) -> None:
+    def forget(self: Any, rounds: Any) -> None:
+        change = Change()
+        for number in rounds:
+            if self._averages.pop(number, None) is not None:
+                change.execute("DELETE FROM average WHERE accumulator = ? AND round = ?", self.number, number)
+        self._store.add(change)
+
+    patch.setattr(FileJournal, "forget", forget)
+
+
+def believe_every_checksum(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(store_module, "first_damaged", lambda *_: None)
+
+
+def gradients_twice_after_a_crash(patch: pytest.MonkeyPatch) -> None:
+    def gradients(self: Any, rows: Any, allocate: Any) -> Any:
+        for each in real(self, rows, allocate):
+            yield each
+            yield each
+
+    real = records_module.FileRecords._gradients
+    patch.setattr(records_module.FileRecords, "_gradients", gradients)
+
+
+def step_not_written(patch: pytest.MonkeyPatch) -> None:
+    async def append(self: Any, event: Any, gradient: Any = None) -> None:
+        if not isinstance(event, StepSet):
+            await real(self, event, gradient)
+
+    real = FileJournal.append
+    patch.setattr(FileJournal, "append", append)
+
+
+def step_torn_from_its_round(patch: pytest.MonkeyPatch) -> None:
+    def close(self: Any) -> Any:
+        ended = real(self)
+        self.global_step -= ended.round.number % 3 == 2
+        return ended
+
+    real = Rounds.close
+    patch.setattr(Rounds, "close", close)
+
+
+def lose_a_waiter(patch: pytest.MonkeyPatch) -> None:
+    real: Any = TakeQueue.head
+    patch.setattr(TakeQueue, "head", lambda self, count: None if count > 2 else real(self, count))
+
+
+def forget_who_was_answered(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ledger, "answered_by", lambda self, event: [])
+
+
+def try_a_failed_flush_again(patch: pytest.MonkeyPatch) -> None:
+    def flush(self: Any) -> None:
+        try:
+            real(self)
+        except OSError:
+            real(self)
+
+    real = Segments.flush
+    patch.setattr(Segments, "flush", flush)
+
+
+def delete_in_memory_only(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FileJournal, "end", lambda self: setattr(self, "_ended", True))
+
+
+FAULTS: dict[str, Fault] = {
+    "forget to flush": forget_to_flush,
+    "acknowledge before the commit": acknowledge_early,
+    "commit without waiting for the disk": commit_without_waiting_for_the_disk,
+    "skip the id check": skip_the_id_check,
+    "window off by one": window_off_by_one,
+    "lose a pending event": lose_a_pending_event,
+    "publish a round before it is settled": publish_before_settling,
+    "gradients of the old round stay": _without("DELETE FROM gradient"),
+    "blobs of averages stay": keep_blobs_of_averages,
+    "events stay when the ledger is written": _without("INSERT OR REPLACE INTO ledger"),
+    "believe every checksum": believe_every_checksum,
+    "gradients twice after a crash": gradients_twice_after_a_crash,
+    "a step that was set is not written": step_not_written,
+    "a step torn from its round": step_torn_from_its_round,
+    "lose a waiter": lose_a_waiter,
+    "forget whom a round answered": forget_who_was_answered,
+    "try a failed flush again": try_a_failed_flush_again,
+    "delete in memory only": delete_in_memory_only,
+}
