@@ -56,3 +56,8 @@ class Identity:
 
 ANONYMOUS = Identity("", {ALL_CONTAINERS: Role.ADMIN})
 """The identity of everybody on a server without access control."""
+
+
+def owner_named(name: str) -> Identity:
+    """Returns the identity of this name, which reaches what belongs to it and nothing else; ANONYMOUS for no name."""
+    return Identity(name) if name else ANONYMOUS

@@ -21,7 +21,7 @@ from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.errors import ResourceExhaustedError, ServiceError
 from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.resources import ResourceKey
-from gradserve_server.security.identity import Identity
+from gradserve_server.security.identity import owner_named
 from gradserve_server.state.durability import Durability
 from gradserve_server.state.files.errors import StateError
 from gradserve_server.state.files.store import Change, StateStore
@@ -154,7 +154,7 @@ class FileRecords:
     def _row(
         self, number: int, container: str, name: str, owner: str, incarnation: str, spec: str, lifetime: str
     ) -> _Row:
-        key = ResourceKey(container, name, Identity(owner))
+        key = ResourceKey(container, name, owner_named(owner))
         try:
             return _Row(number, key, incarnation, spec_of(json.loads(spec)), Lifetime(**json.loads(lifetime)))
         except _DAMAGES as error:

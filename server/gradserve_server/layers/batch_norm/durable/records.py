@@ -24,7 +24,7 @@ from gradserve_server.layers.batch_norm.variables import variable_names
 from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.resources import ResourceKey
-from gradserve_server.security.identity import Identity
+from gradserve_server.security.identity import owner_named
 from gradserve_server.state.durability import Durability
 from gradserve_server.state.files.errors import StateError
 from gradserve_server.state.files.store import Change, StateStore
@@ -113,7 +113,7 @@ class FileLayerRecords:
         self._to_host = to_host
         rows = self._store.rows(SELECT_LAYERS)
         for number, container, name, owner, *columns in rows:
-            key = ResourceKey(container, name, Identity(owner))
+            key = ResourceKey(container, name, owner_named(owner))
             try:
                 self._restore(number, key, columns, partial(registry.restore, key), kind, allocate)
             except ResourceExhaustedError:
