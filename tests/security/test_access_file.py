@@ -90,6 +90,7 @@ def test_strangers_are_refused(tmp_path: Path, credentials: Credentials, reason:
             r"identities.b.tokens\[0\]: expected each entry once, this one belongs to 'a' already",
         ),
     ],
+    ids=lambda text: str(len(text)),  # the same in each process, unlike the token
 )
 def test_a_wrong_file_is_refused_with_the_place(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "access.toml"

@@ -105,7 +105,11 @@ def on_sockets(method: MethodDescriptor) -> bool:
     return not is_stream and method.name not in ("IssueTicket", "HoldClientLease")
 
 
-@pytest.mark.parametrize("token", ["gradserve_guessed", "x" * 4000, TOKENS["admin"][:-1], TOKENS["admin"] + "x"])
+@pytest.mark.parametrize(
+    "token",
+    ["gradserve_guessed", "x" * 4000, TOKENS["admin"][:-1], TOKENS["admin"] + "x"],
+    ids=["guessed", "long", "cut off", "longer"],
+)
 def test_an_unknown_token_is_no_identity(guarded: LocalServer, token: str) -> None:
     with RawCalls(guarded.address, token) as calls:
         failure = calls.fail("GetServerInfo", request_of(METHODS["GetServerInfo"]))
