@@ -192,8 +192,10 @@ def test_a_bulk_socket_that_cannot_be_secured_is_not_used(servers: Servers, cert
 
 
 def test_with_tls_calls_take_grpc_by_themselves(certificates: Certificates) -> None:
+    config = certificates.config()
+    listen = config.listen.model_copy(update={"shared_memory_socket": "off"})
     with (
-        LocalServer(certificates.config()) as server,
+        LocalServer(config.model_copy(update={"listen": listen})) as server,
         gradserve.connect(server.address, timeout=PATIENCE_SECONDS, tls=certificates.client()) as client,
     ):
         assert client.server_info().transport.way == "grpc"
