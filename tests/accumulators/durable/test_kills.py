@@ -19,7 +19,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 NUM_WORKERS = 3
-ROUNDS = 40
+ROUNDS = 20
 
 
 def durable_server(folder: Path, durability: str) -> ServerProcess:
@@ -54,7 +54,7 @@ def test_every_gradient_is_in_exactly_one_average(tmp_path: Path, durability: st
         for thread in threads:
             thread.start()
         chance = random.Random(7)
-        for _ in range(4):
+        for _ in range(2):
             time.sleep(chance.uniform(0.0, 0.3))
             server.replace()
         for thread in threads:

@@ -320,6 +320,21 @@ async def test_many_events_become_one_ledger(
     after.store.close()
 
 
+async def test_an_older_ledger_never_takes_the_place_of_a_newer_one(disk: Disk) -> None:
+    """Threads may end in another order than they began in."""
+    acc = await disk.create()
+    for step in range(4):
+        await apply(acc, 1, call=call(step), local_step=step)
+        await take(acc, 1)
+    journal = disk.records._journals[KEY]
+    for position in (journal.position, 3):
+        await disk.records._write_ledger(journal.number, position)
+    await disk.store.flush()
+    after = await disk.after_crash()
+    assert ledger_of(after.found()) == ledger_of(acc)
+    after.store.close()
+
+
 async def test_an_accumulator_that_is_deleted_while_its_journal_is_shortened(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

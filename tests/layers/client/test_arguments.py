@@ -52,7 +52,7 @@ def test_the_signature_is_tensorflows() -> None:
         "adjustment",
     ]
     ours = [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
-    assert ours == ["container", "renorm_zero_debias", "input_shape", "dtype", "idle_lease"]
+    assert ours == ["container", "renorm_zero_debias", "input_shape", "dtype", "idle_lease", "durability"]
 
 
 def test_variables_is_a_property_of_the_blocking_face(server: FakeLayerServer) -> None:
@@ -173,7 +173,7 @@ def test_a_description_has_the_arguments(
 ) -> None:
     server.replies["DescribeBatchNormLayer"] = {"info": {"config": config(**different)}}
     parameters = inspect.signature(gradserve.Client.batch_norm).parameters
-    elsewhere = {"self", "reuse", "scope", "container", "input_shape", "dtype", "idle_lease"}
+    elsewhere = {"self", "reuse", "scope", "container", "input_shape", "dtype", "idle_lease", "durability"}
     defaults = {name: each.default for name, each in parameters.items() if name not in elsewhere}
     assert result_of(bn.describe()).arguments == defaults | given
 

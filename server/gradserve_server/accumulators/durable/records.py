@@ -181,8 +181,10 @@ class FileRecords:
             return
         change = Change()
         change.execute(
-            "INSERT OR REPLACE INTO ledger (accumulator, position, record) "
-            "SELECT id, ?, ? FROM accumulator WHERE id = ?",
+            # An older ledger, whose thread took longer, must not take the place of a newer one: its events are gone.
+            "INSERT INTO ledger (accumulator, position, record) SELECT id, ?, ? FROM accumulator WHERE id = ? "
+            "ON CONFLICT (accumulator) DO UPDATE SET position = excluded.position, record = excluded.record "
+            "WHERE excluded.position > ledger.position",
             position,
             record,
             number,
