@@ -185,7 +185,7 @@ FAULTS: dict[str, Fault] = {
     "publish a round before it is settled": publish_before_settling,
     "gradients of the old round stay": _without("DELETE FROM gradient"),
     "blobs of averages stay": keep_blobs_of_averages,
-    "events stay when the ledger is written": _without("INSERT OR REPLACE INTO ledger"),
+    "events stay when the ledger is written": _without("INSERT INTO ledger"),
     "believe every checksum": believe_every_checksum,
     "gradients twice after a crash": gradients_twice_after_a_crash,
     "a step that was set is not written": step_not_written,
