@@ -12,19 +12,15 @@ from gradserve.accumulators import (
 from gradserve.address import Address
 from gradserve.batch_norm_layer import BatchNormLayer
 from gradserve.calls.client import ClientCalls
-from gradserve.calls.exchange import check_timeout
 from gradserve.calls.identity import RequestIds
-from gradserve.calls.retries import RetryPolicy
-from gradserve.calls.time_limits import DEFAULT_TIMEOUT_SECONDS, TimeLimits
+from gradserve.calls.time_limits import DEFAULT_TIMEOUT_SECONDS
 from gradserve.face import BlockingFace, BriefErrors, blocking, blocking_making
 from gradserve.public_names import shown
 from gradserve.raw_ops import RawOps
-from gradserve.security.certificates import client_certificates
 from gradserve.security.tls import TLS
 from gradserve.transport.blocking.transport import NetworkTransport
 from gradserve.transport.interface import BlockingTransport
-from gradserve.transport.settings import ConnectionSettings, SocketSettings, Transport, TransportName
-from gradserve.transport.token import Token
+from gradserve.transport.settings import ConnectionSettings, TransportName
 
 
 def connect(
@@ -77,14 +73,7 @@ class Client(BlockingFace[ClientCalls]):
         """See `connect`."""
         with BriefErrors():
             place = Address.to_connect(address)
-            settings = ConnectionSettings(
-                TimeLimits(check_timeout(timeout)),
-                transport=Transport.wanted(transport, os.environ),
-                sockets=SocketSettings.wanted(os.environ),
-                retries=RetryPolicy.wanted(os.environ),
-                certificates=client_certificates(tls),
-                token=Token.wanted(token, os.environ),
-            )
+            settings = ConnectionSettings.wanted(timeout, transport, tls, token, os.environ)
             network = NetworkTransport((place,), settings)
         self._begin(network, str(place), ClientCalls(RequestIds(uuid.uuid4().hex), settings.times))
 

@@ -13,18 +13,14 @@ from gradserve.aio.accumulators import (
 from gradserve.aio.batch_norm_layer import BatchNormLayer
 from gradserve.aio.raw_ops import RawOps
 from gradserve.calls.client import ClientCalls
-from gradserve.calls.exchange import check_timeout
 from gradserve.calls.identity import RequestIds
-from gradserve.calls.retries import RetryPolicy
-from gradserve.calls.time_limits import DEFAULT_TIMEOUT_SECONDS, TimeLimits
+from gradserve.calls.time_limits import DEFAULT_TIMEOUT_SECONDS
 from gradserve.face import AsyncFace, BriefErrors, awaiting, awaiting_making
 from gradserve.public_names import shown
-from gradserve.security.certificates import client_certificates
 from gradserve.security.tls import TLS
 from gradserve.transport.aio.transport import AsyncNetworkTransport
 from gradserve.transport.interface import AsyncTransport
-from gradserve.transport.settings import ConnectionSettings, SocketSettings, Transport, TransportName
-from gradserve.transport.token import Token
+from gradserve.transport.settings import ConnectionSettings, TransportName
 
 
 def connect(
@@ -77,14 +73,7 @@ class Client(AsyncFace[ClientCalls]):
         """See `connect`."""
         with BriefErrors():
             place = Address.to_connect(address)
-            settings = ConnectionSettings(
-                TimeLimits(check_timeout(timeout)),
-                transport=Transport.wanted(transport, os.environ),
-                sockets=SocketSettings.wanted(os.environ),
-                retries=RetryPolicy.wanted(os.environ),
-                certificates=client_certificates(tls),
-                token=Token.wanted(token, os.environ),
-            )
+            settings = ConnectionSettings.wanted(timeout, transport, tls, token, os.environ)
             network = AsyncNetworkTransport((place,), settings)
         self._begin(network, str(place), ClientCalls(RequestIds(uuid.uuid4().hex), settings.times))
 

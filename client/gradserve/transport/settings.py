@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, Self, TypeAlias
 
+from gradserve.calls.exchange import check_timeout
 from gradserve.calls.retries import RetryPolicy
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_choice
-from gradserve.security.certificates import CertificateFiles
+from gradserve.security.certificates import CertificateFiles, client_certificates
 from gradserve.transport.token import Token
 from gradserve.wire.strands import MAX_STRANDS
 
@@ -167,6 +168,24 @@ class ConnectionSettings:
     sockets: SocketSettings = field(default_factory=SocketSettings)
     certificates: CertificateFiles | None = None
     token: Token | None = None
+
+    @classmethod
+    def wanted(
+        cls, timeout: float, transport: object, tls: object, token: object, environment: Mapping[str, str]
+    ) -> Self:
+        """Returns the settings that the arguments of `connect` and the environment variables ask for.
+
+        Raises:
+            InvalidArgumentError: An argument or a variable is not valid.
+        """
+        return cls(
+            TimeLimits(check_timeout(timeout)),
+            transport=Transport.wanted(transport, environment),
+            sockets=SocketSettings.wanted(environment),
+            retries=RetryPolicy.wanted(environment),
+            certificates=client_certificates(tls),
+            token=Token.wanted(token, environment),
+        )
 
     @property
     def shares_memory(self) -> bool:

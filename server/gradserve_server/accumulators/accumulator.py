@@ -330,19 +330,20 @@ class Accumulator:
             raise
         values = await self._sum.commit_average(staged)
         average = average_of_current(self._ledger.rounds, values)
+        answered = self._ledger.answered_by(event)
         if self._journal.is_durable:
             try:
-                await self._journal.settle(average, self._ledger.answered_by(event))
+                await self._journal.settle(average, answered)
             except ServiceError as error:
                 # The sum is used up, and nobody knows whether the round is on disk.
                 self.close(error)
                 raise
-        ended, answered = self._ledger.end_round(event)
+        ended = self._ledger.end_round(event)
         self._settle_bookkeeping()
         if self._closed is None:
             self._averages.add(average, answered)
             self._sum.settle()
-            self._queue.serve(head, ended.round, average)
+            self._queue.serve(head, ended, average)
 
     async def _exclusively(self, change: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Makes a change under the lock; serves waiting takes and finishes the sum before releasing it."""

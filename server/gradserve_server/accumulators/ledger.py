@@ -14,7 +14,7 @@ from gradserve_server.accumulators.events import (
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.results import Applied, Outcome
-from gradserve_server.accumulators.rounds import EndedRound, Round, Rounds
+from gradserve_server.accumulators.rounds import Round, Rounds
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,12 @@ class Ledger:
             calls[event.taken_by] = None
         return list(calls)
 
-    def end_round(self, event: RoundEnded) -> tuple[EndedRound, list[RequestId]]:
-        """Ends the round; returns it, and the calls that its average answers."""
+    def end_round(self, event: RoundEnded) -> Round:
+        """Ends the round; returns it."""
         ended = self.rounds.close()
-        self._await(event.taken_by)
-        self.calls.remember(event.taken_by, Taken(ended.round))
-        answered = [call for calls in self._awaiting.values() for call in calls]
+        self.calls.remember(event.taken_by, Taken(ended))
         self._awaiting.clear()
-        return ended, answered
+        return ended
 
     @property
     def num_named(self) -> int:

@@ -45,16 +45,6 @@ class Members:
             self.num_nameless += 1
 
 
-@dataclass(frozen=True)
-class EndedRound:
-    """A round that has ended, with what is to be said of its members; see `Members`."""
-
-    round: Round
-    num_gradients: int
-    total_weight: float
-    worker_ids: tuple[str, ...]
-
-
 class Rounds:
     """Decides which contributions are stale, which are in a round, and which step a round leads to.
 
@@ -91,16 +81,15 @@ class Rounds:
         # The greatest int64 is followed by the least, as in TensorFlow's own counter.
         return (self.global_step + 1 + (1 << 63)) % (1 << 64) - (1 << 63)
 
-    def close(self) -> EndedRound:
+    def close(self) -> Round:
         """Ends the current round and begins the next; returns the ended round, with its step."""
         closed, members = self.current, self.members
         self.global_step = self.next_step
         closed.step = self.global_step
         self.all_workers_known = not members.num_nameless
         self.current, self.members = Round(closed.number + 1), Members()
-        ended = EndedRound(closed, members.count, members.total_weight, tuple(members.workers))
         self._missing = members.workers
-        return ended
+        return closed
 
     def set_global_step(self, step: int) -> None:
         """Sets the step; contributions in the round stay in it."""

@@ -59,16 +59,6 @@ def test_space_is_used_again(tmp_path: Path) -> None:
     segments.close()
 
 
-def test_empty_segments_can_be_removed(tmp_path: Path) -> None:
-    segments = Segments(tmp_path / "s", SEGMENT)
-    first, second = segments.allocate(SEGMENT), segments.allocate(SEGMENT)
-    segments.release(first)
-    assert segments.remove_empty() == [segments.path(1)]
-    segments.write(second, [memoryview(b"x")])
-    assert segments.num_bytes == SEGMENT
-    segments.close()
-
-
 def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -7,18 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from gradserve_server.accumulators.durable.records import read_ledger
+from gradserve_server.accumulators.durable.records import DAMAGES, read_ledger
 from gradserve_server.accumulators.durable.spec_records import average_of, joined, spec_of
 from gradserve_server.accumulators.gradient import Average, Value
 from gradserve_server.accumulators.identity import CallMemory
 from gradserve_server.accumulators.ledger import Answer
-from gradserve_server.errors import ServiceError
 from gradserve_server.resources import ResourceKey
 from gradserve_server.state.files.errors import StateError
 from gradserve_server.state.files.store import Change, StateStore
 from gradserve_server.tensors.quotas import Quota
 
-_FAULTS = (StateError, ServiceError, ValueError, TypeError, KeyError, IndexError, StopIteration)
 _ENDLESS = 1 << 62
 
 
@@ -61,7 +59,7 @@ def _inspect_one(store: StateStore, number: int, container: str, name: str, dura
     for (round_number,) in rounds:
         try:
             read_average(store, number, round_number)
-        except _FAULTS as error:
+        except (StateError, *DAMAGES) as error:
             damaged[round_number] = str(error)
         else:
             averages.append(round_number)
@@ -75,7 +73,7 @@ def _inspect_one(store: StateStore, number: int, container: str, name: str, dura
             joined(json.loads(names), store.read(blob, np.empty))
         if len(gradients) != num_gradients:
             damage = f"{len(gradients)} of the {num_gradients} gradients of its current round are there"
-    except _FAULTS as error:
+    except (StateError, *DAMAGES) as error:
         damage = str(error)
     key = ResourceKey(container, name)
     return Found(number, key, durability, step, num_gradients, tuple(averages), damaged, damage)

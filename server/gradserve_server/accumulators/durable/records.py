@@ -31,7 +31,7 @@ from gradserve_server.tensors.quotas import Quota
 
 _MOST_EVENTS = 20_000
 """Events after which the ledger is written, so that they can be deleted."""
-_DAMAGES = (ValueError, TypeError, KeyError, IndexError, StopIteration, ServiceError)
+DAMAGES = (ValueError, TypeError, KeyError, IndexError, StopIteration, ServiceError)
 """What reading a record raises that is not as it was written."""
 
 
@@ -112,7 +112,7 @@ class FileRecords:
                 await self._restore(row, registry, allocate)
             except ResourceExhaustedError:
                 raise
-            except _DAMAGES as error:
+            except DAMAGES as error:
                 raise self._damaged(row, error) from error
         return len(rows)
 
@@ -157,7 +157,7 @@ class FileRecords:
         key = ResourceKey(container, name, owner_named(owner))
         try:
             return _Row(number, key, incarnation, spec_of(json.loads(spec)), Lifetime(**json.loads(lifetime)))
-        except _DAMAGES as error:
+        except DAMAGES as error:
             raise self._damaged(key, error) from error
 
     def _damaged(self, what: _Row | ResourceKey, error: Exception) -> StateError:

@@ -6,7 +6,7 @@ overwriting blocks that are there.
 
 import bisect
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,7 +69,7 @@ class Segments:
         for path in sorted(folder.iterdir()):
             if path.suffix != ".segment" or not path.stem.isdecimal():
                 raise StateError(f"{path}: expected nothing but segments in this folder")
-            self._open(int(path.stem), os.O_RDWR)
+            self._open(int(path.stem))
 
     def close(self) -> None:
         """Closes the files."""
@@ -195,17 +195,6 @@ class Segments:
                     raise StateError(f"{self.path(each.segment)}: the file ends at {offset}, within a value")
                 memory, offset, left = memory[count:], offset + count, left - count
 
-    def remove_empty(self) -> Collection[Path]:
-        """Deletes the segments in which nothing is; returns their files."""
-        removed = []
-        for segment, size in list(self._sizes.items()):
-            if sum(each.num_bytes for each in self._free[segment]) == size:
-                os.close(self._descriptors.pop(segment))
-                self.path(segment).unlink()
-                del self._sizes[segment], self._free[segment]
-                removed.append(self.path(segment))
-        return removed
-
     def _make_segment(self) -> None:
         number = max(self._sizes, default=0) + 1
         path = self.path(number)
@@ -219,10 +208,10 @@ class Segments:
             raise
         finally:
             os.close(descriptor)
-        self._open(number, os.O_RDWR)
+        self._open(number)
 
-    def _open(self, number: int, flags: int) -> None:
-        descriptor = os.open(self.path(number), flags | os.O_CLOEXEC | os.O_NOFOLLOW)
+    def _open(self, number: int) -> None:
+        descriptor = os.open(self.path(number), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         size = os.fstat(descriptor).st_size
         self._descriptors[number], self._sizes[number] = descriptor, size
         self._free[number] = [Extent(number, 0, size)] if size else []

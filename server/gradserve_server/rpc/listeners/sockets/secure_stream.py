@@ -20,17 +20,20 @@ _REASON_SECONDS = 1.0
 _UNREAD_BYTES = 1 << 16
 
 
+def _read_decrypted(job: "SecureReceiving | SecureDiscarding") -> int:
+    """Reads what is decrypted already, which the system does not report any more; returns how much that is."""
+    decrypted = 0 if job.is_done else job.sock.pending()
+    return job._read(decrypted) if decrypted else 0
+
+
 class SecureReceiving(Receiving):
     """Fills memory from a socket with TLS."""
 
     sock: SecureSocket
 
     def step(self) -> int:
-        """Reads what has arrived, and what is decrypted already: the system does not report that any more."""
-        count = super().step()
-        if not self.is_done and (decrypted := self.sock.pending()):
-            count += self._read(decrypted)
-        return count
+        """Reads what has arrived."""
+        return super().step() + _read_decrypted(self)
 
 
 class SecureDiscarding(Discarding):
@@ -39,11 +42,8 @@ class SecureDiscarding(Discarding):
     sock: SecureSocket
 
     def step(self) -> int:
-        """See `SecureReceiving`."""
-        count = super().step()
-        if not self.is_done and (decrypted := self.sock.pending()):
-            count += self._read(decrypted)
-        return count
+        """Reads what has arrived."""
+        return super().step() + _read_decrypted(self)
 
 
 class SecureStream(FrameStream):
