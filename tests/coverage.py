@@ -23,6 +23,8 @@ import slipcover
 _EXCLUDED = [r"^class \w+\(.*Protocol.*\):"]
 """What is declared there does not run."""
 
+_NEVER = 2**31 - 1
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
@@ -42,7 +44,9 @@ class Coverage:
         self._floor: float = settings["fail-under"]
         self._sources = [str(root / each) for each in settings["source"]]
         self._omitted = [str(root / each) for each in settings["omit"]]
-        self._own = slipcover.Slipcover(branch=True, exclude_also=_EXCLUDED)
+        # Before Python 3.12 SlipCover otherwise replaces the code of functions that have run often: it reads the locals
+        # of all threads, leaves cycles that hold them, and fails where another thread changes a dictionary.
+        self._own = slipcover.Slipcover(branch=True, d_miss_threshold=_NEVER, exclude_also=_EXCLUDED)
         self._of_workers: list[Mapping[str, Any]] = []
 
     def begin(self) -> None:
