@@ -1,7 +1,7 @@
 """Blocks of memory for averages that clients read in place: how many there may be."""
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,26 @@ def test_only_a_few_blocks_wait() -> None:
     assert memory.num_blocks == 5
     del several
     assert memory.num_blocks == 2
+
+
+def test_a_block_that_another_thread_retires_is_not_used_again() -> None:
+    memory = Memory(8)
+    averages = memory.averages[0]
+    assert averages is not None
+    small = [memory.arrays(0), memory.arrays(0)]
+    large = [memory.arrays(0, 2 * SIZE), memory.arrays(0, 2 * SIZE)]
+    del large
+
+    class Idle(list[Any]):
+        """The idle blocks, two more of which come whenever somebody has looked."""
+
+        def __iter__(self) -> Iterator[Any]:
+            seen = [self[index] for index in range(len(self))]
+            small.clear()
+            return iter(seen)
+
+    averages._idle = Idle(averages._idle)
+    assert memory.arrays(0, 2 * SIZE)[0].nbytes == 2 * SIZE
 
 
 def test_where_nobody_reads_there_are_none() -> None:

@@ -1,5 +1,6 @@
 """Memory for averages that clients on this machine read in place."""
 
+import contextlib
 import itertools
 import math
 import mmap
@@ -144,9 +145,11 @@ class SharedAverages:
         return root
 
     def _reuse(self, num_bytes: int) -> SharedBlock | None:
-        for index, block in enumerate(self._idle):
+        for block in tuple(self._idle):
             if num_bytes <= block.num_bytes <= 2 * num_bytes + mmap.PAGESIZE:
-                return self._idle.pop(index)
+                with contextlib.suppress(ValueError):  # another thread has retired it meanwhile
+                    self._idle.remove(block)
+                    return block
         return None
 
     def _recycle(self, block: SharedBlock) -> None:
