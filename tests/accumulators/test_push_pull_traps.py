@@ -77,7 +77,7 @@ class TestStale:
         model.set_global_step(5)
         with pytest.raises(gradserve.StaleGradientError) as stale:
             model.push_pull(grads(1), 1)
-        copy = pickle.loads(pickle.dumps(stale.value))
+        copy = pickle.loads(pickle.dumps(stale.value))  # noqa: S301
         assert (str(copy), copy.global_step) == (str(stale.value), 5)
 
     async def test_asyncio(self, server_address: str, name: str) -> None:

@@ -24,7 +24,7 @@ def test_errors_can_be_read_pickled_and_copied(error_type: type[gradserve.Gradse
     error.request_id = 7
     assert str(error) == "what was wrong"
     assert repr(error) == f"{error_type.__name__}('what was wrong')"
-    for other in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+    for other in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):  # noqa: S301
         assert type(other) is error_type
         assert (str(other), other.message, other.field, other.request_id) == (
             "what was wrong",

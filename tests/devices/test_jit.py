@@ -15,7 +15,7 @@ def test_kernels_compile_where_there_is_no_place_for_a_cache() -> None:
     from gradserve_server.devices.host.jit import compile_kernel
 
     scope: dict[str, Any] = {}
-    exec("def fill(array, value):\n    array[:] = value / 0\n", scope)
+    exec("def fill(array, value):\n    array[:] = value / 0\n", scope)  # noqa: S102
     with pytest.raises(RuntimeError, match="no locator"):
         numba.njit(cache=True)(scope["fill"])
     kernel = compile_kernel(scope["fill"], (numba.float32[::1], numba.float32))

@@ -253,7 +253,7 @@ async def test_a_response_that_nobody_waits_for(caplog: pytest.LogCaptureFixture
 def raised(error: Exception, where: str) -> Exception:
     """Returns an error with the traceback that it has when code of a file raises it."""
     try:
-        exec(compile("raise error", where, "exec"), {"error": error.with_traceback(None)})
+        exec(compile("raise error", where, "exec"), {"error": error.with_traceback(None)})  # noqa: S102
     except Exception as seen:
         return seen
     raise AssertionError("it raises")

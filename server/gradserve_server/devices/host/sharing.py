@@ -44,10 +44,11 @@ def shared(function: Callable[..., None]) -> Callable[..., None]:
 
     It takes a board and the row of a job on it, or 0 to do all the work itself, before the arguments of `function`.
     """
-    # Numba compiles no function with *arguments for given types.
+    # Numba compiles no function with *arguments for given types. The names are those of parameters in our own code.
     names = ", ".join(inspect.signature(function).parameters)
     functions = {"share": _share, "outline": _outline(function)}
-    kernel: Callable[..., None] = eval(f"lambda board, job, {names}: share(board, job, outline(({names},)))", functions)
+    source = f"lambda board, job, {names}: share(board, job, outline(({names},)))"
+    kernel: Callable[..., None] = eval(source, functions)  # noqa: S307
     # Numba names compiled code after these, and code from its cache may come from any process.
     kernel.__name__, kernel.__qualname__ = function.__name__, function.__qualname__
     kernel.__module__ = function.__module__
