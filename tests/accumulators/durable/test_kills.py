@@ -3,13 +3,16 @@
 import random
 import sqlite3
 import threading
-import time
+from functools import partial
+from itertools import chain
+from operator import le
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import gradserve
+from tests.servers.polling import eventually
 from tests.servers.process import ServerProcess
 
 
@@ -19,14 +22,13 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 NUM_WORKERS = 3
-ROUNDS = 20
+ROUNDS = 40
+LEVELS = ("round", "gradient")
 
 
-def durable_server(folder: Path, durability: str) -> ServerProcess:
+def durable_server(folder: Path) -> ServerProcess:
     return ServerProcess(
-        folder,
-        *("--state-dir", str(folder / "state"), "--durability", durability),
-        *("--warm-up", "false", "--log-level", "warning"),
+        folder, *("--state-dir", str(folder / "state"), "--warm-up", "false", "--log-level", "warning")
     )
 
 
@@ -35,46 +37,56 @@ def number_of(rank: int, step: int) -> float:
     return float((step + 1) << (16 * rank))
 
 
-@pytest.mark.parametrize("durability", ["round", "gradient"])
-def test_every_gradient_is_in_exactly_one_average(tmp_path: Path, durability: str) -> None:
-    averages: list[dict[int, float]] = [{} for _ in range(NUM_WORKERS)]
+def test_every_gradient_is_in_exactly_one_average(tmp_path: Path) -> None:
+    averages: dict[str, list[dict[int, float]]] = {level: [{} for _ in range(NUM_WORKERS)] for level in LEVELS}
+    acknowledged: list[int] = []
 
-    def work(rank: int, address: str) -> None:
+    def push(level: str, rank: int, address: str) -> None:
         with gradserve.connect(address, timeout=60) as client:
-            model = client.gradient_accumulator({"x": np.zeros(1)}, shared_name="sum", reduction_type="SUM")
+            model = client.gradient_accumulator(
+                {"x": np.zeros(1)}, shared_name=level, reduction_type="SUM", durability=level
+            )
             step = 0
             while step < ROUNDS:
                 number = np.array([number_of(rank, step)])
                 pulled = model.push_pull({"x": number}, num_required=NUM_WORKERS, local_step=step)
                 step = pulled.step
-                averages[rank][step] = float(pulled["x"][0])
+                averages[level][rank][step] = float(pulled["x"][0])
 
-    with durable_server(tmp_path, durability) as server:
-        threads = [threading.Thread(target=work, args=(rank, server.address)) for rank in range(NUM_WORKERS)]
+    def apply(address: str) -> None:
+        with gradserve.connect(address, timeout=60) as client:
+            accumulator = client.conditional_accumulator(
+                "float64", (3,), shared_name="applied", reduction_type="SUM", durability="gradient"
+            )
+            for number in range(ROUNDS):
+                accumulator.apply_grad(np.full(3, 2.0**number))
+                acknowledged.append(number)
+
+    with durable_server(tmp_path) as server:
+        workers = [(level, rank) for level in LEVELS for rank in range(NUM_WORKERS)]
+        threads = [threading.Thread(target=push, args=(*worker, server.address)) for worker in workers]
+        threads.append(threading.Thread(target=apply, args=(server.address,)))
         for thread in threads:
             thread.start()
         chance = random.Random(7)
-        for _ in range(2):
-            time.sleep(chance.uniform(0.0, 0.3))
+        for kill in range(2):
+            progress = 5 + 15 * kill + chance.randrange(10)
+            # Also because a client that has not yet heard of its server does not wait for it to come back.
+            eventually(lambda: min(map(len, (acknowledged, *chain(*averages.values())))), partial(le, progress))
             server.replace()
         for thread in threads:
             thread.join(60)
+        with gradserve.connect(server.address, timeout=60) as client:
+            accumulator = client.conditional_accumulator(
+                "float64", (3,), shared_name="applied", reduction_type="SUM", durability="gradient"
+            )
+            assert accumulator.take_grad(ROUNDS).tolist() == [2.0**ROUNDS - 1] * 3
     expected = {step + 1: sum(number_of(rank, step) for rank in range(NUM_WORKERS)) for step in range(ROUNDS)}
-    assert averages == [expected] * NUM_WORKERS
-
-
-def test_gradients_that_were_acknowledged_are_in_the_next_average(tmp_path: Path) -> None:
-    with durable_server(tmp_path, "gradient") as server, gradserve.connect(server.address, timeout=60) as client:
-        accumulator = client.conditional_accumulator("float64", (3,), shared_name="sum", reduction_type="SUM")
-        for number in range(9):
-            accumulator.apply_grad(np.full(3, 2.0**number))
-            if number % 4 == 3:
-                server.replace()
-        assert accumulator.take_grad(9).tolist() == [2.0**9 - 1] * 3
+    assert averages == {level: [expected] * NUM_WORKERS for level in LEVELS}
 
 
 def test_a_directory_that_is_damaged_is_refused(tmp_path: Path) -> None:
-    with durable_server(tmp_path, "round") as server, gradserve.connect(server.address, timeout=60) as client:
+    with durable_server(tmp_path) as server, gradserve.connect(server.address, timeout=60) as client:
         client.conditional_accumulator("float32", (3,), shared_name="sum")
     with sqlite3.connect(tmp_path / "state" / "metadata.sqlite") as connection:
         connection.execute("UPDATE accumulator SET spec = 'x'")
