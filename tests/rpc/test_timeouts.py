@@ -16,6 +16,7 @@ from google.protobuf.descriptor import MethodDescriptor
 
 import gradserve
 import gradserve.aio
+from gradserve.calls.retries import RetryPolicy
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.transport.settings import ConnectionSettings, Keepalive, Reconnecting, Transport
 from gradserve_server.cli import cli
@@ -229,9 +230,12 @@ async def test_closing_the_client_or_cancelling_the_task_ends_it_aio(server_addr
 
 
 IMPATIENT = ConnectionSettings(
-    TimeLimits(math.inf), keepalive=Keepalive(interval=0.3, timeout=0.15), reconnecting=Reconnecting(attempt=0.3)
+    TimeLimits(math.inf),
+    retries=RetryPolicy(pauses=(0.1,), restart_patience=0),
+    keepalive=Keepalive(interval=0.3, timeout=0.15),
+    reconnecting=Reconnecting(attempt=0.3),
 )
-"""Of clients that notice soon that nothing comes from a server, also where they connect."""
+"""Of clients that notice soon that nothing comes from a server, also where they connect, and try once more."""
 
 
 @pytest.mark.parametrize("transport", [Transport.GRPC, Transport.BULK])
