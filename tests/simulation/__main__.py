@@ -3,7 +3,10 @@
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from string import ascii_uppercase
 
+from tests.simulation.server import STATES
 from tests.simulation.world import FailedSeedError, World
 
 
@@ -14,7 +17,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--trace", action="store_true", help="print what happens")
     arguments = parser.parse_args()
-    crashes: Counter[str] = Counter()
+    faults: Counter[tuple[str, str]] = Counter()
     gradients = failed = 0
     for seed in range(arguments.first, arguments.first + arguments.seeds):
         world = World(seed)
@@ -25,12 +28,23 @@ def main() -> int:
             sys.stdout.write(f"{error}\n")
         if arguments.trace:
             sys.stdout.write("".join(f"{line}\n" for line in world.trace))
-        crashes.update(world.crashes)
+        faults.update(world.faults)
         gradients += world.num_gradients
-    lines = [f"{arguments.seeds} worlds, {gradients} gradients, {crashes.total()} crashes; {failed} failed"]
-    lines += [f"{count:8} crashes at: {point}" for point, count in sorted(crashes.items())]
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.write(f"{arguments.seeds} worlds, {gradients} gradients, {faults.total()} faults; {failed} failed\n")
+    sys.stdout.write("".join(f"{line}\n" for line in _table(faults)))
     return 1 if failed else 0
+
+
+def _table(faults: Counter[tuple[str, str]]) -> Iterator[str]:
+    """Yields the lines of a table: how often each fault hit each state of a server."""
+    names = sorted({fault for fault, _ in faults})
+    seen = sum((name, state) in faults for name in names for state in STATES)
+    yield f"{seen} of {len(names) * len(STATES)} pairs of a fault and a state of the server:"
+    for letter, state in zip(ascii_uppercase, STATES, strict=False):
+        yield f"  {letter}: {state}"
+    yield f"{'':44}" + "".join(f"{letter:>8}" for letter in ascii_uppercase[: len(STATES)])
+    for name in names:
+        yield f"{name:44}" + "".join(f"{faults[name, state]:8}" for state in STATES)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.gradient import Contribution
@@ -21,11 +22,14 @@ from gradserve_server.resources import ResourceKey
 from gradserve_server.state.durability import Durability
 from tests.accumulators.bench import opened
 from tests.simulation.gradients import MOST, gradient_of, spec_of
+from tests.simulation.network import LostError
 from tests.simulation.server import ID_WINDOW
 from tests.simulation.truth import Call, Life, check
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
+
+T = TypeVar("T")
 
 KEYS = [ResourceKey("test", name) for name in ("a", "b")]
 
@@ -47,7 +51,7 @@ class Client:
             (0.30, lambda: self._new("apply")),
             (0.25, lambda: self._new("push_pull")),
             (0.15, lambda: self._new("take")),
-            (0.25, self._repeat),
+            (0.25, self._send_again),
             (0.06, self._read),
             (0.05, self._set_step),
             (0.01, self._delete),
@@ -116,7 +120,10 @@ class Client:
         if found is not None:
             life, accumulator = found
             step = self._chance.choice([None, accumulator.global_step, accumulator.global_step + 1])
-            answer = await self._ask(accumulator.read_average(step, self._chance.uniform(0.1, 2)), life, f"read {step}")
+            timeout = self._chance.uniform(0.1, 2)
+            answer = await self._send(
+                lambda: self._ask(accumulator.read_average(step, timeout), life, f"read {step}"), f"read {step}"
+            )
             if answer and not self._world.is_over:
                 life.see(answer[0], self._world.epoch)
 
@@ -138,9 +145,9 @@ class Client:
         self._next += 1
         life.calls.append(call)
         self._open[call.sequence] = call
-        await self._send(call, accumulator)
+        await self._carry_out(call, accumulator)
 
-    async def _repeat(self) -> None:
+    async def _send_again(self) -> None:
         """Sends a call again: one whose answer it did not get, or pretends not to have got."""
         if self._open:
             call = self._chance.choice(list(self._open.values()))
@@ -151,26 +158,28 @@ class Client:
                 check(life.deleting or not life.is_promised, f"{life.key}: {life.incarnation} is gone")
                 del self._open[call.sequence]
                 return
-            await self._send(call, accumulator)
+            await self._carry_out(call, accumulator)
 
-    async def _send(self, call: Call, accumulator: Accumulator) -> None:
+    async def _carry_out(self, call: Call, accumulator: Accumulator) -> None:
         unanswered = frozenset(each for each in self._open if each < call.sequence)
         request = RequestId(self.name, call.sequence, call.kind.encode(), unanswered)
         chance, life = self._chance, call.life
         timeout = chance.choice([0.05, 0.5, 3.0])
         life.note_sent(call)
-        if call.kind == "take":
-            work: Any = accumulator.take(request, call.num_required, timeout)
-        else:
+
+        async def serve() -> tuple[Any] | None:
+            if call.kind == "take":
+                return await self._ask(accumulator.take(request, call.num_required, timeout), life, str(call), call)
             assert call.number is not None
             given = opened(gradient_of(call.number, sparse=life.sparse))
             if call.kind == "apply":
-                work = accumulator.apply(request, call.contribution, given)
+                work: Any = accumulator.apply(request, call.contribution, given)
             else:
                 work = accumulator.push_pull(request, call.contribution, given, call.num_required, timeout)
+            return await self._ask(work, life, str(call), call)
+
         self._world.note(f"{call} at {call.contribution.local_step} on {life.key}, {'again' * call.is_answered}")
-        patience = chance.choice([0.0, 0.01, 0.2]) if chance.random() < 0.15 else None
-        answer = await self._ask(work, life, str(call), call, patience)
+        answer = await self._send(serve, str(call))
         if self._world.is_over:
             return
         if answer is not None:
@@ -183,22 +192,30 @@ class Client:
             life.answered(call, outcome, average, self._world.epoch)
         # The client forgets what it has an answer to, or gives up; mostly it does not.
         if chance.random() < (0.4 if answer is not None else 0.1):
-            self._open.pop(call.sequence, None)
+            self._forget(call.sequence)
         for sequence in list(self._open)[: -ID_WINDOW - 2]:
-            del self._open[sequence]
+            self._forget(sequence)
 
-    async def _ask(
-        self, work: Any, life: Life, what: str, call: Call | None = None, patience: float | None = None
-    ) -> tuple[Any] | None:
-        """Returns the answer; None if there is none, for a reason that is allowed."""
+    def _forget(self, sequence: int) -> None:
+        call = self._open.pop(sequence, None)
+        if call is not None:
+            call.is_given_up = True
+
+    async def _send(self, serve: Callable[[], Awaitable[T | None]], what: str) -> T | None:
+        """Returns the answer over the network; None if there is none, for a reason that is allowed."""
+        impatient = self._chance.random() < 0.15
+        patience = self._chance.choice([0.0, 0.01, 0.2]) if impatient else 5.0
+        try:
+            return await self._world.network.ask(self.name, serve, patience)
+        except LostError:
+            self._world.note(f"{what}: no answer within {patience:g} s")
+            return None
+
+    async def _ask(self, work: Any, life: Life, what: str, call: Call | None = None) -> tuple[Any] | None:
+        """Returns what the server answers; None if that is an error which is allowed."""
         world = self._world
         try:
-            async with asyncio.timeout(patience):
-                return (await work,)
-        except TimeoutError:
-            check(patience is not None, f"{what}: a TimeoutError")
-            world.note(f"{what}: the caller went away")
-            return None
+            return (await work,)
         except (DeadlineExceededError, OutOfRangeError, AlreadyExistsError):
             return None
         except ServiceError as error:

@@ -11,7 +11,10 @@ from gradserve_server.accumulators.events import StepSet
 from gradserve_server.accumulators.identity import CallMemory
 from gradserve_server.accumulators.ledger import Ledger
 from gradserve_server.accumulators.rounds import Rounds
+from gradserve_server.accumulators.undelivered import UndeliveredAverages
+from gradserve_server.accumulators.under_way import CallsUnderWay
 from gradserve_server.accumulators.waiting import TakeQueue
+from gradserve_server.errors import AbortedError
 from gradserve_server.state.files import store as store_module
 from gradserve_server.state.files.segments import Segments
 from gradserve_server.state.files.store import Change
@@ -175,6 +178,34 @@ def delete_in_memory_only(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FileJournal, "end", lambda self: setattr(self, "_ended", True))
 
 
+def carry_out_both_copies(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CallsUnderWay, "find", lambda self, call: None)
+
+
+def believe_that_an_old_call_is_new(patch: pytest.MonkeyPatch) -> None:
+    def recall(self: Any, call: Any) -> Any:
+        try:
+            return real(self, call)
+        except AbortedError:
+            return None
+
+    real: Any = CallMemory.recall
+    patch.setattr(CallMemory, "recall", recall)
+
+
+def serve_who_has_gone(patch: pytest.MonkeyPatch) -> None:
+    def remove(self: Any, waiter: Any) -> None:
+        if not waiter.answer.cancelled():
+            real(self, waiter)
+
+    real: Any = TakeQueue.remove
+    patch.setattr(TakeQueue, "remove", remove)
+
+
+def forget_an_undelivered_average(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(UndeliveredAverages, "add", lambda self, average, calls: None)
+
+
 FAULTS: dict[str, Fault] = {
     "forget to flush": forget_to_flush,
     "acknowledge before the commit": acknowledge_early,
@@ -194,4 +225,8 @@ FAULTS: dict[str, Fault] = {
     "forget whom a round answered": forget_who_was_answered,
     "try a failed flush again": try_a_failed_flush_again,
     "delete in memory only": delete_in_memory_only,
+    "carry out both copies of a call": carry_out_both_copies,
+    "believe that an old call is new": believe_that_an_old_call_is_new,
+    "serve who has gone": serve_who_has_gone,
+    "forget an average that was not delivered": forget_an_undelivered_average,
 }

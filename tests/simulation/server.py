@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,17 @@ from tests.simulation.disk import SEGMENT_BYTES, SimulatedDatabase, SimulatedDis
 ID_WINDOW = 5
 MOST_EVENTS = 12
 """Events after which a journal is shortened: few, so that it happens."""
+
+
+def _name_of(there: Mapping[str, bool]) -> str:
+    return " and ".join(name for name, is_there in there.items() if is_there) or "quiet"
+
+
+STATES = [
+    _name_of(dict(zip(("gradients", "waiters", "writes"), there, strict=True)))
+    for there in itertools.product((False, True), repeat=3)
+]
+"""What there is in the middle of a fault, in any combination."""
 
 
 class SimulatedStore(StateStore):
@@ -91,6 +103,17 @@ class Server:
         self.records = FileRecords(self.store, Durability.ROUND)
         self.bench = Bench(records=self.records, id_window=ID_WINDOW, undelivered_lease_seconds=1e6)
         self.bench.registry._new_incarnation = lambda: f"{chance.getrandbits(64):x}"
+
+    @property
+    def state(self) -> str:
+        """What the server is in the middle of: one of `STATES`."""
+        registry = self.bench.registry
+        there = {
+            "gradients": any(each.num_accumulated for _, each in registry.page("test", "", 100)),
+            "waiters": bool(registry.waiters.used),
+            "writes": not self.store.is_idle,
+        }
+        return _name_of(there)
 
     async def restore(self) -> None:
         """Makes again what is on disk, as a server does at its start."""

@@ -5,7 +5,7 @@ import pytest
 from tests.simulation.faults import FAULTS, Fault
 from tests.simulation.world import FailedSeedError, World
 
-SEEDS = 60
+SEEDS = 100
 
 
 def run_worlds() -> None:

@@ -10,21 +10,25 @@ from tests.simulation.world import World
 SEEDS = 30
 
 
+POINTS = ("write", "flush", "before the commit", "after the commit", "a failure of the disk", "the end of an epoch")
+NETWORK = (
+    "a request is lost",
+    "an answer is lost",
+    "a request is doubled",
+    "a client is cut off",
+    "a call is cancelled",
+)
+
+
 def test_promises_hold() -> None:
-    crashes: Counter[str] = Counter()
+    faults: Counter[str] = Counter()
     for seed in range(SEEDS):
         world = World(seed)
         world.run()
-        crashes.update(world.crashes)
-    expected = {
-        "write",
-        "flush",
-        "before the commit",
-        "after the commit",
-        "a failure of the disk",
-        "the end of an epoch",
-    }
-    assert expected <= crashes.keys()
+        faults.update(fault for fault, _ in world.faults)
+    for point in POINTS:
+        assert faults[f"the server is killed at: {point}"] + faults[f"power is lost at: {point}"], point
+    assert faults.keys() >= {*NETWORK, "the disk is full"}
 
 
 def test_a_seed_is_always_the_same_world() -> None:

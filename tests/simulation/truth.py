@@ -36,6 +36,7 @@ class Call:
         outcome: The latest answer to its gradient.
         average: The number of the round that answered it.
         epoch: The number of crashes before the latest answer.
+        is_given_up: Whether the client has forgotten it; copies of it may still be on their way.
     """
 
     kind: str
@@ -48,6 +49,7 @@ class Call:
     outcome: Applied | None = None
     average: int | None = None
     epoch: int = -1
+    is_given_up: bool = False
     later: set[int] = field(default_factory=set)
     """The calls that the server may remember in its place."""
 
@@ -166,7 +168,7 @@ class Life:
 
     def must_remember(self, call: Call, window: int) -> bool:
         """Returns True if a call cannot have been forgotten for later ones of its client."""
-        return len(call.later) < window
+        return len(call.later) < window and not call.is_given_up
 
     def is_kept(self, call: Call, epoch: int) -> bool:
         """Returns True if the latest answer to a call has to be there still."""

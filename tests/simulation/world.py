@@ -5,6 +5,7 @@ import contextlib
 import random
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from gradserve_server.state.files.errors import StateError
 from tests.simulation.clients import KEYS, Client
 from tests.simulation.clock import StuckError, VirtualLoop
 from tests.simulation.disk import CrashError
+from tests.simulation.network import Network
 from tests.simulation.server import Server
 from tests.simulation.truth import BrokenPromiseError, Life, check
 
@@ -39,7 +41,8 @@ class World:
         was_full: Whether the disk was full in this epoch.
         is_over: Whether the server has crashed.
         trace: What happened.
-        crashes: The points at which servers crashed.
+        faults: How often each fault happened in each state of the server.
+        network: What carries the calls of this epoch.
     """
 
     def __init__(self, seed: int, num_crashes: int = 4) -> None:
@@ -50,9 +53,9 @@ class World:
         self.was_full = False
         self.is_over = False
         self.trace: list[str] = []
-        self.crashes: list[str] = []
         self._chance = random.Random(seed)
         self._num_crashes = num_crashes
+        self.faults: Counter[tuple[str, str]] = Counter()
         self._clients = [Client(f"w{number}", self, self._chance) for number in range(3)]
         self._now = 0.0
         self._error: BaseException | None = None
@@ -93,6 +96,7 @@ class World:
         loop.set_exception_handler(self._unexpected)
         self.is_over, self.was_full, self._is_last = False, False, is_last
         path = folder / str(self.epoch)
+        self.network = Network(self._chance, self._count, self._fail)
         with contextlib.ExitStack() as patched:
             patched.callback(loop.close)
             self.server = Server(path, self._chance, patched)
@@ -136,25 +140,34 @@ class World:
         await self._finish()
 
     async def _trouble(self) -> None:
-        """Lets the disk get into trouble now and then, for a while."""
+        """Lets the disk and the network get into trouble now and then, for a while."""
         chance, disk = self._chance, self.server.disk
         for _ in range(chance.randint(2, 12)):
             await asyncio.sleep(chance.uniform(0.05, 1.0))
             event = chance.random()
             if event < 0.1:
                 disk.is_full = self.was_full = True
+                self._count("the disk is full")
                 self.note("the disk is full")
             elif event < 0.3:
                 disk.is_full = False
             elif event < 0.33 and not self._is_last:
                 disk.fails_at = chance.choice(["pwrite", "fdatasync"])
+                self._count(f"a {disk.fails_at} fails")
                 self.note(f"the next {disk.fails_at} fails")
+            elif event < 0.4:
+                client = chance.choice(self._clients).name
+                self.network.cut(client)
+                self.note(f"{client} is cut off")
+            elif event < 0.6:
+                self.network.mend()
             if self.server.failure is not None:
                 await asyncio.sleep(chance.choice([0.0, 0.1]))
                 self._crash("a failure of the disk")
         if not self._is_last:
             self._crash("the end of an epoch")
         disk.is_full = False
+        self.network.mend()
 
     async def _recover(self, path: Path) -> None:
         server = self.server
@@ -263,12 +276,17 @@ class World:
         """Ends the server at once."""
         loses_power = self._chance.random() < 0.7
         self._on_turn(False)
-        self.note(f"{'power is lost' if loses_power else 'the server is killed'} at: {point}")
-        self.crashes.append(point)
+        fault = f"{'power is lost' if loses_power else 'the server is killed'} at: {point}"
+        self.note(fault)
+        self._count(fault)
         self.server.disk.copy_after_crash(self.server.disk.path.with_name(str(self.epoch + 1)), loses_power=loses_power)
         self.is_over = True
         self._loop.stop()
         raise CrashError
+
+    def _count(self, fault: str) -> None:
+        if not self.is_over:
+            self.faults[fault, self.server.state] += 1
 
     def _stop(self, error: BaseException) -> None:
         if self._error is None:
@@ -277,6 +295,9 @@ class World:
         self._loop.stop()
 
     def _unexpected(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        if loop is self._loop and not self.is_over and not isinstance(error, CrashError):
-            self._stop(error or RuntimeError(context["message"]))
+        if loop is self._loop:
+            self._fail(context.get("exception") or RuntimeError(context["message"]))
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.is_over and not isinstance(error, CrashError):
+            self._stop(error)
