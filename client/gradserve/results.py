@@ -287,6 +287,7 @@ class ServerInfo:
         uptime: Seconds since it started.
         sockets: Its sockets beside gRPC: "HOST:PORT", with "*" for the host of its gRPC address, or "unix:PATH".
         transport: The way that this client's calls take.
+        incarnation: A random id of this run of the server, empty if it is too old to have one.
     """
 
     version: str
@@ -298,3 +299,4 @@ class ServerInfo:
     uptime: float
     sockets: tuple[str, ...]
     transport: TransportInfo
+    incarnation: str = ""

@@ -157,7 +157,7 @@ class Server:
         opener = TensorOpener(self.store, residence)
         longest = DeliveryLimits(limits.inline_limit_bytes, limits.max_message_bytes)
         deliverer = TensorDeliverer(self.store, residence, memory, longest)
-        started = time.monotonic()
+        started, incarnation = time.monotonic(), parts.new_id()
         self._services = Services(
             tensors=TensorServicer(
                 self.store,
@@ -169,7 +169,7 @@ class Server:
                 max_message_bytes=limits.max_message_bytes,
             ),
             accumulators=AccumulatorServicer(
-                self.registry, opener, deliverer, ArrivingGradients(self._compute, reducer), self._compute
+                self.registry, opener, deliverer, ArrivingGradients(self._compute, reducer), self._compute, incarnation
             ),
             gradient_ops=GradientOpsServicer(OPS, self.runner, opener, deliverer),
             batch_norm_layers=BatchNormLayerServicer(self.layers, opener, deliverer, self.store.lease_seconds),
@@ -184,6 +184,7 @@ class Server:
                 usage=Usage(memory, handles, self.registry.count, self.registry.waiters, self.layers.count),
                 uptime=lambda: time.monotonic() - started,
                 sockets=self._socket_addresses,
+                incarnation=incarnation,
             ),
             sockets=SocketServicer(tickets, self._socket_addresses),
             access=None if self.access is None else AccessChecks(self.access),

@@ -23,10 +23,12 @@ class LocalServer:
         ...
     """
 
-    def __init__(self, config: ServerConfig | None = None, parts: Parts | None = None) -> None:
-        """Takes a configuration, whose gRPC addresses are replaced by a free port of 127.0.0.1, and other parts."""
+    def __init__(
+        self, config: ServerConfig | None = None, parts: Parts | None = None, *, address: str = "127.0.0.1:0"
+    ) -> None:
+        """Takes a configuration, other parts, and what replaces the addresses of the configuration: a free port."""
         base = config if config is not None else ServerConfig()
-        listen = base.listen.model_copy(update={"listen": ("127.0.0.1:0",), "address_file": None})
+        listen = base.listen.model_copy(update={"listen": (address,), "address_file": None})
         self._config = base.model_copy(update={"listen": listen})
         self._parts = parts
         self._thread = threading.Thread(target=self._run, name="gradserve-local-server")

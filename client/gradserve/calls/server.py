@@ -23,6 +23,7 @@ def server_info() -> Operation[ServerInfo]:
         uptime=_seconds(reply.uptime),
         sockets=_addresses(reply.sockets),
         transport=transport,
+        incarnation=reply.incarnation,
     )
 
 

@@ -73,7 +73,7 @@ class DeleteAccumulatorResponse(_message.Message):
     def __init__(self, deleted: bool = ...) -> None: ...
 
 class ApplyGradientRequest(_message.Message):
-    __slots__ = ("accumulator", "request_id", "local_step", "gradient", "weight", "worker_id", "release_handles")
+    __slots__ = ("accumulator", "request_id", "local_step", "gradient", "weight", "worker_id", "release_handles", "accepted_before")
     ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LOCAL_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,7 @@ class ApplyGradientRequest(_message.Message):
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     RELEASE_HANDLES_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_BEFORE_FIELD_NUMBER: _ClassVar[int]
     accumulator: _accumulator_pb2.AccumulatorRef
     request_id: _accumulator_pb2.RequestId
     local_step: int
@@ -88,19 +89,24 @@ class ApplyGradientRequest(_message.Message):
     weight: float
     worker_id: str
     release_handles: bool
-    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ...) -> None: ...
+    accepted_before: bool
+    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., accepted_before: bool = ...) -> None: ...
 
 class ApplyGradientResponse(_message.Message):
-    __slots__ = ("outcome", "duplicate", "global_step", "num_accumulated")
+    __slots__ = ("outcome", "duplicate", "global_step", "num_accumulated", "round", "num_rounds")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     DUPLICATE_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCUMULATED_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     outcome: _accumulator_pb2.ApplyOutcome
     duplicate: bool
     global_step: int
     num_accumulated: int
-    def __init__(self, outcome: _Optional[_Union[_accumulator_pb2.ApplyOutcome, str]] = ..., duplicate: bool = ..., global_step: _Optional[int] = ..., num_accumulated: _Optional[int] = ...) -> None: ...
+    round: int
+    num_rounds: int
+    def __init__(self, outcome: _Optional[_Union[_accumulator_pb2.ApplyOutcome, str]] = ..., duplicate: bool = ..., global_step: _Optional[int] = ..., num_accumulated: _Optional[int] = ..., round: _Optional[int] = ..., num_rounds: _Optional[int] = ...) -> None: ...
 
 class TakeGradientRequest(_message.Message):
     __slots__ = ("accumulator", "request_id", "num_required", "placement", "timeout")
@@ -187,10 +193,12 @@ class GetNumAccumulatedRequest(_message.Message):
     def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ...) -> None: ...
 
 class GetNumAccumulatedResponse(_message.Message):
-    __slots__ = ("num_accumulated",)
+    __slots__ = ("num_accumulated", "num_rounds")
     NUM_ACCUMULATED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     num_accumulated: int
-    def __init__(self, num_accumulated: _Optional[int] = ...) -> None: ...
+    num_rounds: int
+    def __init__(self, num_accumulated: _Optional[int] = ..., num_rounds: _Optional[int] = ...) -> None: ...
 
 class SetGlobalStepRequest(_message.Message):
     __slots__ = ("accumulator", "global_step")

@@ -92,17 +92,19 @@ class AccumulatorSpec(_message.Message):
     def __init__(self, components: _Optional[_Iterable[_Union[ComponentSpec, _Mapping]]] = ..., reduction: _Optional[_Union[Reduction, str]] = ..., accumulate_dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., deterministic: bool = ..., keep_averages: _Optional[int] = ..., one_per_worker: bool = ..., refuse_non_finite: bool = ..., durability: _Optional[_Union[Durability, str]] = ...) -> None: ...
 
 class AccumulatorRef(_message.Message):
-    __slots__ = ("container", "name", "incarnation")
+    __slots__ = ("container", "name", "incarnation", "server_incarnation")
     CONTAINER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SERVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     container: str
     name: str
     incarnation: str
-    def __init__(self, container: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
+    server_incarnation: str
+    def __init__(self, container: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., server_incarnation: _Optional[str] = ...) -> None: ...
 
 class AccumulatorInfo(_message.Message):
-    __slots__ = ("accumulator", "spec", "global_step", "num_accumulated", "num_waiting", "num_bytes", "worker_ids", "kept_steps", "is_private", "idle_lease")
+    __slots__ = ("accumulator", "spec", "global_step", "num_accumulated", "num_waiting", "num_bytes", "worker_ids", "kept_steps", "is_private", "idle_lease", "server_incarnation")
     ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +115,7 @@ class AccumulatorInfo(_message.Message):
     KEPT_STEPS_FIELD_NUMBER: _ClassVar[int]
     IS_PRIVATE_FIELD_NUMBER: _ClassVar[int]
     IDLE_LEASE_FIELD_NUMBER: _ClassVar[int]
+    SERVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     accumulator: AccumulatorRef
     spec: AccumulatorSpec
     global_step: int
@@ -123,7 +126,8 @@ class AccumulatorInfo(_message.Message):
     kept_steps: _containers.RepeatedScalarFieldContainer[int]
     is_private: bool
     idle_lease: _duration_pb2.Duration
-    def __init__(self, accumulator: _Optional[_Union[AccumulatorRef, _Mapping]] = ..., spec: _Optional[_Union[AccumulatorSpec, _Mapping]] = ..., global_step: _Optional[int] = ..., num_accumulated: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_bytes: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., kept_steps: _Optional[_Iterable[int]] = ..., is_private: bool = ..., idle_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    server_incarnation: str
+    def __init__(self, accumulator: _Optional[_Union[AccumulatorRef, _Mapping]] = ..., spec: _Optional[_Union[AccumulatorSpec, _Mapping]] = ..., global_step: _Optional[int] = ..., num_accumulated: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_bytes: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., kept_steps: _Optional[_Iterable[int]] = ..., is_private: bool = ..., idle_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., server_incarnation: _Optional[str] = ...) -> None: ...
 
 class ComponentGradient(_message.Message):
     __slots__ = ("name", "dense", "sparse")
@@ -162,15 +166,17 @@ class RequestId(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., sequence: _Optional[int] = ..., unanswered: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Average(_message.Message):
-    __slots__ = ("components", "step", "num_gradients", "total_weight", "worker_ids")
+    __slots__ = ("components", "step", "num_gradients", "total_weight", "worker_ids", "round")
     COMPONENTS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NUM_GRADIENTS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
     components: _containers.RepeatedCompositeFieldContainer[ComponentGradient]
     step: int
     num_gradients: int
     total_weight: float
     worker_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, components: _Optional[_Iterable[_Union[ComponentGradient, _Mapping]]] = ..., step: _Optional[int] = ..., num_gradients: _Optional[int] = ..., total_weight: _Optional[float] = ..., worker_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    round: int
+    def __init__(self, components: _Optional[_Iterable[_Union[ComponentGradient, _Mapping]]] = ..., step: _Optional[int] = ..., num_gradients: _Optional[int] = ..., total_weight: _Optional[float] = ..., worker_ids: _Optional[_Iterable[str]] = ..., round: _Optional[int] = ...) -> None: ...

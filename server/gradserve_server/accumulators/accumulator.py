@@ -107,6 +107,11 @@ class Accumulator:
         return self._ledger.rounds.global_step
 
     @property
+    def num_rounds(self) -> int:
+        """The number of rounds that have ended."""
+        return self._ledger.rounds.current.number
+
+    @property
     def num_workers(self) -> int:
         """The number of workers with gradients in the round."""
         return len(self._ledger.rounds.members.workers)

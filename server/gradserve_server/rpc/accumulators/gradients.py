@@ -29,6 +29,9 @@ _LONGEST_CONTENTS = 3 << 20
 """The most bytes whose contents tell calls apart. A larger gradient may arrive beside the message, and again as an
 upload, of which only dtypes and shapes are known."""
 
+_NEVER_OVER = (1 << 63) - 1
+"""A step that comes after all others: the one of a gradient that counts whenever it comes."""
+
 GradientRequest = messages_pb2.ApplyGradientRequest | messages_pb2.PushPullRequest
 
 
@@ -147,8 +150,9 @@ def _request_id(message: accumulator_pb2.RequestId, fingerprint: bytes, user: Id
 
 def _contribution(request: GradientRequest) -> Contribution:
     check_length(request.worker_id, MAX_WORKER_ID_BYTES, "worker_id")
+    is_again = isinstance(request, messages_pb2.ApplyGradientRequest) and request.accepted_before
     return Contribution(
-        local_step=request.local_step,
+        local_step=_NEVER_OVER if is_again else request.local_step,
         weight=request.weight if request.HasField("weight") else 1.0,
         worker_id=request.worker_id,
         sequence=request.request_id.sequence,

@@ -19,13 +19,16 @@ _OUTCOMES = {
 }
 
 
-def encode_applied(applied: Applied, *, duplicate: bool) -> messages_pb2.ApplyGradientResponse:
-    """Returns the response of an apply."""
+def encode_applied(applied: Applied, *, duplicate: bool, num_rounds: int) -> messages_pb2.ApplyGradientResponse:
+    """Returns the response of an apply, when `num_rounds` rounds have ended."""
+    is_in_round = applied.outcome is Outcome.ACCEPTED and applied.round is not None
     return messages_pb2.ApplyGradientResponse(
         outcome=_OUTCOMES[applied.outcome],
         duplicate=duplicate,
         global_step=applied.global_step,
         num_accumulated=applied.num_accumulated,
+        round=applied.round.number + 1 if is_in_round and applied.round is not None else 0,
+        num_rounds=num_rounds,
     )
 
 
@@ -100,4 +103,5 @@ def _message(average: Average, delivered: Sequence[Delivered], contents: Content
         num_gradients=average.num_gradients,
         total_weight=average.total_weight,
         worker_ids=average.worker_ids,
+        round=average.round_number + 1,
     )

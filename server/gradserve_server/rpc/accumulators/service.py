@@ -13,6 +13,7 @@ from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.devices.compute import FEW_PIECES, PIECE_BYTES, Compute
+from gradserve_server.errors import AbortedError
 from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.accumulators.gradients import (
@@ -48,7 +49,10 @@ class AccumulatorServicer:
         deliverer: TensorDeliverer,
         arriving: ArrivingGradients,
         compute: Compute,
+        incarnation: str,
     ) -> None:
+        """Takes, among others, the id of this run of the server."""
+        self._incarnation = incarnation
         self._registry = registry
         self._opener = opener
         self._arriving = arriving
@@ -88,13 +92,16 @@ class AccumulatorServicer:
         described = [(key, each, each.state, self._registry.lifetime(key)) for key, each in shown]
         work = sum([encoding_work(each) for _, each in shown])
         return messages_pb2.ListAccumulatorsResponse(
-            accumulators=await self._compute.run(work, lambda: [encode_info(*each) for each in described]),
+            accumulators=await self._compute.run(
+                work, lambda: [encode_info(self._incarnation, *each) for each in described]
+            ),
             next_page_token=page.next_token(shown[-1][0].name if shown else "", is_last=len(shown) == len(found)),
         )
 
     async def DeleteAccumulator(
         self, request: messages_pb2.DeleteAccumulatorRequest, call: Call
     ) -> messages_pb2.DeleteAccumulatorResponse:
+        self._check_server(request.accumulator)
         key = decode_key(request.accumulator, call.identity)
         deleted = self._registry.delete(key, request.accumulator.incarnation)
         await self._registry.records.settle()
@@ -107,7 +114,7 @@ class AccumulatorServicer:
             request_id, contribution, given = await self._decoded(request, call)
             opening = await self._opening(accumulator, given, call)
             applied, duplicate = await accumulator.apply(request_id, contribution, opening)
-            return encode_applied(applied, duplicate=duplicate)
+            return encode_applied(applied, duplicate=duplicate, num_rounds=accumulator.num_rounds)
 
     async def TakeGradient(self, request: messages_pb2.TakeGradientRequest, call: Call) -> WithContents:
         with self._using(request.accumulator, call) as accumulator, self._delivery(request.placement, call) as delivery:
@@ -141,7 +148,9 @@ class AccumulatorServicer:
         self, request: messages_pb2.GetNumAccumulatedRequest, call: Call
     ) -> messages_pb2.GetNumAccumulatedResponse:
         with self._using(request.accumulator, call) as accumulator:
-            return messages_pb2.GetNumAccumulatedResponse(num_accumulated=accumulator.num_accumulated)
+            return messages_pb2.GetNumAccumulatedResponse(
+                num_accumulated=accumulator.num_accumulated, num_rounds=accumulator.num_rounds
+            )
 
     async def SetGlobalStep(
         self, request: messages_pb2.SetGlobalStepRequest, call: Call
@@ -154,7 +163,9 @@ class AccumulatorServicer:
         self, key: ResourceKey, accumulator: Accumulator, lifetime: Lifetime
     ) -> accumulator_pb2.AccumulatorInfo:
         work = encoding_work(accumulator)
-        return await self._compute.run(work, encode_info, key, accumulator, accumulator.state, lifetime)
+        return await self._compute.run(
+            work, encode_info, self._incarnation, key, accumulator, accumulator.state, lifetime
+        )
 
     async def _decoded(
         self, request: GradientRequest, call: Call
@@ -165,7 +176,16 @@ class AccumulatorServicer:
         return await self._compute.run_in_thread(decode_gradient, *sent)
 
     def _using(self, ref: accumulator_pb2.AccumulatorRef, call: Call) -> AbstractContextManager[Accumulator]:
+        self._check_server(ref)
         return self._registry.use(decode_key(ref, call.identity), ref.incarnation)
+
+    def _check_server(self, ref: accumulator_pb2.AccumulatorRef) -> None:
+        """Checks that a call is for this run of the server, if it is for a certain one."""
+        if ref.server_incarnation not in ("", self._incarnation):
+            raise AbortedError(
+                f"the server was started again since accumulator {ref.name!r} was opened",
+                field="accumulator.server_incarnation",
+            )
 
     async def _opening(self, accumulator: Accumulator, given: GivenGradient, call: Call) -> OpenGradient:
         await self._arriving.receive(accumulator.spec, given, call.payload)

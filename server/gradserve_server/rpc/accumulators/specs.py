@@ -150,9 +150,9 @@ def num_parts(accumulator: Accumulator) -> int:
 
 
 def encode_info(
-    key: ResourceKey, accumulator: Accumulator, state: AccumulatorState, lifetime: Lifetime
+    server_incarnation: str, key: ResourceKey, accumulator: Accumulator, state: AccumulatorState, lifetime: Lifetime
 ) -> accumulator_pb2.AccumulatorInfo:
-    """Returns the state of an accumulator as a message. Can run in any thread."""
+    """Returns the state of an accumulator of this server as a message. Can run in any thread."""
     return accumulator_pb2.AccumulatorInfo(
         accumulator=accumulator_pb2.AccumulatorRef(
             container=key.container, name=key.name, incarnation=accumulator.incarnation
@@ -166,4 +166,5 @@ def encode_info(
         kept_steps=state.kept_steps,
         is_private=bool(lifetime.owner),
         idle_lease=encode_idle_lease(lifetime),
+        server_incarnation=server_incarnation,
     )

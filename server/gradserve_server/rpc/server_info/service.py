@@ -38,9 +38,11 @@ class ServerServicer:
         usage: Usage,
         uptime: Callable[[], float],
         sockets: SocketAddresses,
+        incarnation: str,
     ) -> None:
         """Takes the name of the `device` that ops run on, whether they are prepared, and an `uptime` in seconds."""
         self._version = version
+        self._incarnation = incarnation
         self._device = device
         self._ops_prepared = ops_prepared
         self._devices = [
@@ -74,6 +76,7 @@ class ServerServicer:
     ) -> messages_pb2.GetServerInfoResponse:
         return messages_pb2.GetServerInfoResponse(
             version=self._version,
+            incarnation=self._incarnation,
             devices=self._devices,
             device=self._device,
             ops_prepared=self._ops_prepared(),
