@@ -1,0 +1,73 @@
+"""What the recorded state directories hold: one of each kind of thing that a server keeps."""
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+import gradserve
+from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve.v1 import accumulator_pb2, tensor_pb2
+from gradserve_server.config import RuntimeConfig, ServerConfig, StateConfig
+
+FOLDER = Path(__file__).parent
+
+APPLY = messages_pb2.ApplyGradientRequest(
+    accumulator=accumulator_pb2.AccumulatorRef(container="c", name="model"),
+    request_id=accumulator_pb2.RequestId(client_id="worker", sequence=7),
+    local_step=1,
+    weight=0.5,
+    worker_id="w7",
+    gradient=[
+        accumulator_pb2.ComponentGradient(
+            name="w",
+            dense=tensor_pb2.Tensor(
+                dtype=tensor_pb2.DATA_TYPE_FLOAT32, shape=[3], content=np.array([1, 2, 3], np.float32).tobytes()
+            ),
+        ),
+        accumulator_pb2.ComponentGradient(
+            name="b",
+            sparse=accumulator_pb2.SparseGradient(
+                indices=tensor_pb2.Tensor(
+                    dtype=tensor_pb2.DATA_TYPE_INT64, shape=[1], content=np.array([5], np.int64).tobytes()
+                ),
+                values=tensor_pb2.Tensor(
+                    dtype=tensor_pb2.DATA_TYPE_FLOAT64, shape=[1, 2], content=np.array([[7, 8]], np.float64).tobytes()
+                ),
+            ),
+        ),
+    ],
+)
+"""A call with an id, which the directory remembers."""
+
+X = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+def archive_of(version: int) -> Path:
+    """Returns the file of a directory in one format."""
+    return FOLDER / f"state_format_{version}.tar.xz"
+
+
+def config_of(directory: Path) -> ServerConfig:
+    """Returns the configuration of a server on a state directory."""
+    state = StateConfig(state_dir=str(directory), durability="gradient")
+    return ServerConfig(state=state, runtime=RuntimeConfig(warm_up=False))
+
+
+def fill(client: gradserve.Client) -> None:
+    """Makes what the directory holds, but for the gradient of `APPLY`."""
+    plain = client.conditional_accumulator("bfloat16", (2, 3), shared_name="plain", keep_averages=2)
+    for step in range(3):
+        plain.apply_grad(np.full((2, 3), step, ml_dtypes.bfloat16), local_step=step)
+        plain.take_grad(1)
+    rows = gradserve.IndexedSlices(np.ones((1, 2)), np.array([5]))
+    template = {"w": np.ones(3, np.float32), "b": gradserve.SparseSpec("float64")}
+    model = client.gradient_accumulator(template, shared_name="model", container="c", deterministic=True)
+    model.apply_grad({"w": np.ones(3, np.float32), "b": rows}, worker_id="w1")
+    model.take_grad(1)
+    counter = client.conditional_accumulator("float64", (), shared_name="counter", durability="round")
+    counter.set_global_step(41)
+    layer = client.batch_norm(scope="bn", container="c", scale=True)
+    layer.forward(X)
+    layer.run_updates()
+    layer.forward(2 * X, forward_id="second")
