@@ -16,7 +16,9 @@ class RestartingServer:
 
     def __init__(self, state_dir: Path | None) -> None:
         """Takes the state directory; None for none."""
-        self._config = ServerConfig(runtime=NOT_WARMED_UP, state=StateConfig(state_dir=state_dir and str(state_dir)))
+        self._config = ServerConfig(
+            runtime=NOT_WARMED_UP, state=StateConfig(state_dir=None if state_dir is None else str(state_dir))
+        )
         self.run = LocalServer(self._config)
         """The present run."""
 
