@@ -15,6 +15,7 @@ from gradserve_server.machine import memory_bytes, num_cores
 
 MIB = 1 << 20
 _MAX_BYTES = (1 << 63) - 1
+_LEAST_MESSAGE_BYTES = 4 * MIB
 _MAX_MESSAGE_BYTES = (1 << 31) - 1
 _MAX_COUNT = (1 << 31) - 1
 _MAX_THREADS = 1024
@@ -85,6 +86,14 @@ Seconds = Annotated[
 
 def _half_of_memory() -> ByteSize:
     return ByteSize(memory_bytes() // 2)
+
+
+def _message_bytes(given: dict[str, int]) -> ByteSize:
+    return ByteSize(min(max(given["max_bytes"] // 16, _LEAST_MESSAGE_BYTES), 16 * MIB))
+
+
+def _queued_bytes(given: dict[str, int]) -> ByteSize:
+    return ByteSize(max(given["max_bytes"] // 8, 4 * given["max_message_bytes"]))
 
 
 class _Concern(BaseModel):
@@ -191,22 +200,41 @@ class TlsConfig(_Concern):
 class LimitsConfig(_Concern):
     """The limits for clients."""
 
-    max_message_bytes: Annotated[
-        ByteSize,
-        _NUMBER,
-        Field(ge=4 * MIB, le=_MAX_MESSAGE_BYTES, description="longest request message, at least 4 MiB"),
-        Expected("a size from 4MiB to less than 2GiB, such as 16MiB"),
-    ] = ByteSize(16 * MIB)
-    inline_limit_bytes: Annotated[Bytes, Field(description="largest size at which results placed AUTO come inline")] = (
-        ByteSize(3 * MIB)
-    )
     max_bytes: Annotated[
         Bytes,
         Field(description="memory for tensors, uploads, accumulators and layers (default: half of all memory)"),
     ] = Field(default_factory=_half_of_memory)
+    max_message_bytes: Annotated[
+        ByteSize,
+        _NUMBER,
+        Field(
+            ge=_LEAST_MESSAGE_BYTES,
+            le=_MAX_MESSAGE_BYTES,
+            description="longest request message, at least 4 MiB (default: 16 MiB, or a sixteenth of max_bytes if that "
+            "is less)",
+        ),
+        Expected("a size from 4MiB to less than 2GiB, such as 16MiB"),
+    ] = Field(default_factory=_message_bytes)
+    inline_limit_bytes: Annotated[Bytes, Field(description="largest size at which results placed AUTO come inline")] = (
+        ByteSize(3 * MIB)
+    )
     max_inflight_bytes: Annotated[
         Bytes, Field(description="payloads that may be arriving at one time; others wait for their turn")
     ] = ByteSize(256 * MIB)
+    max_queued_bytes: Annotated[
+        Bytes,
+        Field(
+            description="memory for requests that arrive slowly over gRPC, and as much for replies that their clients "
+            "have not read (default: an eighth of max_bytes, but at least four of the longest messages)"
+        ),
+    ] = Field(default_factory=_queued_bytes)
+    message_idle_seconds: Annotated[
+        Seconds,
+        Field(
+            description="how long a request may take to arrive over gRPC, and how long replies may wait for a client "
+            "that reads none of them"
+        ),
+    ] = 60.0
     max_region_bytes: Annotated[
         Bytes, Field(description="memory that clients on this machine may share (default: half of all memory)")
     ] = Field(default_factory=_half_of_memory)

@@ -107,7 +107,9 @@ def make_config(settings: Mapping[str, Setting]) -> ServerConfig:
     try:
         return ServerConfig.model_validate(given)
     except ValidationError as error:
-        raise SettingsError("; ".join(_describe(problem, settings) for problem in error.errors())) from None
+        # A default that depends on a setting that is not valid is no problem of its own.
+        problems = [each for each in error.errors() if each["type"] != "default_factory_not_called"]
+        raise SettingsError("; ".join(_describe(problem, settings) for problem in problems)) from None
 
 
 def _describe(problem: ErrorDetails, settings: Mapping[str, Setting]) -> str:

@@ -10,11 +10,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gradserve.v1 import server_messages_pb2, server_service_pb2_grpc
+from gradserve_server.config import LimitsConfig
 from gradserve_server.rpc.boundary.admission import Admission
 from gradserve_server.rpc.boundary.chain import Interceptor
 from gradserve_server.rpc.boundary.faults import Faults
 from gradserve_server.rpc.boundary.handlers import make_handler
 from gradserve_server.rpc.boundary.service import Service
+from gradserve_server.rpc.boundary.traffic import Traffic
 from gradserve_server.rpc.health.service import HealthServicer
 from gradserve_server.rpc.listeners.arrivals import Arrivals
 from gradserve_server.rpc.services import SERVICES
@@ -57,7 +59,10 @@ async def served() -> AsyncIterator[Served]:
     arrivals = Arrivals(admission)
     server = grpc.aio.server(interceptors=(arrivals,))
     chain: tuple[Interceptor, ...] = (Faults(), admission)
-    server.add_generic_rpc_handlers([make_handler(Service(each, AnsweringServicer(), chain)) for each in SERVICES])
+    traffic = Traffic.within(LimitsConfig())
+    server.add_generic_rpc_handlers(
+        [make_handler(Service(each, AnsweringServicer(), chain), traffic) for each in SERVICES]
+    )
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer([]), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

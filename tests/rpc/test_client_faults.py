@@ -15,11 +15,13 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve.v1 import tensor_messages_pb2
+from gradserve_server.config import LimitsConfig
 from gradserve_server.errors import NotFoundError
 from gradserve_server.rpc.boundary.faults import Faults
 from gradserve_server.rpc.boundary.grpc_log import ClientFaults
 from gradserve_server.rpc.boundary.handlers import make_handler
 from gradserve_server.rpc.boundary.service import Service
+from gradserve_server.rpc.boundary.traffic import Traffic
 from tests.servers.polling import eventually, eventually_async
 from tests.servers.process import ServerProcess
 from tests.servers.raw_calls import METHODS
@@ -204,6 +206,12 @@ class Gone:
     def time_remaining(self) -> None:
         return None
 
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    async def read(self) -> bytes:
+        return b""
+
     async def abort(self, *_: object) -> None:
         raise grpc.aio.InternalError('Failed "execute_batch"')
 
@@ -225,20 +233,20 @@ class Servicer:
         raise self._error
 
     async def _stream(self, request: Any, call: Any) -> AsyncIterator[Any]:
-        yield b""
+        yield tensor_messages_pb2.GetTensorsResponse()
 
 
 def handler_of(method: str, servicer: Servicer) -> Any:
     service: Any = METHODS[method].containing_service
     details: Any = SimpleNamespace(method=path_of(method))
-    return make_handler(Service(service, servicer, (Faults(),))).service(details)
+    return make_handler(Service(service, servicer, (Faults(),)), Traffic.within(LimitsConfig())).service(details)
 
 
 @pytest.mark.parametrize("error", [NotFoundError("no such handle"), ValueError("a fault")], ids=["expected", "fault"])
 async def test_an_error_that_nobody_waits_for(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with pytest.raises(asyncio.CancelledError):
-        await handler_of("GetServerInfo", Servicer(error)).unary_unary(b"", Gone())
+        await handler_of("GetServerInfo", Servicer(error)).stream_unary(None, Gone())
     levels = [(record.levelname, record.exc_info is not None) for record in caplog.records]
     assert levels == [("DEBUG", False)] if isinstance(error, NotFoundError) else [("ERROR", True), ("DEBUG", False)]
 
@@ -246,7 +254,7 @@ async def test_an_error_that_nobody_waits_for(error: Exception, caplog: pytest.L
 async def test_a_response_that_nobody_waits_for(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with pytest.raises(asyncio.CancelledError):
-        await handler_of("GetTensors", Servicer()).unary_stream(b"", Gone())
+        await handler_of("GetTensors", Servicer()).stream_stream(None, Gone())
     assert [(record.levelname, record.exc_info) for record in caplog.records] == [("DEBUG", None)]
 
 

@@ -16,12 +16,14 @@ from gradserve import errors as client_errors
 from gradserve.transport.status import ERRORS, error_from_status
 from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
 from gradserve_server import errors as server_errors
+from gradserve_server.config import LimitsConfig
 from gradserve_server.rpc.boundary.admission import Admission
 from gradserve_server.rpc.boundary.chain import Interceptor
 from gradserve_server.rpc.boundary.faults import Faults
 from gradserve_server.rpc.boundary.handlers import make_handler
 from gradserve_server.rpc.boundary.service import Service
 from gradserve_server.rpc.boundary.status import STATUS_CODES
+from gradserve_server.rpc.boundary.traffic import Traffic
 from gradserve_server.rpc.services import SERVICES
 from tests.servers.raw_calls import failure_of
 
@@ -57,7 +59,8 @@ async def raising_server(error: BaseException, admission: Admission | None = Non
     server = grpc.aio.server()
     chain: tuple[Interceptor, ...] = (Faults(), admission or Admission())
     for service in SERVICES:
-        server.add_generic_rpc_handlers((make_handler(Service(service, RaisingServicer(error), chain)),))
+        raising = Service(service, RaisingServicer(error), chain)
+        server.add_generic_rpc_handlers((make_handler(raising, Traffic.within(LimitsConfig())),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

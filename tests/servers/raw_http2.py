@@ -21,6 +21,31 @@ def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> b
 HELLO = PREFACE + frame(SETTINGS)
 
 
+def settings(**values: int) -> bytes:
+    """Settings of a client by name, such as `initial_window_size`."""
+    numbers = {"initial_window_size": 4}
+    return frame(SETTINGS, payload=b"".join(struct.pack(">HI", numbers[name], value) for name, value in values.items()))
+
+
+def connect(address: str) -> socket.socket:
+    """Opens a connection."""
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)))
+
+
+def is_ended(connection: socket.socket) -> bool:
+    """True if the server has ended a connection. Reads what has come."""
+    connection.setblocking(False)
+    try:
+        while connection.recv(1 << 16):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
 def field(name: Text, value: Text) -> bytes:
     """A header field, written out (RFC 7541, literal without indexing)."""
     return b"\0" + _string(name) + _string(value)
@@ -53,8 +78,7 @@ def call(path: Text, payload: bytes, extra: Mapping[Text, Text] | None = None, s
 
 def send(address: str, data: bytes, *, reset: bool = False, listen: float = 0.0) -> None:
     """Sends `data` over a connection of its own, listens for some seconds, and closes or resets it."""
-    host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port))) as connection:
+    with connect(address) as connection:
         try:
             connection.sendall(data)
             if listen:

@@ -8,7 +8,7 @@ written into the finished bytes, which the generated classes read as usual; that
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -36,8 +36,10 @@ class Contents:
     Attributes:
         buffers: The contents by `payload_offset`, in ascending order.
         num_bytes: The length of the payload.
+        is_kept: True if the buffers are kept elsewhere, too.
     """
 
+    is_kept: ClassVar[bool] = False
     buffers: dict[int, memoryview] = field(default_factory=dict)
     num_bytes: int = 0
 

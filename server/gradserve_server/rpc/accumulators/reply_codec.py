@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gradserve.wire.contents import Contents, WithContents, encode_message
 from gradserve_server.accumulators.gradient import Average
@@ -20,6 +21,7 @@ class ContentsOfAverage(Contents):
         average: The average, whose arrays never change.
     """
 
+    is_kept: ClassVar[bool] = True
     average: Average | None = None
 
 

@@ -5,7 +5,7 @@ method the same chain.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any, cast
 
@@ -13,14 +13,16 @@ import grpc
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
 
-from gradserve.wire.contents import encode_message
-from gradserve_server.errors import ServiceError
+from gradserve.wire.contents import WithContents, encode_message
+from gradserve_server.errors import InvalidArgumentError, ServiceError
 from gradserve_server.rpc.boundary.call import Call, StreamedCall
 from gradserve_server.rpc.boundary.codec import Codec
 from gradserve_server.rpc.boundary.credentials import credentials_of
 from gradserve_server.rpc.boundary.malformed import tolerant
 from gradserve_server.rpc.boundary.service import Service
 from gradserve_server.rpc.boundary.status import Context, end_with, write
+from gradserve_server.rpc.boundary.traffic import Traffic
+from gradserve_server.rpc.boundary.unread import SMALL_BYTES, UnreadReplies
 from gradserve_server.security.peer import PeerCertificate
 
 
@@ -35,34 +37,41 @@ def certificate(context: Context) -> PeerCertificate | None:
 
 
 def make_handler(
-    service: Service, peer: Callable[[Context], PeerCertificate | None] = no_certificate
+    service: Service, traffic: Traffic, peer: Callable[[Context], PeerCertificate | None] = no_certificate
 ) -> grpc.GenericRpcHandler:
     """Returns the handler of all methods of a service.
 
     Args:
         service: The service.
+        traffic: The messages of all calls.
         peer: Returns the certificate of the client of a call.
     """
     return grpc.method_handlers_generic_handler(
         service.descriptor.full_name,
-        {method.name: _method_handler(method, service, peer) for method in service.descriptor.methods},
+        {method.name: _method_handler(method, service, traffic, peer) for method in service.descriptor.methods},
     )
 
 
 def _method_handler(
-    method: MethodDescriptor, service: Service, peer: Callable[[Context], PeerCertificate | None]
+    method: MethodDescriptor, service: Service, traffic: Traffic, peer: Callable[[Context], PeerCertificate | None]
 ) -> "grpc.RpcMethodHandler[Any, Any]":
+    """Returns the handler of a method.
+
+    To gRPC every request is a stream, so that it is read here. On the wire there is no difference.
+    """
     codec = service.codecs.get(method.name, Codec())
     decode = tolerant(codec.decode or message_factory.GetMessageClass(method.input_type).FromString)
     encode = codec.encode or encode_message
     handle = service.handle(method)
     name = method.full_name
+    read = _messages if method.client_streaming else _message
 
-    async def unary(request: Any, context: Context) -> Any:
+    async def unary(_requests: Any, context: Context) -> bytes:
         shown = peer(context)
         call = Call(name, _deadline(context), peer=shown, credentials=partial(credentials_of, context, shown))
         try:
-            return await handle(request, call)
+            request = await read(traffic, context)
+            return await _admitted(await handle(request, call), encode, traffic.replies, context)
         except ServiceError as error:
             await end_with(error, context)
         finally:
@@ -70,26 +79,54 @@ def _method_handler(
                 # The stubs want an object of a class of their own.
                 cast("Any", context).add_done_callback(lambda _: call.end())
 
-    async def stream(request: Any, context: Context) -> None:
+    async def stream(_requests: Any, context: Context) -> None:
         async def send(response: Any) -> None:
-            await write(response, name, context)
+            part = encode(response)
+            async with traffic.replies.hold(context, len(part)):
+                await write(part, name, context)
 
         try:
             shown = peer(context)
             credentials = partial(credentials_of, context, shown)
-            await handle(
-                request, StreamedCall(name, _deadline(context), peer=shown, credentials=credentials, send=send)
-            )
+            call = StreamedCall(name, _deadline(context), peer=shown, credentials=credentials, send=send)
+            await handle(await read(traffic, context), call)
         except ServiceError as error:
             await end_with(error, context)
 
-    if method.client_streaming and method.server_streaming:
-        return grpc.stream_stream_rpc_method_handler(stream, decode, encode)
     if method.server_streaming:
-        return grpc.unary_stream_rpc_method_handler(stream, decode, encode)
-    if method.client_streaming:
-        return grpc.stream_unary_rpc_method_handler(unary, decode, encode)
-    return grpc.unary_unary_rpc_method_handler(unary, decode, encode)
+        return grpc.stream_stream_rpc_method_handler(stream, decode)
+    return grpc.stream_unary_rpc_method_handler(unary, decode)
+
+
+async def _message(traffic: Traffic, context: Context) -> Any:
+    """Returns the one message of a request."""
+    message = await traffic.requests.read(context)
+    if message is grpc.aio.EOF:
+        raise InvalidArgumentError("expected a message, got none")
+    return message
+
+
+async def _messages(traffic: Traffic, context: Context) -> AsyncIterator[Any]:
+    """Returns the messages of a request that is a stream."""
+
+    async def messages() -> AsyncIterator[Any]:
+        while (message := await traffic.requests.read(context)) is not grpc.aio.EOF:
+            yield message
+
+    return messages()
+
+
+async def _admitted(response: Any, encode: Callable[[Any], bytes], replies: UnreadReplies, context: Context) -> bytes:
+    """Returns a reply in bytes, once there is room for it."""
+    if isinstance(response, WithContents) and response.contents.num_bytes > SMALL_BYTES:
+        await replies.enter(context, response.contents.num_bytes, is_kept=response.contents.is_kept)
+        return encode(response)
+    reply = encode(response)
+    if len(reply) > SMALL_BYTES:
+        await replies.enter(context, len(reply), is_kept=False)
+    else:
+        replies.add_small(context)
+    return reply
 
 
 def _deadline(context: Context) -> float | None:

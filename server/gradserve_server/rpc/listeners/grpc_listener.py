@@ -13,6 +13,7 @@ from gradserve_server.rpc.boundary.admission import Admission
 from gradserve_server.rpc.boundary.grpc_log import quiet_client_faults
 from gradserve_server.rpc.boundary.handlers import certificate, make_handler, no_certificate
 from gradserve_server.rpc.boundary.service import Service
+from gradserve_server.rpc.boundary.traffic import Traffic
 from gradserve_server.rpc.listeners.arrivals import Arrivals
 from gradserve_server.rpc.listeners.credentials import port_credentials
 from gradserve_server.rpc.listeners.endpoint import Endpoint, LastingEndpoint
@@ -56,7 +57,10 @@ class GrpcListener:
         """Takes the services, and the addresses of localhost."""
         self._arrivals = Arrivals(admission)
         asks_clients = certificates is not None and certificates.current().ca is not None
-        handlers = [make_handler(service, certificate if asks_clients else no_certificate) for service in services]
+        peer = certificate if asks_clients else no_certificate
+        self.traffic = Traffic.within(limits)
+        """The messages of its calls."""
+        handlers = [make_handler(service, self.traffic, peer) for service in services]
         options = _options(limits, keepalive)
         credentials = None if certificates is None else port_credentials(certificates)
         self._endpoint = LastingEndpoint(

@@ -1,0 +1,32 @@
+"""Messages between gRPC and the chain around calls, in both directions, within limits."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from gradserve_server.config import LimitsConfig
+from gradserve_server.rpc.boundary.arriving import ArrivingRequests
+from gradserve_server.rpc.boundary.connections import Connections
+from gradserve_server.rpc.boundary.unread import UnreadReplies
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The messages that gRPC has, of all calls of a listener.
+
+    Attributes:
+        requests: Those that arrive.
+        replies: Those that leave.
+    """
+
+    requests: ArrivingRequests
+    replies: UnreadReplies
+
+    @classmethod
+    def within(cls, limits: LimitsConfig) -> Self:
+        """Returns the traffic of a server with these limits."""
+        connections = Connections()
+        room, seconds = limits.max_queued_bytes, limits.message_idle_seconds
+        return cls(
+            ArrivingRequests(room, limits.max_message_bytes, seconds, connections),
+            UnreadReplies(room, seconds, connections),
+        )
