@@ -15,14 +15,14 @@ import pytest
 import gradserve
 from gradserve.calls.retries import RetryPolicy
 from gradserve.calls.time_limits import TimeLimits
+from gradserve.testing import ConnectionFault, ConnectionFaults, Faults, FaultyProxy
 from gradserve.transport.settings import ConnectionSettings, Transport
 from gradserve_server.config import ServerConfig
+from gradserve_server.parts import Parts
 from gradserve_server.testing import LocalServer
 from tests.servers.announcing import announce, bulk_address
 from tests.servers.connecting import NO_RETRIES, connect_with, without_retries
-from tests.servers.faulty_proxy import Fault, Faults, FaultyProxy
 from tests.servers.held import Held, held_by
-from tests.servers.lost_replies import LostReplies
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.runtime import NOT_WARMED_UP
 
@@ -69,7 +69,7 @@ class Network:
     direct: str
     settings: ConnectionSettings
     num_faults: Callable[[], int]
-    faults: Faults | None = None
+    faults: ConnectionFaults | None = None
     is_seen: bool = True
 
     def connect(self) -> gradserve.Client:
@@ -94,16 +94,18 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network]:
     is_seen = retries is NO_RETRIES
     with ExitStack() as stack:
         if request.param == "lost replies":
-            replies = LostReplies(COUNTING, probability=0.3, seed=21)
-            server = stack.enter_context(LocalServer(ServerConfig(runtime=NOT_WARMED_UP), replies.parts))
+            replies = Faults()
+            lost = replies.drop_reply(*COUNTING, times=None, probability=0.3, seed=21)
+            parts = Parts(interceptors=(replies,))
+            server = stack.enter_context(LocalServer(ServerConfig(runtime=NOT_WARMED_UP), parts))
             before = held_by(server)
-            yield Network(server.address, server.address, settings, lambda: len(replies.lost))
+            yield Network(server.address, server.address, settings, lambda: len(lost.happened))
             check_nothing_is_left(server, before)
         else:
             server = stack.enter_context(LocalServer(ServerConfig(runtime=NOT_WARMED_UP)))
             cuts_sockets = transport is not Transport.GRPC
             # A call takes fewer pieces of traffic on a socket.
-            faults = Faults(mean_reads=15 if cuts_sockets else 30, seed=20)
+            faults = ConnectionFaults(mean_reads=15 if cuts_sockets else 30, seed=20)
             before = held_by(server)
             with failing(server, transport, faults) as address:
                 yield Network(address, server.address, settings, faults.happened.total, faults, is_seen)
@@ -111,7 +113,7 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network]:
 
 
 @contextmanager
-def failing(server: LocalServer, transport: Transport, faults: Faults) -> Iterator[str]:
+def failing(server: LocalServer, transport: Transport, faults: ConnectionFaults) -> Iterator[str]:
     """Puts a proxy between a server and its clients; returns what these connect to."""
     places = server.server._socket_addresses
     targets = {
@@ -273,23 +275,24 @@ def test_every_push_pull_is_in_its_round_once(network: Network, name: str, num_f
 
 @pytest.mark.parametrize("transport", [Transport.GRPC, Transport.BULK, Transport.SHARED_MEMORY])
 def test_the_proxy_does_every_fault(transport: Transport) -> None:
-    faults = Faults(mean_reads=5, seed=3)
+    faults = ConnectionFaults(mean_reads=5, seed=3)
     persist = Persistence()
     with (
         LocalServer(ServerConfig(runtime=NOT_WARMED_UP)) as server,
         failing(server, transport, faults) as address,
         connect_with(address, without_retries(PATIENCE_SECONDS, transport)) as client,
     ):
-        while set(faults.happened) < set(Fault):
+        while set(faults.happened) < set(ConnectionFault):
             persist(lambda _: client.server_info())
     assert persist.repeated
 
 
 def test_a_repeated_apply_releases_what_it_uploaded() -> None:
     """The first attempt released its own upload; the repeated call had to upload once more."""
-    replies = LostReplies(COUNTING, probability=1, seed=21)
+    replies = Faults()
+    lost = replies.drop_reply("ApplyGradient", times=2)
     with (
-        LocalServer(ServerConfig(runtime=NOT_WARMED_UP), replies.parts) as server,
+        LocalServer(ServerConfig(runtime=NOT_WARMED_UP), Parts(interceptors=(replies,))) as server,
         connect_with(server.address, without_retries(PATIENCE_SECONDS, Transport.GRPC)) as client,
     ):
         acc = client.conditional_accumulator("float64", (80_000,))
@@ -298,6 +301,6 @@ def test_a_repeated_apply_releases_what_it_uploaded() -> None:
             acc.apply_grad(gradient)
         with pytest.raises(gradserve.UnavailableError):
             acc.apply_grad(gradient, request_id=first.value.request_id)
-        assert replies.lost == ["ApplyGradient"] * 2
+        assert lost.happened == ["ApplyGradient"] * 2
         assert acc.num_accumulated() == 1
         assert client.server_info().usage["num_handles"] == 0

@@ -10,8 +10,8 @@ import numpy as np
 
 import gradserve
 import gradserve.aio
+from gradserve.testing import ServerProcess
 from tests.servers.polling import PATIENCE_SECONDS
-from tests.servers.process import ServerProcess
 
 FORKING_PROGRAM = """
 import asyncio, os, sys, traceback

@@ -13,14 +13,13 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve.calls.time_limits import TimeLimits
+from gradserve.testing import FaultyProxy, ServerProcess
 from gradserve.transport.settings import ConnectionSettings, Transport
 from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.client.every_call import CALLS, failure_of, failure_of_aio, make_things, make_things_aio
 from tests.servers.connecting import change_times, connect_with
-from tests.servers.faulty_proxy import FaultyProxy
 from tests.servers.polling import PATIENCE_SECONDS, eventually
-from tests.servers.process import ServerProcess
 from tests.servers.runtime import NOT_WARMED_UP
 
 
@@ -107,7 +106,7 @@ def test_every_call_has_a_deadline(server_address: str) -> None:
         made = make_things(client)
         silent = connect_with(proxy.address, ConnectionSettings(SHORT_TIMES, transport=Transport.GRPC))
         change_times(client, SHORT_TIMES)
-        proxy.freeze()
+        proxy.partition()
         with ThreadPoolExecutor(len(CALLS)) as threads:
             failures = dict(
                 zip(
@@ -126,7 +125,7 @@ async def test_every_call_has_a_deadline_aio(server_address: str) -> None:
         client = gradserve.aio.connect(proxy.address, timeout=PATIENCE_SECONDS, transport="grpc")
         made = await make_things_aio(client)
         change_times(client, SHORT_TIMES)
-        proxy.freeze()
+        proxy.partition()
         async with asyncio.timeout(PATIENCE_SECONDS):
             failures = await asyncio.gather(*(failure_of_aio(call(client, made)) for call in CALLS.values()))
             await client.close()

@@ -13,11 +13,11 @@ from click.testing import CliRunner
 import gradserve
 import gradserve.aio
 from gradserve.address import Address
+from gradserve.testing import ServerProcess
 from gradserve.transport.route import PROXY_VARIABLES, Route
 from gradserve_server.cli import cli
 from tests.servers.connecting import connect_with, connect_with_aio, without_retries
 from tests.servers.polling import PATIENCE_SECONDS
-from tests.servers.process import ServerProcess
 
 ELSEWHERE = "server.example:50051"
 PROXY = {"http_proxy": "http://proxy.example:3128"}

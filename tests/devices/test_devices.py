@@ -6,7 +6,7 @@ from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.inventory import DeviceDescription
 from gradserve_server.devices.selection import NoSuchDeviceError, choose_device
-from tests.servers.process import run_cli
+from tests.servers.command_line import run_cli
 
 HOST = CpuDevice(BufferPool(0))
 CPU = DeviceDescription("cpu", "a processor", 1 << 30)

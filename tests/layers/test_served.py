@@ -14,13 +14,14 @@ import pytest
 from pydantic import ByteSize
 
 import gradserve
+from gradserve.testing import Faults
 from gradserve.v1 import accumulator_messages_pb2, accumulator_pb2, layer_pb2, tensor_pb2
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve_server.config import LimitsConfig, ServerConfig
+from gradserve_server.parts import Parts
 from gradserve_server.testing import LocalServer
 from tests.servers.connecting import connect_with, without_retries
-from tests.servers.lost_replies import LostReplies
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import RawCalls
 
@@ -153,10 +154,11 @@ def persist(call: Callable[[], T]) -> T:
 def test_every_forward_counts_once_though_replies_are_lost(threads: ThreadPoolExecutor, updates: str | None) -> None:
     """Each is sent by two clients at once, while others run the updates; with decay d, n of them leave d^n."""
     methods = ("CreateBatchNormLayer", "BatchNormForward", "RunBatchNormUpdates", "BatchNormBackward")
-    replies = LostReplies(methods, probability=0.33, seed=5)
+    replies = Faults()
+    lost = replies.drop_reply(*methods, times=None, probability=0.33, seed=5)
     ids = [uuid.uuid4().hex for _ in range(40)]
     with (
-        LocalServer(parts=replies.parts) as server,
+        LocalServer(parts=Parts(interceptors=(replies,))) as server,
         connect_with(server.address, without_retries(PATIENCE_SECONDS)) as client,
     ):
         bn = persist(lambda: averaging_layer(client, updates_collections=updates, decay=0.75, scope="bn"))
@@ -175,7 +177,7 @@ def test_every_forward_counts_once_though_replies_are_lost(threads: ThreadPoolEx
         bn.delete()
         usage = client.server_info().usage
         assert (usage["num_bytes"], usage["num_handles"]) == (0, 0)
-    assert {"BatchNormForward", "BatchNormBackward"} <= set(replies.lost)
+    assert {"BatchNormForward", "BatchNormBackward"} <= set(lost.happened)
 
 
 def test_updates_of_a_collection_across_layers(client: gradserve.Client, name: str) -> None:

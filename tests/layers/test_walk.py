@@ -14,8 +14,8 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve import BatchNormImplementation, Initializer, RandomAdjustment, Regularizer
+from gradserve.testing import ConnectionFaults, FaultyProxy
 from tests.layers.small_batch import AXES, COUNT, DY, LARGE, MEAN, NORMALIZED, VARIANCE, X, close
-from tests.servers.faulty_proxy import Faults, FaultyProxy
 from tests.servers.polling import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.usefixtures("_prepared_ops")
@@ -83,7 +83,7 @@ def test_a_forward_sent_twice_counts_once(client: gradserve.Client) -> None:
 @pytest.mark.parametrize("updates", [None, "update_ops"])
 def test_forwards_count_once_whatever_the_network_does(server_address: str, name: str, updates: str | None) -> None:
     """By gRPC's own retries, and by repeating with the same id what it gave up."""
-    faults = Faults(mean_reads=10, seed=3)
+    faults = ConnectionFaults(mean_reads=10, seed=3)
     steps = 30
     with (
         FaultyProxy(server_address, faults) as proxy,

@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 import gradserve
+from gradserve.testing import ServerProcess
 from gradserve_server.cli import cli
-from tests.servers.process import ServerProcess, run_cli
+from tests.servers.command_line import run_cli
 
 
 @pytest.fixture(autouse=True)

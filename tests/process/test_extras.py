@@ -92,8 +92,9 @@ def test_the_command_says_it_in_a_line(plain: Path) -> None:
     assert (done.returncode, done.stderr) == (1, f"gradserve: {NEEDS}'gradserve[server]'\n")
 
 
-def test_importing_the_server_says_it(plain: Path) -> None:
-    done = run(plain, "-c", "import gradserve_server.testing")
+@pytest.mark.parametrize("module", ["gradserve_server.testing", "gradserve.testing"])
+def test_importing_what_needs_it_says_it(plain: Path, module: str) -> None:
+    done = run(plain, "-c", f"import {module}")
     assert done.stderr.endswith(f"gradserve_server.extras.MissingExtraError: {NEEDS}'gradserve[server]'\n")
 
 

@@ -13,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import gradserve.aio
+from gradserve.testing import ServerProcess
 from gradserve.v1 import (
     accumulator_messages_pb2,
     accumulator_pb2,
@@ -24,7 +25,6 @@ from gradserve.v1 import (
 from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually_async
-from tests.servers.process import ServerProcess
 from tests.servers.runtime import NOT_WARMED_UP
 
 _MIB = 1 << 20

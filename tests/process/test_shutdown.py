@@ -18,6 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import gradserve.aio
+from gradserve.testing import ServerProcess
 from gradserve.v1 import (
     accumulator_messages_pb2,
     accumulator_pb2,
@@ -29,7 +30,6 @@ from gradserve.v1 import (
     tensor_service_pb2_grpc,
 )
 from tests.servers.polling import PATIENCE_SECONDS, eventually_async
-from tests.servers.process import ServerProcess
 
 _DOWNLOAD_BYTES = 64 << 20
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 import gradserve
 import gradserve.aio
+from gradserve.testing import ServerProcess
 from gradserve.v1 import batch_norm_layer_messages_pb2 as layer_messages_pb2
 from gradserve.v1 import (
     batch_norm_layer_pb2,
@@ -25,7 +26,6 @@ from gradserve.v1 import (
 )
 from tests.bad_input.requests import Apply, PushPull, Read, Take, dense, ref, tensor, zeros
 from tests.servers.polling import eventually_async
-from tests.servers.process import ServerProcess
 from tests.servers.raw_calls import METHODS
 
 Way: TypeAlias = Literal["grpc", "bulk", "shared_memory"]

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 import gradserve.aio
+from gradserve.testing import ServerProcess
 from tests.process.test_shutdown import HalfUpload, raw
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
-from tests.servers.process import ServerProcess
 
 BOTH = [signal.SIGTERM, signal.SIGINT]
 

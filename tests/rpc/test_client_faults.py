@@ -14,6 +14,7 @@ import pytest
 
 import gradserve
 import gradserve.aio
+from gradserve.testing import ServerProcess
 from gradserve.v1 import tensor_messages_pb2
 from gradserve_server.config import LimitsConfig
 from gradserve_server.errors import NotFoundError
@@ -23,7 +24,6 @@ from gradserve_server.rpc.boundary.handlers import make_handler
 from gradserve_server.rpc.boundary.service import Service
 from gradserve_server.rpc.boundary.traffic import Traffic
 from tests.servers.polling import eventually, eventually_async
-from tests.servers.process import ServerProcess
 from tests.servers.raw_calls import METHODS
 from tests.servers.raw_http2 import (
     CANCEL,

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import gradserve
+from gradserve.testing import ServerProcess
 from gradserve_server.rpc.health.check import check_health
 from tests.servers.polling import PATIENCE_SECONDS, eventually
-from tests.servers.process import ServerProcess
 from tests.servers.raw_http2 import GOAWAY, HELLO, call, kinds_of, send
 
 FATAL = HELLO + call(b"/gradserve.v1.\xff\xfe/Method", b"")

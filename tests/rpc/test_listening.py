@@ -23,7 +23,7 @@ from gradserve_server.parts import Parts
 from gradserve_server.rpc.listeners.grpc_listener import GrpcListener
 from gradserve_server.rpc.listeners.ports import LOOPBACKS
 from gradserve_server.rpc.listeners.socket_file import bind_socket_file
-from tests.servers.process import run_cli
+from tests.servers.command_line import run_cli
 
 
 def server_on(*addresses: str, address_file: Path | None = None, loopbacks: tuple[str, ...] = LOOPBACKS) -> Server:

@@ -18,6 +18,7 @@ import gradserve
 import gradserve.aio
 from gradserve.calls.retries import RetryPolicy
 from gradserve.calls.time_limits import TimeLimits
+from gradserve.testing import FaultyProxy
 from gradserve.transport.settings import ConnectionSettings, Keepalive, Reconnecting, Transport
 from gradserve_server.cli import cli
 from gradserve_server.config import ServerConfig
@@ -28,7 +29,6 @@ from gradserve_server.rpc.boundary.timeouts import wait_timeout
 from gradserve_server.rpc.listeners.grpc_listener import ClientKeepalive, GrpcListener
 from gradserve_server.testing import LocalServer
 from tests.servers.connecting import connect_with, connect_with_aio
-from tests.servers.faulty_proxy import FaultyProxy
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 from tests.servers.runtime import NOT_WARMED_UP
 
@@ -245,7 +245,7 @@ def test_a_server_that_falls_silent_ends_it(server_address: str, transport: Tran
         acc = client.conditional_accumulator("float32")
         waiting = threads.submit(acc.take_grad, 1)
         eventually(lambda: acc.info().num_waiting == 1)
-        proxy.freeze()
+        proxy.partition()
         with pytest.raises(gradserve.UnavailableError):
             waiting.result(PATIENCE_SECONDS)
         client.close()
@@ -262,7 +262,7 @@ async def test_a_server_that_falls_silent_ends_it_aio(server_address: str, trans
 
         waiting = asyncio.create_task(acc.take_grad(1))
         await eventually_async(num_waiting)
-        proxy.freeze()
+        proxy.partition()
         with pytest.raises(gradserve.UnavailableError):
             await asyncio.wait_for(waiting, PATIENCE_SECONDS)
         await client.close()
@@ -281,7 +281,7 @@ def test_a_client_that_falls_silent_takes_no_round() -> None:
         lost = gradserve.connect(proxy.address, timeout=math.inf, transport="grpc")
         waiting: Future[Any] = threads.submit(lost.conditional_accumulator("float32", shared_name="acc").take_grad, 1)
         eventually(lambda: acc.info().num_waiting == 1)
-        proxy.freeze()
+        proxy.partition()
         eventually(lambda: acc.info().num_waiting == 0)
         acc.apply_grad(GRAD)
         assert np.array_equal(acc.take_grad(1, timeout=PATIENCE_SECONDS), GRAD)

@@ -9,7 +9,7 @@ from gradserve_server.cli import cli
 from gradserve_server.security.access_file import read_policy
 from gradserve_server.security.credentials import Credentials, digest_of
 from gradserve_server.security.roles import Role
-from tests.servers.process import run_cli
+from tests.servers.command_line import run_cli
 
 
 @pytest.mark.parametrize("name", ["trainer", "trainer-1", "trainer@example.org", "1"])

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from gradserve.address import Address
+from gradserve.testing import ServerProcess
 from gradserve_server.config import ListenConfig
 from gradserve_server.security.tls import explicit_bulk_address, unprotected
 from tests.servers.certificates import Certificates
+from tests.servers.command_line import run_cli
 from tests.servers.polling import eventually
-from tests.servers.process import ServerProcess, run_cli
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import gradserve
+from gradserve.testing import ServerProcess
 from tests.servers.polling import eventually
-from tests.servers.process import ServerProcess
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def test_every_gradient_is_in_exactly_one_average(tmp_path: Path) -> None:
             progress = 5 + 15 * kill + chance.randrange(10)
             # Also because a client that has not yet heard of its server does not wait for it to come back.
             eventually(lambda: min(map(len, (acknowledged, *chain(*averages.values())))), partial(le, progress))
-            server.replace()
+            server.restart()
         for thread in threads:
             thread.join(60)
         with gradserve.connect(server.address, timeout=60) as client:

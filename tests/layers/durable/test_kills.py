@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import gradserve
+from gradserve.testing import ServerProcess
 from tests.servers.polling import eventually
-from tests.servers.process import ServerProcess
 
 
 def test_every_forward_moves_the_averages_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def test_every_forward_moves_the_averages_once(tmp_path: Path, monkeypatch: pyte
         # Also because a client that has not yet heard of its server does not wait for it to come back.
         progress = random.Random(7).randrange(5, 40)
         eventually(lambda: min(map(len, moving_means.values())), partial(le, progress))
-        server.replace()
+        server.restart()
         for worker in workers:
             worker.join(60)
     expected = [0.0]

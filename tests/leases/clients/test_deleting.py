@@ -9,12 +9,12 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve.calls.time_limits import TimeLimits
+from gradserve.testing import FaultyProxy
 from gradserve.transport.settings import ConnectionSettings, Transport
 from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.leases.clients.aging_server import AgingServer, num_held, num_private
 from tests.servers.connecting import connect_with
-from tests.servers.faulty_proxy import FaultyProxy
 from tests.servers.polling import eventually
 from tests.servers.runtime import NOT_WARMED_UP
 
@@ -77,7 +77,7 @@ def test_closing_does_not_wait_for_a_silent_server(server: AgingServer) -> None:
     with FaultyProxy(server.address) as proxy:
         client = connect_with(proxy.address, settings)
         client.conditional_accumulator("float32")
-        proxy.freeze()
+        proxy.partition()
         started = time.monotonic()
         client.close()
         assert time.monotonic() - started < 5

@@ -12,9 +12,9 @@ import pytest
 
 import gradserve
 import gradserve.aio
+from gradserve.testing import FaultyProxy
 from gradserve_server.config import ListenConfig
 from tests.leases.clients.aging_server import CLIENT_LEASE, AgingServer, num_held, num_private, pass_time
-from tests.servers.faulty_proxy import FaultyProxy
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 
 

@@ -19,12 +19,12 @@ import gradserve.aio
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.calls.together import together
 from gradserve.results import TransportInfo
+from gradserve.testing import FaultyProxy
 from gradserve.transport.settings import ConnectionSettings, Keepalive, SocketSettings, Transport
 from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.servers.announcing import announce, bulk_address
 from tests.servers.connecting import NO_RETRIES, connect_with, connect_with_aio
-from tests.servers.faulty_proxy import FaultyProxy
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 from tests.servers.runtime import NOT_WARMED_UP
 

@@ -1,0 +1,1 @@
+"""A network that fails."""
