@@ -103,12 +103,13 @@ class Server:
         host = CpuDevice(pool)
         device = parts.choose_device(config.runtime.device, host, parts.devices)
         self._compute = ThreadCompute(config.runtime.compute_threads)
+        self._op_compute = ThreadCompute(config.runtime.compute_threads, "ops")
         self._parallel = ForkJoin(config.runtime.compute_threads)
         reducer = Reducer(self._parallel)
         self.runner = OpRunner(
             device=device,
             families=parts.make_families(device, self._parallel),
-            compute=self._compute,
+            compute=self._op_compute,
             memory=memory,
             beside={"sums": reducer},
         )
@@ -286,6 +287,7 @@ class Server:
         self.runner.close()
         if self._state is not None:
             self._state.close()
+        self._op_compute.close()
         self._compute.close()
         self._parallel.close()
 

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from gradserve_server.devices.cancellation import checkpoint
 from gradserve_server.devices.compute import INLINE_BYTES, ThreadCompute
+from gradserve_server.errors import UnavailableError
 from tests.servers.polling import PATIENCE_SECONDS
 
 
@@ -79,3 +81,38 @@ async def test_work_that_has_not_begun_is_not_done(compute: ThreadCompute) -> No
     finish.set()
     await busy
     assert begun == []
+
+
+class Endless:
+    """Work that ends only at a checkpoint."""
+
+    def __init__(self) -> None:
+        self.started, self.ended = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self.started.set()
+        try:
+            while True:
+                checkpoint()
+        finally:
+            self.ended.set()
+
+
+async def test_work_of_a_cancelled_caller_ends_at_its_next_checkpoint(compute: ThreadCompute) -> None:
+    work = Endless()
+    caller = asyncio.create_task(compute.run_cancellable(work))
+    await asyncio.to_thread(work.started.wait, PATIENCE_SECONDS)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert work.ended.is_set()
+    assert await compute.run_cancellable(threading.get_ident) != threading.get_ident()
+
+
+async def test_closing_ends_work_that_can_be_cancelled() -> None:
+    compute, work = ThreadCompute(1), Endless()
+    caller = asyncio.create_task(compute.run_cancellable(work))
+    await asyncio.to_thread(work.started.wait, PATIENCE_SECONDS)
+    compute.close()
+    with pytest.raises(UnavailableError):
+        await caller

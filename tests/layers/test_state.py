@@ -313,11 +313,11 @@ class TestReplays:
 
 
 def test_a_refused_forward_releases_nothing() -> None:
-    bench = LayerBench(limit=1000)
+    bench = LayerBench(limit=2000)
     layer = bench.layer()
     first = forward(layer, X)
     with pytest.raises(ResourceExhaustedError):
-        forward(layer, np.ones((100, 3), np.float32), released=[first.forward_id])
+        forward(layer, np.ones((500, 3), np.float32), released=[first.forward_id])
     backward(layer, first.forward_id, X)
 
 

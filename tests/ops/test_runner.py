@@ -134,6 +134,22 @@ async def test_outputs_that_do_not_fit_are_not_computed(world: World) -> None:
     assert world.memory.used == 0
 
 
+async def test_what_the_computation_takes_is_reserved_as_long(world: World) -> None:
+    call = call_of(BIG)
+    running = asyncio.create_task(
+        world.runner.run(replace(call, op=replace(DOUBLE, scratch_bytes=lambda *_: 1000)), on_host=True)
+    )
+    await asyncio.to_thread(world.family.computing.wait, 30)
+    assert world.memory.used == BIG * 8 + 1000
+    world.family.may_compute.set()
+    await running
+    assert world.memory.used == 0
+    too_much = replace(call, op=replace(DOUBLE, scratch_bytes=lambda *_: LIMIT - BIG * 8 + 1))
+    with pytest.raises(ResourceExhaustedError, match="too many bytes of tensor memory: 9200001 asked for"):
+        await world.runner.run(too_much, on_host=True)
+    assert world.memory.used == 0
+
+
 async def test_a_caller_that_goes_away_holds_memory_until_the_work_has_ended(world: World) -> None:
     running = asyncio.create_task(world.runner.run(call_of(BIG), on_host=True))
     await asyncio.to_thread(world.family.computing.wait, 30)

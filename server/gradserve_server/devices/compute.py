@@ -6,6 +6,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, Protocol, TypeVar
 
+from gradserve_server.devices.cancellation import Cancellation
+from gradserve_server.errors import AbortedError, UnavailableError
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -30,6 +33,14 @@ class Compute(Protocol):
         """Runs work that takes time. If the caller is cancelled meanwhile, it still waits for the work to end."""
         ...
 
+    async def run_cancellable(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs work that takes time. If the caller is cancelled meanwhile, the work ends at its next checkpoint.
+
+        Raises:
+            UnavailableError: The server has ended the work, because it stops.
+        """
+        ...
+
 
 class ThreadCompute:
     """Runs large work on a pool of threads, small work at once.
@@ -37,8 +48,9 @@ class ThreadCompute:
     NumPy releases the GIL in its loops, so the event loop goes on meanwhile.
     """
 
-    def __init__(self, num_threads: int) -> None:
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="gradserve-compute")
+    def __init__(self, num_threads: int, name: str = "compute") -> None:
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=f"gradserve-{name}")
+        self._cancellable: set[Cancellation] = set()
 
     async def run(self, num_bytes: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs element-wise work on `num_bytes` of data: small work at once."""
@@ -51,12 +63,30 @@ class ThreadCompute:
 
         So nobody frees memory that the thread still reads or writes.
         """
-        work = self._threads.submit(function, *args, **kwargs)
+        return await self._run(lambda: function(*args, **kwargs), None)
+
+    async def run_cancellable(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs work that takes time. If the caller is cancelled meanwhile, the work ends at its next checkpoint.
+
+        Raises:
+            UnavailableError: The server has ended the work, because it stops.
+        """
+        cancellation = Cancellation()
+        self._cancellable.add(cancellation)
+        try:
+            return await self._run(lambda: cancellation.run(function, *args, **kwargs), cancellation)
+        finally:
+            self._cancellable.remove(cancellation)
+
+    async def _run(self, function: Callable[[], T], cancellation: Cancellation | None) -> T:
+        work = self._threads.submit(function)
         result = asyncio.wrap_future(work)
         try:
             return await asyncio.shield(result)
         except asyncio.CancelledError:
             if not work.cancel():
+                if cancellation is not None:
+                    cancellation.cancel(AbortedError("the caller has gone"))
                 while not result.done():
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.wait([result])
@@ -64,7 +94,9 @@ class ThreadCompute:
             raise
 
     def close(self) -> None:
-        """Waits for running work, and ends the threads."""
+        """Ends work that can be cancelled, waits for running work, and ends the threads."""
+        for cancellation in self._cancellable:
+            cancellation.cancel(UnavailableError("the server is shutting down"))
         self._threads.shutdown()
 
 
@@ -76,5 +108,9 @@ class InlineCompute:
         return function(*args, **kwargs)
 
     async def run_in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Returns what `function` returns and raises what it raises."""
+        return function(*args, **kwargs)
+
+    async def run_cancellable(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Returns what `function` returns and raises what it raises."""
         return function(*args, **kwargs)

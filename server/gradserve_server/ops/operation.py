@@ -23,6 +23,11 @@ class Plan(Protocol):
 PlanT = TypeVar("PlanT", bound=Plan)
 
 
+def no_scratch(_inputs: object, _attributes: object, _plan: object) -> int:
+    """Returns 0: the op takes no memory to speak of besides inputs and outputs."""
+    return 0
+
+
 class Family(Protocol):
     """The computation of some ops on one device. Safe to use from several threads."""
 
@@ -46,6 +51,8 @@ class Op(Generic[InputsT, AttributesT, OutputsT, PlanT]):
         outputs: A dataclass of arrays, with the names of the response's fields.
         plan: Checks a call, of which it reads only dtypes and shapes. Raises InvalidArgumentError.
         compute: Computes a checked call on the device of the family, in whose memory the inputs are.
+        scratch_bytes: Returns the most memory that a checked call takes besides inputs and outputs. A few MiB for each
+            thread are not included.
         is_quick: Whether a call on little data takes less time than waking up a thread. False if a call consists of
             many steps, or of many small tensors.
     """
@@ -57,6 +64,7 @@ class Op(Generic[InputsT, AttributesT, OutputsT, PlanT]):
     outputs: type[OutputsT]
     plan: Callable[[InputsT, AttributesT], PlanT]
     compute: Callable[[Any, InputsT, AttributesT, PlanT], OutputsT]
+    scratch_bytes: Callable[[InputsT, AttributesT, PlanT], int] = no_scratch
     is_quick: bool = True
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Array, Device
 from gradserve_server.ops.operation import AttributesT, Family, InputsT, Op, OutputsT, PlanT
@@ -36,6 +38,11 @@ class CheckedCall(Generic[InputsT, AttributesT, OutputsT, PlanT]):
     def output_bytes(self) -> int:
         """The size of all outputs."""
         return sum(spec.num_bytes for spec in self.plan.output_specs)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """The most memory that the computation takes besides inputs and outputs."""
+        return self.op.scratch_bytes(self.inputs, self.attributes, self.plan)
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,7 @@ class OpRunner:
         Args:
             device: The device that ops run on.
             families: The families of its ops, by name.
-            compute: Runs them.
+            compute: Runs them, in threads that sums do not wait for.
             memory: The quota of bytes.
             beside: What else has kernels, which are prepared before those of the ops.
         """
@@ -160,20 +167,30 @@ class OpRunner:
                 to reserve it only for the time of the computation.
 
         Raises:
-            ResourceExhaustedError: The outputs do not fit.
+            ResourceExhaustedError: The outputs do not fit, or what the computation takes besides.
             MemoryError: The device has no memory left.
+            UnavailableError: The server stops.
         """
         self.prepare()
         reserved = Account(self._memory) if room is None else room
         reserved.grow(call.output_bytes)
         try:
-            num_bytes = call.input_bytes + call.output_bytes
-            if call.op.is_quick and num_bytes <= self._device.inline_bytes:
-                return self._run(call, on_host)
-            return await self._compute.run_in_thread(self._run, call, on_host)
+            with self._memory.hold(call.scratch_bytes + self._copied_bytes(call)):
+                num_bytes = call.input_bytes + call.output_bytes
+                if call.op.is_quick and num_bytes <= self._device.inline_bytes:
+                    return self._run(call, on_host)
+                return await self._compute.run_cancellable(self._run, call, on_host)
         finally:
             if room is None:
                 reserved.settle(0)
+
+    def _copied_bytes(self, call: CheckedCall[InputsT, AttributesT, OutputsT, PlanT]) -> int:
+        """Returns the size of the inputs that are copied: to the device, or because kernels need them aligned."""
+        return sum(
+            array.nbytes
+            for array in arrays_of(call.inputs).values()
+            if not self._device.holds(array) or (isinstance(array, np.ndarray) and not array.flags.aligned)
+        )
 
     def _run(
         self, call: CheckedCall[InputsT, AttributesT, OutputsT, PlanT], on_host: bool | Collection[str]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradserve_server.devices.cancellation import checkpoint
 from gradserve_server.devices.cuda.program import COMPILE_OPTIONS, CompiledProgram, Launch, Limits, Program
 from gradserve_server.devices.device import Array
 
@@ -187,6 +188,7 @@ class _CudaProgram:
 
     def launch(self, launch: Launch, arguments: NDArray[Any]) -> None:
         """Starts a kernel on CuPy's current stream. CuPy passes an array of one element by value."""
+        checkpoint()
         self._kernels[launch.kernel](launch.grid, (launch.threads,), (arguments,), shared_mem=launch.shared_bytes)
 
 

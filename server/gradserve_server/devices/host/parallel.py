@@ -7,10 +7,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from gradserve_server.devices.cancellation import checkpoint, current
 from gradserve_server.devices.host.board import CALLS, FIELDS, MOST_INSIDE, SPINNING, TICKET
 
 _LONGEST_WAIT_NS = 100_000
@@ -74,7 +76,11 @@ class ForkJoin:
             arguments: Its arguments. It does one part after another until none is left; a call in another thread then
                 finds nothing to do.
             num_parts: The number of parts: no more threads than that take part.
+
+        Raises:
+            ServiceError: The work that this thread does was cancelled.
         """
+        checkpoint()
         num_wanted = min(len(self._helpers), num_parts - 1)
         job = self._take_job() if num_wanted > 0 else 0
         try:
@@ -114,12 +120,15 @@ class ForkJoin:
         """Calls independent functions, several at the same time, and returns when all have returned.
 
         Raises:
-            BaseException: The exception of the first function that failed; the others have been called, too.
+            BaseException: The exception of the first function that failed; the others have been called, too, unless the
+                work that this thread does was cancelled.
         """
+        cancellation = current()
         if len(pieces) == 1:
+            cancellation.check()
             pieces[0]()
             return
-        work = _Pieces(pieces)
+        work = _Pieces([partial(cancellation.run, piece) for piece in pieces])
         self.run(work.take, len(pieces))
         work.wait()
 

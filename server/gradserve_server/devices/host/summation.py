@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradserve_server.devices.cancellation import checkpoint
+
 _LONGEST_BLOCKS = {1024: 64, 4096: 128}
 """The most terms that BLAS may add one after another, for sums of up to this many terms. BLAS is slower with short
 blocks, and over many blocks errors average out."""
@@ -28,6 +30,16 @@ _TILE_SIDE = 512
 
 _ELEMENTS_AT_ONCE = 1 << 15
 """The most elements of products whose blocks are multiplied in one call, because a call takes as long as so few."""
+
+
+_MULTIPLICATIONS_AT_ONCE = 1 << 35
+"""The most multiplications between two looks at whether the work was cancelled: a second or two."""
+
+_RESULT_MULTIPLICATIONS = 4096
+"""To write an element of the result for the first time takes as long as about so many multiplications."""
+
+_CUT_MULTIPLE = 1152
+"""Such products are cut at multiples of this, which are multiples of what BLAS takes at a time."""
 
 
 class Summation(Enum):
@@ -53,15 +65,38 @@ def multiply(left: NDArray[Any], right: NDArray[Any], out: NDArray[Any], summati
         right: [k, n], likewise.
         out: [m, n], likewise; the result.
         summation: The way in which the k terms of each element are added up.
+
+    Raises:
+        ServiceError: The work that this thread does was cancelled.
     """
     if summation is Summation.WIDE:
         out[...] = left.astype(np.float64, copy=False) @ right.astype(np.float64, copy=False)
     elif summation is Summation.BLOCKS and left.shape[1] > _LONGEST_CHAIN:
         for rows in _cuts(out.shape[0]):
             for columns in _cuts(out.shape[1]):
+                checkpoint()
                 _Blocks(left[rows], right[:, columns]).add_up(out[rows, columns])
     else:
+        _multiply_at_once(left, right, out)
+
+
+def _multiply_at_once(left: NDArray[Any], right: NDArray[Any], out: NDArray[Any]) -> None:
+    """Computes out = left right by BLAS: in one call, unless that would take a second or more."""
+    rows, columns = out.shape
+    each = left.shape[1] + _RESULT_MULTIPLICATIONS
+    if rows * columns * each <= _MULTIPLICATIONS_AT_ONCE:
+        checkpoint()
         np.matmul(left, right, out=out)
+        return
+    # Rows if possible: BLAS takes them in groups, whose bits do not depend on the others.
+    cuts_rows = rows > _CUT_MULTIPLE
+    at_once = _MULTIPLICATIONS_AT_ONCE // ((columns if cuts_rows else rows) * each)
+    for part in _large_cuts(rows if cuts_rows else columns, max(at_once // _CUT_MULTIPLE, 1) * _CUT_MULTIPLE):
+        checkpoint()
+        if cuts_rows:
+            np.matmul(left[part], right, out=out[part])
+        else:
+            np.matmul(left, right[:, part], out=out[:, part])
 
 
 def sum_of_rows(matrix: NDArray[Any]) -> NDArray[np.float64]:
@@ -75,8 +110,14 @@ def sum_of_rows(matrix: NDArray[Any]) -> NDArray[np.float64]:
     return sums
 
 
-def _cuts(size: int) -> list[slice]:
-    return [slice(first, first + _TILE_SIDE) for first in range(0, size, _TILE_SIDE)]
+def _cuts(size: int, side: int = _TILE_SIDE) -> list[slice]:
+    return [slice(first, first + side) for first in range(0, size, side)]
+
+
+def _large_cuts(size: int, side: int) -> list[slice]:
+    """Returns cuts of which the last one is not a single row, which BLAS would compute in another way."""
+    firsts = range(0, max(size - 1, 1), side)
+    return [slice(first, size if first == firsts[-1] else first + side) for first in firsts]
 
 
 def _block_size(num_terms: int) -> int:

@@ -65,6 +65,24 @@ def _gradient(family: BatchNorm, inputs: GradInputs, attributes: GradAttributes,
     return family.gradient(inputs, attributes, plan.geometry)
 
 
+def kernel_scratch_bytes(geometry: Geometry) -> int:
+    """Returns a bound: two sums in float64 for each column of every 128 rows, and a few values for each column.
+
+    A row has an element of every channel, or more of them if these are few.
+    """
+    size = geometry.count * geometry.channels
+    columns = max(geometry.channels * (geometry.inner if geometry.inner < _SHORT else 1), min(2 * 128, size))
+    return size // 8 + 64 * columns
+
+
+_SHORT = 16
+"""Elements that lie together in memory are columns of a row if they are fewer."""
+
+
+def _scratch_bytes(_inputs: object, _attributes: object, plan: Plan) -> int:
+    return kernel_scratch_bytes(plan.geometry)
+
+
 FUSED_BATCH_NORM = Op(
     name="FusedBatchNorm",
     family=FAMILY,
@@ -73,6 +91,7 @@ FUSED_BATCH_NORM = Op(
     outputs=ForwardOutputs,
     plan=plan_forward,
     compute=_forward,
+    scratch_bytes=_scratch_bytes,
 )
 
 FUSED_BATCH_NORM_GRAD = Op(
@@ -83,4 +102,5 @@ FUSED_BATCH_NORM_GRAD = Op(
     outputs=GradOutputs,
     plan=plan_gradient,
     compute=_gradient,
+    scratch_bytes=_scratch_bytes,
 )

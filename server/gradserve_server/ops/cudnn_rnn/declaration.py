@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from gradserve_server.ops.cudnn_rnn.checks import plan_backprop, plan_forward
+from gradserve_server.ops.cudnn_rnn.scratch import backprop_scratch_bytes, forward_scratch_bytes
 from gradserve_server.ops.cudnn_rnn.spec import (
     BackpropInputs,
     BackpropOutputs,
@@ -56,6 +57,7 @@ CUDNN_RNN = Op(
     outputs=ForwardOutputs,
     plan=plan_forward,
     compute=_forward,
+    scratch_bytes=forward_scratch_bytes,
     is_quick=False,
 )
 
@@ -67,5 +69,6 @@ CUDNN_RNN_BACKPROP = Op(
     outputs=BackpropOutputs,
     plan=plan_backprop,
     compute=_backprop,
+    scratch_bytes=backprop_scratch_bytes,
     is_quick=False,
 )

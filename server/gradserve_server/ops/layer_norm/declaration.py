@@ -40,6 +40,12 @@ def _gradient(family: LayerNorm, inputs: GradInputs, attributes: GradAttributes,
     return family.gradient(inputs, plan.geometry)
 
 
+def _gradient_scratch_bytes(_inputs: GradInputs, _attributes: object, plan: Plan) -> int:
+    """Returns a bound: the sums for scale and offset, in float64, of every 32 groups."""
+    geometry = plan.geometry
+    return 16 * geometry.size * -(-geometry.groups // 32)
+
+
 LAYER_NORM = Op(
     name="LayerNorm",
     family=FAMILY,
@@ -58,4 +64,5 @@ LAYER_NORM_GRAD = Op(
     outputs=GradOutputs,
     plan=plan_gradient,
     compute=_gradient,
+    scratch_bytes=_gradient_scratch_bytes,
 )

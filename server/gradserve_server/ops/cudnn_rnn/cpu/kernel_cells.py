@@ -1,9 +1,11 @@
 """The steps of CudnnRNN on the host, by kernels."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from gradserve_server.devices.cancellation import checkpoint
 from gradserve_server.devices.host.kernel_table import Kernel
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.ops.cudnn_rnn.cpu.kernels import Kernels, LstmScans
@@ -19,6 +21,9 @@ _MAX_PRODUCTS = 1 << 15
 
 _PART_WEIGHTS = 1 << 16
 """The weights of a part of a step that threads share: some five microseconds. For less, they would wait too often."""
+
+_PRODUCTS_AT_ONCE = 1 << 26
+"""About as many products take some ten milliseconds; a pass of more looks in between whether it was cancelled."""
 
 _PART_UNITS = 16
 """The units of a part are a multiple of this: whole vectors, and whole cache lines for each thread."""
@@ -51,7 +56,8 @@ class KernelCells:
         if not _pays(scan):
             return False
         if scan.geometry.mode is Mode.LSTM:
-            self._scan_lstm(scan)
+            for begin, end in _stretches(scan):
+                self._scan_lstm(scan.steps_between(begin, end))
         else:
             _all_steps(self._kernels.forward(scan.geometry.mode), scan, _forward_arrays(scan))
         return True
@@ -90,7 +96,18 @@ def _single_steps(kernel: Kernel, rows: slice, arguments: tuple[Any, ...]) -> St
 
 
 def _all_steps(kernel: Kernel, scan: ForwardScan | BackwardScan, arrays: tuple[Any, ...]) -> None:
-    kernel(0, scan.geometry.steps, 0, scan.geometry.batch, *_with_weights(scan, own_products=True), *arrays)
+    arguments = (0, scan.geometry.batch, *_with_weights(scan, own_products=True), *arrays)
+    for begin, end in _stretches(scan):
+        checkpoint()
+        kernel(begin, end - begin, *arguments)
+
+
+def _stretches(scan: ForwardScan | BackwardScan) -> Iterator[tuple[int, int]]:
+    """Yields ranges of steps, each short enough to be done without a look at whether the call was cancelled."""
+    steps = scan.geometry.steps
+    at_once = max(_PRODUCTS_AT_ONCE // (scan.geometry.batch * scan.weights.size), 1)
+    for begin in range(0, steps, at_once):
+        yield begin, min(begin + at_once, steps)
 
 
 def _with_weights(scan: ForwardScan | BackwardScan, *, own_products: bool) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradserve_server.devices.cancellation import checkpoint
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.products import Product, Products
@@ -169,6 +170,7 @@ class PseudoLayer:
         def steps(rows: slice) -> None:
             do_step = self._cells.forward_step(scan, rows)
             for step in range(geometry.steps):
+                checkpoint()
                 time = geometry.time(step)
                 np.matmul(hidden[geometry.output_before(time)][rows], weights, out=scan.recurrent[rows])
                 do_step(step)
@@ -186,6 +188,7 @@ class PseudoLayer:
         def steps(rows: slice) -> None:
             do_step = self._cells.backward_step(scan, rows)
             for step in range(geometry.steps):
+                checkpoint()
                 if step:
                     np.matmul(d_recurrent[geometry.time_back(step - 1)][rows], scan.weights, out=incoming[rows])
                 do_step(step)
@@ -209,6 +212,7 @@ class PseudoLayer:
         def steps(rows: slice) -> None:
             do_step = self._cells.backward_step(seen, rows)
             for step in range(geometry.steps):
+                checkpoint()
                 time = geometry.time_back(step)
                 if step:
                     np.matmul(d_recurrent[geometry.time_back(step - 1)][rows], scan.weights, out=incoming[rows])

@@ -1,7 +1,7 @@
 """The pass of one pseudo-layer through time on the host, as the implementations of a step see it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -96,6 +96,27 @@ class ForwardScan:
     outputs: NDArray[Any]
     first_output: int
     output_offset: int
+
+    def steps_between(self, begin: int, end: int) -> "ForwardScan":
+        """Returns the pass through some of the steps, in the order of the scan, with views of the arrays.
+
+        Only for passes without a projection.
+        """
+        geometry = self.geometry
+        first, last = sorted((geometry.time(begin), geometry.time(end - 1)))
+        times, states, both = slice(first, last + 1), slice(first, last + 2), slice(first, last + 3)
+        cells, candidates = self.saved.cells, self.saved.candidates
+        return replace(
+            self,
+            geometry=replace(geometry, steps=end - begin, lengths=geometry.lengths - first),
+            gates=self.gates[times],
+            saved=replace(
+                self.saved,
+                cells=None if cells is None else cells[states],
+                candidates=None if candidates is None else candidates[times],
+            ),
+            outputs=self.outputs[both],
+        )
 
 
 @dataclass(frozen=True)

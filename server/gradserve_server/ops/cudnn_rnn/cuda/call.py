@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from gradserve_server.devices.cancellation import checkpoint
 from gradserve_server.devices.cuda.cudnn import WgradMode
 from gradserve_server.devices.device import Array
 from gradserve_server.ops.cudnn_rnn import reserve
@@ -70,6 +71,7 @@ class CudnnCall:
         if problem.dropout:
             described.seed(problem.seed)
         x, h, c = map(self._address, given)
+        checkpoint()
         self._thread.cudnn.call(
             "cudnnRNNForward",
             *(self._thread.handle, described.rnn, described.forward_mode, None),  # lengths are in the descriptors
@@ -118,6 +120,7 @@ class CudnnCall:
             *(described.work_bytes, self._address(work)),
             *(described.reserve_bytes, self._device.address(saved) + _ALIGNMENT),
         )
+        checkpoint()
         call(
             "cudnnRNNBackwardData_v8",
             *(self._thread.handle, described.rnn, None),
@@ -126,6 +129,7 @@ class CudnnCall:
             *(described.cell, c, dc, self._address(input_c_backprop)),
             *(described.params.space_bytes, self._address(space), *temporary),
         )
+        checkpoint()
         call(
             "cudnnRNNBackwardWeights_v8",
             *(self._thread.handle, described.rnn, WgradMode.CUDNN_WGRAD_MODE_ADD, None),
