@@ -58,6 +58,10 @@ def connect(
     return Client(address, timeout=timeout, transport=transport, tls=tls, token=token)
 
 
+def _calls(settings: ConnectionSettings) -> ClientCalls:
+    return ClientCalls(RequestIds(uuid.uuid4().hex), settings.times, settings.kept_bytes)
+
+
 class Client(BlockingFace[ClientCalls]):
     """A connection to a gradserve server. Safe to use from several threads, but not after a fork."""
 
@@ -75,7 +79,7 @@ class Client(BlockingFace[ClientCalls]):
             place = Address.to_connect(address)
             settings = ConnectionSettings.wanted(timeout, transport, tls, token, os.environ)
             network = NetworkTransport((place,), settings)
-        self._begin(network, str(place), ClientCalls(RequestIds(uuid.uuid4().hex), settings.times))
+        self._begin(network, str(place), _calls(settings))
 
     @classmethod
     def _over(cls, transport: BlockingTransport, address: str, calls: ClientCalls) -> Self:

@@ -5,6 +5,7 @@ GradserveError
 ├── NotFoundError (KeyError)               no such handle, accumulator or layer
 ├── AlreadyExistsError                     the name is taken by something else
 ├── AbortedError                           the state the call depended on is gone
+├── LostError                              the server was started again, and has lost what is named
 ├── StaleGradientError                     the accumulator has moved on; carries the newest average
 ├── OutOfRangeError (IndexError)           the requested step is not available
 ├── DeadlineExceededError (TimeoutError)   the call reached its time limit
@@ -58,6 +59,22 @@ class AlreadyExistsError(GradserveError):
 
 class AbortedError(GradserveError):
     """The state the call depended on is gone: deleted, or too old to be remembered."""
+
+
+class LostError(GradserveError):
+    """The server was started again, and has lost what the message names. Raised once; the call had no effect.
+
+    Attributes:
+        accumulator: The name of the accumulator.
+        num_gradients: The number of this client's gradients that were accepted, and are lost.
+    """
+
+    def __init__(
+        self, message: str, *, field: str | None = None, accumulator: str = "", num_gradients: int = 0
+    ) -> None:
+        super().__init__(message, field=field)
+        self.accumulator = accumulator
+        self.num_gradients = num_gradients
 
 
 class StaleGradientError(GradserveError):

@@ -22,7 +22,7 @@ from gradserve.calls.exchange import (
 )
 from gradserve.calls.retries import Contact, RetryPolicy, Step, with_retries
 from gradserve.calls.time_limits import TimeLimits
-from gradserve.errors import GradserveError, InvalidArgumentError, NotFoundError, UnavailableError
+from gradserve.errors import AbortedError, GradserveError, InvalidArgumentError, NotFoundError, UnavailableError
 from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
 
 UNARY = Unary("ServerService", "GetServerInfo", server_messages_pb2.GetServerInfoRequest())
@@ -229,3 +229,30 @@ def test_closing_closes_the_operation() -> None:
     next(attempts)
     attempts.close()
     assert ended == ["closed"]
+
+
+ANOTHER_RUN = AbortedError("the server was started again", field="accumulator.server_incarnation")
+
+
+@pytest.mark.parametrize(
+    "before",
+    [(), (UnavailableError("gone"),), (ANOTHER_RUN, "renewed", UnavailableError("gone"))],
+    ids=["at once", "after a failure", "twice"],
+)
+def test_an_exchange_for_an_earlier_run_is_renewed_within_its_time(before: tuple[Any, ...]) -> None:
+    renewed: list[str] = []
+
+    def renew() -> Operation[None]:
+        renewed.append((yield UNARY))
+
+    server = Server(*before, ANOTHER_RUN, "renewed", "answer", takes=1.0)
+    assert server.carry_out(one(WAITING._replace(renewal=renew))) == "answer"
+    assert set(renewed) == {"renewed"}
+    last = server.timeouts[-1]
+    assert last is not None
+    assert last <= 50 + 5 - (len(server.timeouts) - 1), "repeated exchanges have no more time"
+
+
+def test_an_exchange_that_cannot_be_renewed_fails() -> None:
+    with pytest.raises(AbortedError):
+        Server(ANOTHER_RUN).carry_out(one(UNARY))

@@ -58,6 +58,10 @@ def connect(
     return Client(address, timeout=timeout, transport=transport, tls=tls, token=token)
 
 
+def _calls(settings: ConnectionSettings) -> ClientCalls:
+    return ClientCalls(RequestIds(uuid.uuid4().hex), settings.times, settings.kept_bytes)
+
+
 class Client(AsyncFace[ClientCalls]):
     """A connection to a gradserve server. Belongs to the event loop in which it is made."""
 
@@ -75,7 +79,7 @@ class Client(AsyncFace[ClientCalls]):
             place = Address.to_connect(address)
             settings = ConnectionSettings.wanted(timeout, transport, tls, token, os.environ)
             network = AsyncNetworkTransport((place,), settings)
-        self._begin(network, str(place), ClientCalls(RequestIds(uuid.uuid4().hex), settings.times))
+        self._begin(network, str(place), _calls(settings))
 
     @classmethod
     def _over(cls, transport: AsyncTransport, address: str, calls: ClientCalls) -> Self:

@@ -40,6 +40,8 @@ class Unary(NamedTuple):
         at_most: An upper limit in seconds, whatever the client's timeout.
         target: The server's index among those of the transport.
         in_place: Whether arrays of the reply may be read-only memory that the server shares with other readers.
+        renewal: Makes the request one for the present run of the server, after that has refused it as one for an
+            earlier run; None: such a refusal is an error like others.
     """
 
     service: str
@@ -49,6 +51,7 @@ class Unary(NamedTuple):
     at_most: float = math.inf
     target: int = 0
     in_place: bool = False
+    renewal: "Callable[[], Operation[None]] | None" = None
 
     def time_limit(self, times: TimeLimits) -> float:
         """Returns the time limit in seconds."""
@@ -152,7 +155,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class Background:
-    """An operation of unary exchanges and pauses to run in the background, answered by None at once.
+    """An operation of exchanges and pauses to run in the background, answered by None at once.
 
     It is stopped when the client is closed or garbage-collected.
     """

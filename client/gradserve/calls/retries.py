@@ -17,9 +17,10 @@ from gradserve.calls.exchange import (
     Upload,
     Whole,
 )
+from gradserve.calls.restarts import is_of_another_run
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.conversion.argument import Argument
-from gradserve.errors import GradserveError, UnavailableError
+from gradserve.errors import AbortedError, GradserveError, UnavailableError
 
 T = TypeVar("T")
 
@@ -103,6 +104,8 @@ def with_retries(
 ) -> Attempts[T]:
     """Carries out an operation, and repeats exchanges that end with UnavailableError.
 
+    An exchange that another run of the server has refused is renewed and repeated, too.
+
     Every exchange may be sent twice, because calls that must count once have an id and a broken upload leaves nothing.
     Only what reads a tensor for the last time is not repeated: a download, a call that says so.
 
@@ -129,14 +132,18 @@ def with_retries(
                 else:
                     left = exchange.time_limit(times)
                     end = clock() + left
-                    failure = None
+                    failure: UnavailableError | AbortedError | None = None
                     try:
                         answer = yield Attempt(exchange, None if left == math.inf else left)
                     except UnavailableError as error:
                         failure = error
+                    except AbortedError as error:
+                        if _renewal_after(exchange, error) is None:
+                            raise
+                        failure = error
                     if failure is not None:
-                        pauses = policy.pauses_now(contact)
-                        answer = yield from _further_attempts(exchange, failure, end, pauses, clock)
+                        further = _FurtherAttempts(exchange, times, policy, clock, contact)
+                        answer = yield from further.after(failure, end)
                     contact.is_made = True
             except GradserveError as error:
                 exchange = operation.throw(error)
@@ -149,24 +156,61 @@ def with_retries(
         operation.close()
 
 
-def _further_attempts(
-    exchange: _Sent, failure: UnavailableError, end: float, pauses: Iterator[float], clock: Callable[[], float]
-) -> Attempts[Any]:
-    """Repeats an exchange whose first attempt has failed, until it is answered or the time is over."""
-    failures = [failure]
-    for pause in pauses if _is_repeatable(exchange) else ():
-        left = end - clock() - pause
-        if left <= 0:
-            break
-        yield Pause(pause)
-        try:
-            return (yield Attempt(exchange, None if left == math.inf else left))
-        except UnavailableError as error:
-            failures.append(error)
-        except GradserveError as error:
-            error.add_note(f"an earlier attempt failed: {failure}")
-            raise
-    raise _unavailable(failures) from None
+class _FurtherAttempts:
+    """The attempts of an exchange whose first one has failed."""
+
+    def __init__(
+        self,
+        exchange: _Sent,
+        times: TimeLimits,
+        policy: RetryPolicy,
+        clock: Callable[[], float],
+        contact: Contact,
+    ) -> None:
+        self._exchange = exchange
+        self._times = times
+        self._policy = policy
+        self._clock = clock
+        self._contact = contact
+        self._pauses = policy.pauses_now(contact) if _is_repeatable(exchange) else iter(())
+
+    def after(self, failure: UnavailableError | AbortedError, end: float) -> Attempts[Any]:
+        """Repeats the exchange until it is answered or the time is over."""
+        failures: list[UnavailableError] = []
+        while True:
+            if isinstance(failure, UnavailableError):
+                failures.append(failure)
+                pause = next(self._pauses, None)
+                if pause is None or end - self._clock() - pause <= 0:
+                    raise _unavailable(failures) from None
+                yield Pause(pause)
+            elif renewal := _renewal_after(self._exchange, failure):
+                self._contact.is_made = True
+                yield from with_retries(renewal(), self._times, self._policy, self._clock, self._contact)
+            left = max(end - self._clock(), 0.0)
+            try:
+                return (yield Attempt(self._exchange, None if left == math.inf else left))
+            except UnavailableError as error:
+                failure = error
+            except GradserveError as error:
+                if isinstance(error, AbortedError) and _renewal_after(self._exchange, error):
+                    failure = error
+                    continue
+                if failures:
+                    error.add_note(f"an earlier attempt failed: {failures[0]}")
+                raise
+
+
+def _renewal_after(exchange: _Sent, error: AbortedError) -> Callable[[], Operation[None]] | None:
+    """Returns what makes an exchange one for the present run of the server, if that has refused it for an earlier."""
+    if not is_of_another_run(error):
+        return None
+    match exchange:
+        case Unary():
+            return exchange.renewal
+        case Whole(call):
+            return call.renewal
+    return None
 
 
 def _is_repeatable(exchange: _Sent) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, Self, TypeAlias
 
+from gradserve.calls.accumulators.kept import DEFAULT_KEPT_BYTES
 from gradserve.calls.exchange import check_timeout
 from gradserve.calls.retries import RetryPolicy
 from gradserve.calls.time_limits import TimeLimits
@@ -18,6 +19,7 @@ TransportName: TypeAlias = Literal["auto", "shared_memory", "bulk", "grpc"]
 """The words for transports."""
 
 TRANSPORT_VARIABLE = "GRADSERVE_TRANSPORT"
+KEPT_BYTES_VARIABLE = "GRADSERVE_KEPT_BYTES"
 BULK_SOCKETS_VARIABLE = "GRADSERVE_BULK_SOCKETS"
 
 
@@ -157,6 +159,7 @@ class ConnectionSettings:
         sockets: The use of the server's sockets.
         certificates: The certificates of connections over TCP; None if they are not encrypted.
         token: The bearer token that is shown to the server; None for none.
+        kept_bytes: The most bytes of gradients to keep until they are durable.
     """
 
     times: TimeLimits = field(default_factory=TimeLimits)
@@ -168,6 +171,7 @@ class ConnectionSettings:
     sockets: SocketSettings = field(default_factory=SocketSettings)
     certificates: CertificateFiles | None = None
     token: Token | None = None
+    kept_bytes: int = DEFAULT_KEPT_BYTES
 
     @classmethod
     def wanted(
@@ -185,9 +189,19 @@ class ConnectionSettings:
             retries=RetryPolicy.wanted(environment),
             certificates=client_certificates(tls),
             token=Token.wanted(token, environment),
+            kept_bytes=_kept_bytes(environment),
         )
 
     @property
     def shares_memory(self) -> bool:
         """True if calls may go by way of shared memory."""
         return self.transport in (Transport.AUTO, Transport.SHARED_MEMORY)
+
+
+def _kept_bytes(environment: Mapping[str, str]) -> int:
+    text = environment.get(KEPT_BYTES_VARIABLE)
+    if not text:
+        return DEFAULT_KEPT_BYTES
+    if not (text.isascii() and text.isdigit()):
+        raise Argument(KEPT_BYTES_VARIABLE).error("a number of bytes", text)
+    return int(text)

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -10,6 +11,7 @@ from google.protobuf.message import Message
 
 from gradserve.array_like import DTypeLike
 from gradserve.calls.accumulators.components import Component, Components
+from gradserve.calls.accumulators.session import AccumulatorSession, RequestOfAccumulator
 from gradserve.calls.durability import as_durability
 from gradserve.calls.exchange import Operation, Reply, Unary, Whole, encode_timeout
 from gradserve.calls.fields import plain_fields
@@ -51,6 +53,7 @@ _OUTCOMES = {
 }
 _AUTO = placement_of(keep=False)
 _COPY = Argument("copy")
+_NOTHING = np.empty(0)
 _PLAIN_OPTIONS = ("deterministic", "keep_averages", "one_per_worker", "refuse_non_finite")
 _REDUCTIONS = {"MEAN": accumulator_pb2.REDUCTION_MEAN, "SUM": accumulator_pb2.REDUCTION_SUM}
 
@@ -84,38 +87,39 @@ class AccumulatorOptions:
     durability: str | None = None
 
 
-def _ignore(_name: str) -> None:
-    pass
-
-
 class AccumulatorWire:
     """The operations on one accumulator."""
 
     def __init__(
         self,
-        ref: accumulator_pb2.AccumulatorRef,
+        session: AccumulatorSession,
         components: Components,
         ids: RequestIds,
         *,
         has_default_workers: bool = True,
-        deleted: Callable[[str], object] = _ignore,
+        deleted: Callable[[str, str], object],
     ) -> None:
-        """Takes the accumulator's name and components, and the client's identity.
+        """Takes the accumulator and its components, and the client's identity.
 
         Args:
-            ref: The accumulator's name.
+            session: The accumulator.
             components: Its components.
             ids: The client's request ids.
             has_default_workers: Whether gradients without a worker_id get the client's. They must not if sums are in
                 the order of workers, because default ids differ from run to run.
-            deleted: Called with the name after the accumulator was deleted.
+            deleted: Called with container and name after the accumulator was deleted.
         """
-        self.ref = ref
-        self._key: AccumulatorKey = (ref.container, ref.name)
+        self._session = session
+        self._key: AccumulatorKey = (session.ref.container, session.ref.name)
         self.components = components
         self._ids = ids
         self._has_default_workers = has_default_workers
         self._deleted = deleted
+
+    @property
+    def ref(self) -> accumulator_pb2.AccumulatorRef:
+        """The accumulator's name."""
+        return self._session.ref
 
     def apply(self, gradient: Tree, how: Contribution, request_id: int | None) -> Operation[ApplyResult]:
         """Applies a gradient: a tree of the components, or a dict by component name."""
@@ -124,18 +128,24 @@ class AccumulatorWire:
         arrays, has_handles = _arrays(values)
         fields = self._gradient_fields(messages_pb2.ApplyGradientRequest, how, has_handles=has_handles)
 
+        sent = messages_pb2.ApplyGradientRequest()
+
         def request(tensors: Sequence[tensor_pb2.Tensor]) -> Message:
-            message = messages_pb2.ApplyGradientRequest(**fields)
-            self._address(message, number)
-            _add_gradient(message, values, tensors)
-            return message
+            nonlocal sent
+            sent = self._apply_request(fields, number, values, tensors)
+            return sent
 
         try:
-            reply = yield from call_with_arrays(_SERVICE, "ApplyGradient", arrays, request, released=not has_handles)
+            reply = yield from call_with_arrays(
+                _SERVICE, "ApplyGradient", arrays, request, released=not has_handles, renew=self._session.renew
+            )
         except GradserveError as error:
             _identify(error, number)
             raise
         answer: messages_pb2.ApplyGradientResponse = reply.message
+        if self._session.notes_gradients and answer.round:
+            again = partial(self._apply_request, fields, number, _without_arrays(values))
+            yield from self._session.accepted(sent, answer, again, None if has_handles else arrays)
         return ApplyResult(_OUTCOMES[answer.outcome], answer.duplicate, answer.global_step, answer.num_accumulated)
 
     def take(
@@ -152,8 +162,8 @@ class AccumulatorWire:
         request.placement.CopyFrom(_AUTO)
         try:
             with self._ids.open_calls.opened(self._key, number):
-                reply: Reply = yield Whole(Unary(_SERVICE, "TakeGradient", request, timeout, in_place=in_place))
-                return (yield from self._receive_average(reply, in_place=in_place))
+                reply: Reply = yield Whole(self._unary("TakeGradient", request, timeout, in_place=in_place))
+                return (yield from self._receive_average(request, reply, in_place=in_place))
         except GradserveError as error:
             _identify(error, number, waits=True)
             raise
@@ -179,7 +189,10 @@ class AccumulatorWire:
             messages_pb2.PushPullRequest, {"num_required": num_required, "one_per_worker": one_per_worker}
         )
 
+        message = messages_pb2.PushPullRequest()
+
         def request(tensors: Sequence[tensor_pb2.Tensor]) -> Message:
+            nonlocal message
             message = messages_pb2.PushPullRequest(**fields, timeout=encode_timeout(timeout))
             self._address(message, number)
             message.placement.CopyFrom(_AUTO)
@@ -198,11 +211,12 @@ class AccumulatorWire:
                         wait=timeout,
                         released=not has_handles,
                         in_place=in_place,
+                        renew=self._session.renew,
                     )
                     answer: messages_pb2.PushPullResponse = reply.message
                     average = Average({}, None, answer.global_step, 0, 0.0, ())
                     if answer.HasField("average"):
-                        average = yield from self._receive_average(reply, in_place=in_place)
+                        average = yield from self._receive_average(message, reply, in_place=in_place)
             except GradserveError as error:
                 _identify(error, number, waits=True)
                 raise
@@ -218,33 +232,37 @@ class AccumulatorWire:
         in_place = _in_place(copy)
         fields = {} if step is None else plain_fields(messages_pb2.ReadAverageRequest, {"step": step})
         request = messages_pb2.ReadAverageRequest(
-            accumulator=self.ref, **fields, placement=_AUTO, timeout=encode_timeout(timeout)
+            accumulator=self._checked_ref(), **fields, placement=_AUTO, timeout=encode_timeout(timeout)
         )
-        reply: Reply = yield Whole(Unary(_SERVICE, "ReadAverage", request, wait=timeout, in_place=in_place))
-        return (yield from self._receive_average(reply, in_place=in_place))
+        reply: Reply = yield Whole(self._unary("ReadAverage", request, timeout, in_place=in_place))
+        return (yield from self._receive_average(request, reply, in_place=in_place))
 
     def num_accumulated(self) -> Operation[int]:
         """Returns the number of gradients in the round."""
-        request = messages_pb2.GetNumAccumulatedRequest(accumulator=self.ref)
-        reply: messages_pb2.GetNumAccumulatedResponse = yield Unary(_SERVICE, "GetNumAccumulated", request)
+        request = messages_pb2.GetNumAccumulatedRequest(accumulator=self._checked_ref())
+        reply: messages_pb2.GetNumAccumulatedResponse = yield self._unary("GetNumAccumulated", request)
+        self._session.learned(request, reply.num_rounds)
         return reply.num_accumulated
 
     def set_global_step(self, global_step: int) -> Operation[None]:
         """Sets the accumulator's step."""
         step = as_integer(global_step, Argument("new_global_step"))
-        request = messages_pb2.SetGlobalStepRequest(accumulator=self.ref, global_step=step)
-        yield Unary(_SERVICE, "SetGlobalStep", request)
+        request = messages_pb2.SetGlobalStepRequest(accumulator=self._checked_ref(), global_step=step)
+        yield self._unary("SetGlobalStep", request)
 
     def info(self) -> Operation[AccumulatorInfo]:
         """Describes the accumulator."""
-        request = messages_pb2.GetAccumulatorRequest(accumulator=self.ref)
-        reply: messages_pb2.GetAccumulatorResponse = yield Unary(_SERVICE, "GetAccumulator", request)
+        request = messages_pb2.GetAccumulatorRequest(accumulator=self._checked_ref())
+        reply: messages_pb2.GetAccumulatorResponse = yield self._unary("GetAccumulator", request)
         return _info(reply.info)
 
     def delete(self) -> Operation[bool]:
         """Deletes the accumulator."""
-        deleted = yield from delete(self.ref)
-        self._deleted(self.ref.name)
+        ref = accumulator_pb2.AccumulatorRef()
+        ref.CopyFrom(self.ref)
+        ref.server_incarnation = ""
+        deleted = yield from delete(ref)
+        self._deleted(ref.container, ref.name)
         return deleted
 
     def _worker_id(self, how: Contribution) -> str:
@@ -252,8 +270,29 @@ class AccumulatorWire:
             return how.worker_id
         return self._ids.worker_id() if self._has_default_workers else ""
 
-    def _receive_average(self, reply: Reply, *, in_place: bool) -> Operation[Average]:
+    def _unary(self, method: str, request: RequestOfAccumulator, wait: float = 0.0, *, in_place: bool = False) -> Unary:
+        renewal = partial(self._session.renew, request)
+        return Unary(_SERVICE, method, request, wait, in_place=in_place, renewal=renewal)
+
+    def _checked_ref(self) -> accumulator_pb2.AccumulatorRef:
+        self._session.check()
+        return self._session.ref
+
+    def _apply_request(
+        self,
+        fields: Mapping[str, Any],
+        number: int,
+        values: Mapping[str, Value | TensorHandle],
+        tensors: Sequence[tensor_pb2.Tensor],
+    ) -> messages_pb2.ApplyGradientRequest:
+        message = messages_pb2.ApplyGradientRequest(**fields)
+        self._address(message, number)
+        _add_gradient(message, values, tensors)
+        return message
+
+    def _receive_average(self, request: RequestOfAccumulator, reply: Reply, *, in_place: bool) -> Operation[Average]:
         message: accumulator_pb2.Average = reply.message.average
+        self._session.learned(request, message.round, message.step)
         components, gradients = self.components.average((yield from _receive_values(reply, in_place=in_place)))
         return Average(
             components=components,
@@ -265,12 +304,13 @@ class AccumulatorWire:
         )
 
     def _number(self, request_id: int | None) -> int:
+        self._session.check()
         return self._ids.next() if request_id is None else as_integer(request_id, Argument("request_id"), UINT64)
 
     def _address(self, request: _NumberedRequest, number: int) -> None:
         """Writes the accumulator and the request id to a request."""
         # Copying into a request is much faster than passing messages to its constructor, which serializes them.
-        request.accumulator.CopyFrom(self.ref)
+        request.accumulator.CopyFrom(self._session.ref)
         self._ids.write(request.request_id, number, self._key)
 
     def _gradient_fields(self, request: type[Message], how: Contribution, *, has_handles: bool) -> dict[str, Any]:
@@ -299,6 +339,18 @@ def _arrays(values: Mapping[str, Value | TensorHandle]) -> tuple[list[Array], bo
     return arrays, has_handles
 
 
+def _without_arrays(values: Mapping[str, Value | TensorHandle]) -> dict[str, Value | TensorHandle]:
+    """Returns what `_add_gradient` needs of a gradient beside the messages of its arrays."""
+    return {
+        name: value
+        if isinstance(value, TensorHandle)
+        else IndexedSlices(_NOTHING, _NOTHING, value.dense_shape)
+        if isinstance(value, IndexedSlices)
+        else _NOTHING
+        for name, value in values.items()
+    }
+
+
 def _add_gradient(
     request: messages_pb2.ApplyGradientRequest | messages_pb2.PushPullRequest,
     values: Mapping[str, Value | TensorHandle],
@@ -320,18 +372,10 @@ def _add_gradient(
             part.dense.handle = value.handle
 
 
-def create(
-    name: str,
-    components: Components,
-    options: AccumulatorOptions,
-    lifetime: lease_pb2.Lifetime,
-    ids: RequestIds,
-    deleted: Callable[[str], object],
-) -> Operation[AccumulatorWire]:
-    """Creates an accumulator, or finds the one with this name, spec and lifetime.
-
-    For `deleted` see `AccumulatorWire`.
-    """
+def creation_of(
+    name: str, components: Components, options: AccumulatorOptions, lifetime: lease_pb2.Lifetime
+) -> messages_pb2.CreateAccumulatorRequest:
+    """Returns the request that creates an accumulator, or finds the one with this name, spec and lifetime."""
     container = as_text(options.container, Argument("container"))
     spec = accumulator_pb2.AccumulatorSpec(
         components=map(_component_message, components),
@@ -348,13 +392,15 @@ def create(
         raise InvalidArgumentError(
             f"expected keep_averages of at least 1, got {spec.keep_averages}", field="keep_averages"
         )
-    request = messages_pb2.CreateAccumulatorRequest(
+    return messages_pb2.CreateAccumulatorRequest(
         accumulator=accumulator_pb2.AccumulatorRef(container=container, name=name), spec=spec, lifetime=lifetime
     )
+
+
+def create(request: messages_pb2.CreateAccumulatorRequest) -> Operation[accumulator_pb2.AccumulatorInfo]:
+    """Creates an accumulator; returns its description."""
     reply: messages_pb2.CreateAccumulatorResponse = yield Unary(_SERVICE, "CreateAccumulator", request)
-    return AccumulatorWire(
-        reply.info.accumulator, components, ids, has_default_workers=not options.deterministic, deleted=deleted
-    )
+    return reply.info
 
 
 def delete(ref: accumulator_pb2.AccumulatorRef) -> Operation[bool]:

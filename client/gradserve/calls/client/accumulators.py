@@ -254,5 +254,5 @@ class AccumulatorsOfClient(ClientState):
             container=as_text(container, Argument("container")), name=as_text(name, Argument("name"))
         )
         deleted = yield from delete_accumulator(ref)
-        self._private.deleted(ref.name)
+        self._accumulators.deleted(ref.container or "default", ref.name)
         return deleted

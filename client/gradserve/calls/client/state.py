@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gradserve.calls.accumulators.kept import DEFAULT_KEPT_BYTES, KeptMemory
 from gradserve.calls.accumulators.made import MadeAccumulators
 from gradserve.calls.batch_norm.made import MadeLayers
 from gradserve.calls.identity import RequestIds
@@ -13,10 +14,11 @@ from gradserve.calls.time_limits import TimeLimits
 class ClientState:
     """The identity of a client, and the objects it has made."""
 
-    def __init__(self, ids: RequestIds, times: TimeLimits) -> None:
+    def __init__(self, ids: RequestIds, times: TimeLimits, kept_bytes: int = DEFAULT_KEPT_BYTES) -> None:
+        """Takes the client's request ids and time limits, and the most bytes of gradients that it keeps."""
         self._ids = ids
         self._timeout = times.call
         self._private = PrivateResources(ids, times)
-        self._accumulators = MadeAccumulators(ids, self._private)
+        self._accumulators = MadeAccumulators(ids, self._private, KeptMemory(kept_bytes))
         self._layers = MadeLayers()
         self.raw_ops = RawOpsCalls(ids, self._timeout, self._accumulators)

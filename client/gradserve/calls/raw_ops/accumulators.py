@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gradserve.array_like import ArrayLike, DTypeLike
 from gradserve.calls.accumulators.components import Components, ComponentSpec
-from gradserve.calls.accumulators.handles import handle_of, wire_of
+from gradserve.calls.accumulators.handles import handle_of
 from gradserve.calls.accumulators.made import MadeAccumulators
 from gradserve.calls.accumulators.wire import AccumulatorOptions, AccumulatorWire, Contribution
 from gradserve.calls.exchange import Operation, check_timeout
@@ -60,7 +60,7 @@ class AccumulatorOpsBase:
         return handle_of((yield from self._made.create(name, own_name, Components.of_one_tensor(spec), options)))
 
     def _wire(self, handle: AccumulatorHandle) -> AccumulatorWire:
-        return wire_of(handle, self._ids)
+        return self._made.wire_of(handle)
 
     def _take(
         self, handle: AccumulatorHandle, num_required: ArrayLike, timeout: float | None, request_id: int | None
@@ -266,7 +266,6 @@ class AccumulatorOps(AccumulatorOpsBase):
         handle = as_handle(resource, field="resource")
         is_ignored = as_flag(ignore_lookup_error, Argument("ignore_lookup_error"))
         deleted = yield from self._wire(handle).delete()
-        self._made.deleted(handle.name)
         if not deleted and not is_ignored:
             raise NotFoundError(f"no accumulator '{handle.container}/{handle.name}'", field="resource")
 

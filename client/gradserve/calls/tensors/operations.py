@@ -1,11 +1,13 @@
 """Calls that take and return tensors, which travel the same way for every service."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
 
 from gradserve.calls.exchange import NOT_CARRIED, NotCarried, Operation, Reply, Unary, Whole, upload
+from gradserve.calls.restarts import is_of_another_run
 from gradserve.calls.tensors.arguments import (
     INLINE_LIMIT_BYTES,
     delete_quietly,
@@ -16,7 +18,7 @@ from gradserve.calls.tensors.arguments import (
 )
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_flag
-from gradserve.errors import DeadlineExceededError, GradserveError, InternalError, UnavailableError
+from gradserve.errors import AbortedError, DeadlineExceededError, GradserveError, InternalError, UnavailableError
 from gradserve.results import TensorHandle
 from gradserve.v1 import tensor_pb2
 from gradserve.wire.contents import Contents, WithContents
@@ -66,6 +68,7 @@ def call_with_arrays(
     wait: float = 0.0,
     released: bool = False,
     in_place: bool = False,
+    renew: Callable[[Any], Operation[None]] | None = None,
 ) -> Operation[Reply]:
     """Makes a call with arrays in its request.
 
@@ -79,20 +82,34 @@ def call_with_arrays(
         wait: How long the server may wait; see `Unary`.
         released: Whether the server deletes what was uploaded if the call succeeds.
         in_place: Whether arrays of the reply may be read-only memory of the server.
+        renew: Makes a request one for the present run of the server, after that has refused it; see `Unary.renewal`.
     """
     contents = Contents()
-    whole = WithContents(request(contents.tensors(arrays)), contents)
+    message = request(contents.tensors(arrays))
+    whole = WithContents(message, contents)
+    renewal = None if renew is None else partial(renew, message)
     num_bytes = sum([array.nbytes for array in arrays])
     reply: Reply | NotCarried = yield Whole(
-        Unary(service, method, whole, wait, in_place=in_place),
+        Unary(service, method, whole, wait, in_place=in_place, renewal=renewal),
         over_grpc=num_bytes <= INLINE_LIMIT_BYTES,
         num_bytes=num_bytes,
     )
     if reply is not NOT_CARRIED:
         return reply
-    uploaded = yield from upload(header_of(arrays, None), tuple(arrays))
-    call = Unary(service, method, request(uploaded), wait, in_place=in_place)
-    return (yield from _call_with_uploads(call, uploaded, released=released))
+    while True:
+        uploaded = yield from upload(header_of(arrays, None), tuple(arrays))
+        message = request(uploaded)
+        try:
+            return (
+                yield from _call_with_uploads(
+                    Unary(service, method, message, wait, in_place=in_place), uploaded, released=released
+                )
+            )
+        except AbortedError as error:
+            if renew is None or not is_of_another_run(error):
+                raise
+        # What was uploaded is lost, too.
+        yield from renew(message)
 
 
 def _call_with_uploads(call: Unary, uploaded: Sequence[tensor_pb2.Tensor], *, released: bool) -> Operation[Reply]:

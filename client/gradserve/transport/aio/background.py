@@ -21,17 +21,18 @@ _JOIN_SECONDS = 5.0
 
 
 class BackgroundTask:
-    """Carries out an operation in a task of the running event loop."""
+    """Carries out an operation of exchanges and pauses in a task of the running event loop."""
 
     def __init__(
         self,
         operation: Operation[None],
         settings: ConnectionSettings,
         call: Callable[[Unary, float | None], Awaitable[Any]],
+        carry: Callable[[Attempt], Awaitable[Any]],
     ) -> None:
-        """Takes the settings of the connection, and the function that makes a call."""
+        """Takes the settings of the connection, and what makes a unary call over gRPC, and a call with tensors."""
         self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(_carry_out(operation, settings, call), name="gradserve-background")
+        self._task = self._loop.create_task(_carry_out(operation, settings, call, carry), name="gradserve-background")
 
     @property
     def is_done(self) -> bool:
@@ -49,22 +50,31 @@ class BackgroundTask:
 
 
 async def _carry_out(
-    operation: Operation[None], settings: ConnectionSettings, call: Callable[[Unary, float | None], Awaitable[Any]]
+    operation: Operation[None],
+    settings: ConnectionSettings,
+    call: Callable[[Unary, float | None], Awaitable[Any]],
+    carry: Callable[[Attempt], Awaitable[Any]],
 ) -> None:
     async def perform(step: Step) -> Any:
-        return await _perform(step, call)
+        return await _perform(step, call, carry)
 
     with suppress(GradserveError, grpc.aio.UsageError):  # the latter: the channel is closed
         await carry_out_async(attempts(operation, settings, Contact()), perform)
 
 
-async def _perform(step: Any, call: Callable[[Unary, float | None], Awaitable[Any]]) -> Any:
+async def _perform(
+    step: Any,
+    call: Callable[[Unary, float | None], Awaitable[Any]],
+    carry: Callable[[Attempt], Awaitable[Any]],
+) -> Any:
     match step:
         case Attempt(Unary() as unary, timeout):
             try:
                 return await call(unary, timeout)
             except grpc.aio.AioRpcError as error:
                 raise error_from_status(error.code(), error.details(), error.trailing_metadata()) from None
+        case Attempt():
+            return await carry(step)
         case Pause(seconds):
             return await asyncio.sleep(seconds)
-    raise TypeError(f"expected a unary exchange or a pause, got {step!r}")
+    raise TypeError(f"expected an exchange or a pause, got {step!r}")

@@ -72,8 +72,11 @@ class AsyncNetworkTransport:
         async def call(exchange: Unary, timeout: float | None) -> Any:
             return await servers[exchange.target].call_over_grpc(exchange, timeout)
 
+        async def carry(attempt: Attempt) -> Any:
+            return await servers[attempt.exchange.target].carry(attempt)
+
         self._background[:] = [each for each in self._background if not each.is_done]
-        self._background.append(BackgroundTask(operation, self._settings, call))
+        self._background.append(BackgroundTask(operation, self._settings, call, carry))
 
 
 def _abandon(background: Sequence[BackgroundTask], servers: Sequence[AsyncServer]) -> None:

@@ -16,6 +16,7 @@ import grpc
 from gradserve.calls.exchange import Operation, Pause, Unary
 from gradserve.calls.retries import Attempt, Contact
 from gradserve.errors import GradserveError, UnavailableError
+from gradserve.transport.blocking.sockets import Watch
 from gradserve.transport.carrying import attempts, carry_out
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.status import error_from_status
@@ -38,18 +39,25 @@ class _Fork:
 
 
 class BackgroundThread:
-    """Carries out an operation of unary exchanges and pauses in a daemon thread.
+    """Carries out an operation of exchanges and pauses in a daemon thread.
 
-    A fork of the process cancels its call, as if the server were unavailable for a moment.
+    A fork of the process cancels its unary call, as if the server were unavailable for a moment.
     """
 
     def __init__(
-        self, operation: Operation[None], settings: ConnectionSettings, start_call: Callable[[Unary, float | None], Any]
+        self,
+        operation: Operation[None],
+        settings: ConnectionSettings,
+        start_call: Callable[[Unary, float | None], Any],
+        carry: Callable[[Attempt, Watch], Any],
     ) -> None:
-        """Takes the settings of the connection, and the function that starts a call."""
+        """Takes the settings of the connection, and what starts a unary call, and makes a call with tensors."""
         self._operation = operation
         self._settings = settings
         self._start_call = start_call
+        self._carry = carry
+        self._interrupt: Callable[[], object] | None = None
+        self._is_stopped = False
         # Ended calls, beginning forks, and None to stop. A SimpleQueue, because a finalizer may put to it whatever it
         # interrupts.
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -64,7 +72,11 @@ class BackgroundThread:
 
     def stop(self) -> None:
         """Stops the operation soon."""
+        self._is_stopped = True
         self._events.put(None)
+        interrupt = self._interrupt
+        if interrupt is not None:
+            interrupt()
 
     def break_off(self, fork: _Fork) -> None:
         """Cancels the call, and starts no other until a fork is over."""
@@ -83,11 +95,24 @@ class BackgroundThread:
         match step:
             case Attempt(Unary() as unary, timeout):
                 return self._call(unary, timeout)
+            case Attempt():
+                return self._call_with_tensors(step)
             case Pause(seconds):
                 with suppress(queue.Empty):
                     self._react(self._events.get(timeout=seconds))
                 return None
-        raise TypeError(f"expected a unary exchange or a pause, got {step!r}")
+        raise TypeError(f"expected an exchange or a pause, got {step!r}")
+
+    def _call_with_tensors(self, attempt: Attempt) -> Any:
+        try:
+            return self._carry(attempt, self._watch)
+        finally:
+            self._interrupt = None
+
+    def _watch(self, interrupt: Callable[[], object]) -> None:
+        self._interrupt = interrupt
+        if self._is_stopped:
+            interrupt()
 
     def _call(self, unary: Unary, timeout: float | None) -> Any:
         try:

@@ -60,8 +60,11 @@ class NetworkTransport:
         def start_call(exchange: Unary, timeout: float | None) -> Any:
             return servers[exchange.target].start_over_grpc(exchange, timeout)
 
+        def carry(attempt: Attempt, watch: Watch) -> Any:
+            return servers[attempt.exchange.target].carry(attempt, watch)
+
         self._background[:] = [each for each in self._background if not each.is_done]
-        self._background.append(BackgroundThread(operation, self._settings, start_call))
+        self._background.append(BackgroundThread(operation, self._settings, start_call, carry))
 
     def answer(self, step: Local, /) -> Any:
         """Answers what needs no server."""

@@ -1,0 +1,151 @@
+"""Gradients that a client keeps until they are durable, to send them again if the server loses them."""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from gradserve.memory.pool import BufferPool
+from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve.v1 import tensor_pb2
+from gradserve.wire.payload import Array
+
+DEFAULT_KEPT_BYTES = 1 << 30
+_IDLE_BYTES = 256 << 20
+
+MakeRequest: TypeAlias = Callable[[Sequence[tensor_pb2.Tensor]], messages_pb2.ApplyGradientRequest]
+"""Makes the request of an apply from the messages of its arrays."""
+
+
+class KeptMemory:
+    """The memory of the gradients that a client keeps. Safe to use from several threads."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """Takes the most bytes to keep."""
+        self._max_bytes = max_bytes
+        self._pool = BufferPool(min(max_bytes, _IDLE_BYTES))
+        self._lock = threading.Lock()
+        self._used = 0
+
+    def copies_of(self, arrays: Sequence[Array]) -> tuple[Array, ...] | None:
+        """Returns copies of arrays, which `release` has to follow; None if there is no room for them."""
+        num_bytes = sum([array.nbytes for array in arrays])
+        with self._lock:
+            if self._used + num_bytes > self._max_bytes:
+                return None
+            self._used += num_bytes
+        try:
+            copies = tuple([self._pool.empty(array.shape, array.dtype) for array in arrays])
+        except MemoryError:
+            self._give_back(num_bytes)
+            return None
+        for copy, array in zip(copies, arrays, strict=True):
+            copy[...] = array
+        return copies
+
+    def release(self, copies: Sequence[Array]) -> None:
+        """Gives back the room of copies."""
+        self._give_back(sum([array.nbytes for array in copies]))
+
+    def _give_back(self, num_bytes: int) -> None:
+        with self._lock:
+            self._used -= num_bytes
+
+
+@dataclass(eq=False)
+class KeptGradient:
+    """A gradient that the server has accepted, and a crash would lose.
+
+    Attributes:
+        number: Its request id.
+        round: The round that it is in.
+        server: The incarnation of the server that accepted it.
+        request: Makes its request anew.
+        arrays: Its arrays; None if they could not be kept.
+    """
+
+    number: int
+    round: int
+    server: str
+    request: MakeRequest
+    arrays: tuple[Array, ...] | None
+
+
+@dataclass
+class KeptGradients:
+    """The gradients of one accumulator that are kept. Safe to use from several threads."""
+
+    memory: KeptMemory
+    _by_number: dict[int, KeptGradient] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    @property
+    def oldest(self) -> KeptGradient | None:
+        """The gradient that has been kept for longest."""
+        with self._lock:
+            return next(iter(self._by_number.values()), None)
+
+    def accepted(
+        self,
+        number: int,
+        answer: messages_pb2.ApplyGradientResponse,
+        server: str,
+        request: MakeRequest,
+        arrays: Sequence[Array] | None,
+    ) -> None:
+        """Keeps a gradient that a server has accepted, unless its round has ended already.
+
+        Args:
+            number: Its request id.
+            answer: What the server said.
+            server: The incarnation of the server.
+            request: Makes its request anew.
+            arrays: Its arrays, which are copied; None if the client does not have them.
+        """
+        self.learned(server, answer.num_rounds)
+        if answer.num_rounds >= answer.round:
+            return
+        with self._lock:
+            known = self._by_number.get(number)
+        if known is not None:
+            known.round, known.server = answer.round, server
+        else:
+            copies = None if arrays is None else self.memory.copies_of(arrays)
+            with self._lock:
+                self._by_number[number] = KeptGradient(number, answer.round, server, request, copies)
+
+    def again(self, gradient: KeptGradient, answer: messages_pb2.ApplyGradientResponse, server: str) -> None:
+        """Notes that a server has accepted a gradient again."""
+        if answer.num_rounds >= answer.round:
+            self.forget([gradient])
+        else:
+            gradient.round, gradient.server = answer.round, server
+
+    def learned(self, server: str, num_rounds: int) -> None:
+        """Forgets what is durable, as a server says that so many rounds have ended.
+
+        Only of the gradients that the same run of the server accepted: another one has lost the round of the others.
+        """
+        if not self._by_number:
+            return
+        with self._lock:
+            found = [each for each in self._by_number.values() if each.server == server and each.round <= num_rounds]
+        self.forget(found)
+
+    def accepted_elsewhere(self, server: str) -> list[KeptGradient]:
+        """Returns the gradients that another run of the server has accepted, in the order of their request ids."""
+        with self._lock:
+            found = [each for each in self._by_number.values() if each.server != server]
+        return sorted(found, key=lambda each: each.number)
+
+    def forget(self, gradients: Iterable[KeptGradient] | None = None) -> int:
+        """Forgets gradients, None for all; returns how many were still kept."""
+        with self._lock:
+            given = list(self._by_number.values() if gradients is None else gradients)
+            gone = [each for each in given if self._by_number.pop(each.number, None) is not None]
+        for each in gone:
+            self.memory.release(each.arrays or ())
+        return len(gone)

@@ -1,0 +1,300 @@
+"""An accumulator as a client has opened it: what it needs to go on after a restart of the server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from gradserve.calls.accumulators.kept import KeptGradients, KeptMemory, MakeRequest
+from gradserve.calls.exchange import Operation, Pause, Reply, Unary
+from gradserve.calls.restarts import is_of_another_run
+from gradserve.calls.tensors.operations import call_with_arrays
+from gradserve.errors import AbortedError, GradserveError, InvalidArgumentError, LostError, NotFoundError
+from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve.v1 import accumulator_pb2, tensor_pb2
+from gradserve.wire.payload import Array
+
+_SERVICE = "AccumulatorService"
+_PAUSE_SECONDS = 0.02
+"""The pause before a call looks again whether another one has opened the accumulator again."""
+
+Refusals: TypeAlias = tuple[type[GradserveError], ...]
+_REFUSED: Refusals = (AbortedError, InvalidArgumentError)
+
+RequestOfAccumulator: TypeAlias = (
+    messages_pb2.ApplyGradientRequest
+    | messages_pb2.PushPullRequest
+    | messages_pb2.TakeGradientRequest
+    | messages_pb2.ReadAverageRequest
+    | messages_pb2.GetNumAccumulatedRequest
+    | messages_pb2.SetGlobalStepRequest
+    | messages_pb2.GetAccumulatorRequest
+)
+
+
+class AccumulatorSession:
+    """The name of an accumulator, and what this client would lose with the server. Safe to use from several threads.
+
+    Every request names the run of the server that it is for, so another one refuses it. Then the accumulator is opened
+    again, gradients that the restart has lost are sent again, and the request is made for the new run.
+
+    Attributes:
+        ref: The accumulator's name, with its incarnation and the server's.
+        kept: The gradients that are not durable yet; None if the client keeps none.
+        is_private: Whether the accumulator ends with this client.
+    """
+
+    def __init__(
+        self,
+        info: accumulator_pb2.AccumulatorInfo,
+        memory: KeptMemory,
+        create: Callable[[], Operation[accumulator_pb2.AccumulatorInfo]] | None = None,
+        keeping: Callable[[], Operation[None]] | None = None,
+        *,
+        is_private: bool = False,
+    ) -> None:
+        """Takes what the server said of it.
+
+        Args:
+            info: The description, of which only the name need be set.
+            memory: The memory of kept gradients.
+            create: Creates it again; needed if it does not survive the server.
+            keeping: Called when a gradient is kept.
+            is_private: Whether it ends with this client.
+        """
+        self.is_private = is_private
+        self.ref = _named(info)
+        self._create = create
+        self._keeping = keeping
+        self._lock = threading.Lock()
+        self._is_reopening = False
+        self._loss: LostError | None = None
+        durability = info.spec.durability
+        is_watched = bool(info.server_incarnation)
+        self.kept: KeptGradients | None = None
+        self._is_lost_with_server = is_watched and durability == accumulator_pb2.DURABILITY_NONE
+        if is_watched and durability == accumulator_pb2.DURABILITY_ROUND:
+            self.kept = KeptGradients(memory)
+        self._step = info.global_step
+        self._round = 0
+        self._num_accepted = 0
+
+    @property
+    def title(self) -> str:
+        """The accumulator, as messages call it."""
+        return f"accumulator '{self.ref.container}/{self.ref.name}'"
+
+    def check(self) -> None:
+        """Tells the program what was lost, once.
+
+        Raises:
+            LostError: A restart of the server has lost something.
+        """
+        if self._loss is not None:
+            with self._lock:
+                loss, self._loss = self._loss, None
+            if loss is not None:
+                raise loss
+
+    @property
+    def notes_gradients(self) -> bool:
+        """Whether `accepted` is to be told of gradients."""
+        return self.kept is not None or self._is_lost_with_server
+
+    def renew(self, request: RequestOfAccumulator) -> Operation[None]:
+        """Makes a request one for the present run of the server, which has refused it as one for an earlier run.
+
+        Raises:
+            LostError: The restart has lost something.
+        """
+        try:
+            yield from self._renew(request)
+        except NotFoundError:
+            self.check()  # which says more
+            raise
+        self.check()
+
+    def accepted(
+        self,
+        request: messages_pb2.ApplyGradientRequest,
+        answer: messages_pb2.ApplyGradientResponse,
+        again: MakeRequest,
+        arrays: Sequence[Array] | None,
+    ) -> Operation[None]:
+        """Notes a gradient that the server has accepted.
+
+        Args:
+            request: The request.
+            answer: The answer.
+            again: Makes the request anew.
+            arrays: The arrays of the gradient; None if the client does not have them all.
+        """
+        if self._is_lost_with_server:
+            self._count(answer)
+        elif self.kept is not None:
+            server = request.accumulator.server_incarnation
+            self.kept.accepted(request.request_id.sequence, answer, server, again, arrays)
+            if len(self.kept) and self._keeping is not None:
+                yield from self._keeping()
+
+    def learned(self, request: RequestOfAccumulator, num_rounds: int, step: int | None = None) -> None:
+        """Notes that so many rounds have ended, as the answer to a request says, and the step."""
+        if self.kept is not None:
+            self.kept.learned(request.accumulator.server_incarnation, num_rounds)
+        if step is not None:
+            with self._lock:
+                self._step = step
+                if num_rounds >= self._round:
+                    self._num_accepted = 0
+
+    def ask(self) -> Operation[None]:
+        """Asks the server how many rounds have ended; before that, sends again what a restart has lost.
+
+        A loss is not raised here, but by the next call of the program.
+        """
+        kept = self.kept
+        if kept is None:
+            return
+        if kept.accepted_elsewhere(self.ref.server_incarnation):
+            yield from self._reopen_alone()
+        request = messages_pb2.GetNumAccumulatedRequest(accumulator=self.ref)
+        call = Unary(_SERVICE, "GetNumAccumulated", request, renewal=lambda: self._renew(request))
+        try:
+            reply: messages_pb2.GetNumAccumulatedResponse = yield call
+        except NotFoundError:
+            kept.forget()
+        else:
+            self.learned(request, reply.num_rounds)
+
+    def deleted(self) -> None:
+        """Forgets what was kept, as this client has deleted the accumulator."""
+        if self.kept is not None:
+            self.kept.forget()
+
+    # After a restart
+
+    def _renew(self, request: RequestOfAccumulator) -> Operation[None]:
+        """Opens the accumulator again unless another call has, and makes a request one for the new run."""
+        while request.accumulator.server_incarnation == self.ref.server_incarnation:
+            yield from self._reopen_alone()
+        request.accumulator.CopyFrom(self.ref)
+
+    def _reopen_alone(self) -> Operation[None]:
+        """Opens the accumulator again; waits instead while another call does."""
+        with self._lock:
+            is_alone, self._is_reopening = not self._is_reopening, True
+        if not is_alone:
+            yield Pause(_PAUSE_SECONDS)
+            return
+        try:
+            is_open = False
+            while not is_open:
+                try:
+                    yield from self._reopen()
+                except AbortedError as error:
+                    if not is_of_another_run(error):
+                        raise
+                else:
+                    is_open = True
+        finally:
+            self._is_reopening = False
+
+    def _reopen(self) -> Operation[None]:
+        if self._is_lost_with_server and self._create is not None:
+            info = yield from self._create()
+        else:
+            request = messages_pb2.GetAccumulatorRequest(accumulator=self.ref)
+            request.accumulator.server_incarnation = ""
+            try:
+                reply: messages_pb2.GetAccumulatorResponse = yield Unary(_SERVICE, "GetAccumulator", request)
+            except NotFoundError:
+                if self.kept is not None and (num_lost := self.kept.forget()):
+                    self._lose(
+                        num_lost,
+                        f"{self.title} is gone since the server was started again, and {_accepted(num_lost)} with it",
+                    )
+                raise
+            info = reply.info
+        ref = _named(info)
+        if self.kept is not None:
+            num_lost, reason = yield from self._send_again(self.kept, ref)
+            if num_lost:
+                self._lose(
+                    num_lost,
+                    f"the server was started again, and has lost {_accepted(num_lost)} for "
+                    f"{self.title}, which cannot be sent again: {reason}",
+                )
+        elif ref.incarnation != self.ref.incarnation:
+            self._lose_all(info)
+        self.ref = ref
+
+    def _send_again(self, kept: KeptGradients, ref: accumulator_pb2.AccumulatorRef) -> Operation[tuple[int, str]]:
+        """Sends gradients that a run of the server has lost to another one; returns how many cannot be, and why."""
+        num_lost, reason = 0, ""
+        for each in kept.accepted_elsewhere(ref.server_incarnation):
+            if each.arrays is None:
+                why = "they are tensors of the server, or more than GRADSERVE_KEPT_BYTES allows to keep"
+            else:
+                try:
+                    reply = yield from self._send(each.request, each.arrays, ref)
+                except _REFUSED as error:
+                    if is_of_another_run(error):
+                        raise
+                    why = str(error)
+                else:
+                    if reply.message.outcome == accumulator_pb2.APPLY_OUTCOME_ACCEPTED:
+                        kept.again(each, reply.message, ref.server_incarnation)
+                        continue
+                    why = "another gradient of the worker is in the round"
+            num_lost, reason = num_lost + kept.forget([each]), why
+        return num_lost, reason
+
+    def _send(
+        self, request: MakeRequest, arrays: Sequence[Array], ref: accumulator_pb2.AccumulatorRef
+    ) -> Operation[Reply]:
+        def again(tensors: Sequence[tensor_pb2.Tensor]) -> messages_pb2.ApplyGradientRequest:
+            message = request(tensors)
+            message.accumulator.CopyFrom(ref)
+            message.accepted_before = True
+            return message
+
+        return call_with_arrays(_SERVICE, "ApplyGradient", arrays, again, released=True)
+
+    def _lose_all(self, info: accumulator_pb2.AccumulatorInfo) -> None:
+        """Notes what was lost with an accumulator that the server did not keep."""
+        num_lost, step = self._num_accepted, self._step
+        self._num_accepted, self._round, self._step = 0, 0, info.global_step
+        if num_lost or step:
+            self._lose(
+                num_lost,
+                f"the server was started again, and has lost {self.title}, whose durability is none: "
+                f"its step, {step}, its averages, and since that step {_accepted(num_lost)}; it has been made anew",
+            )
+
+    def _lose(self, num_gradients: int, message: str) -> None:
+        with self._lock:
+            earlier = 0 if self._loss is None else self._loss.num_gradients
+            self._loss = LostError(message, accumulator=self.ref.name, num_gradients=earlier + num_gradients)
+
+    def _count(self, answer: messages_pb2.ApplyGradientResponse) -> None:
+        with self._lock:
+            if answer.round != self._round:
+                self._round, self._num_accepted = answer.round, 0
+            self._num_accepted += answer.round > answer.num_rounds
+            self._step = answer.global_step
+
+
+def _named(info: accumulator_pb2.AccumulatorInfo) -> accumulator_pb2.AccumulatorRef:
+    ref = accumulator_pb2.AccumulatorRef()
+    ref.CopyFrom(info.accumulator)
+    ref.server_incarnation = info.server_incarnation
+    return ref
+
+
+def _accepted(number: int) -> str:
+    return (
+        "1 gradient that it had accepted from this client"
+        if number == 1
+        else (f"{number} gradients that it had accepted from this client")
+    )

@@ -1,0 +1,89 @@
+"""Watches over the gradients that a client keeps, however busy the program is."""
+
+import threading
+
+from gradserve.calls.accumulators.kept import KeptGradient
+from gradserve.calls.accumulators.session import AccumulatorSession
+from gradserve.calls.exchange import Background, Operation, Pause
+from gradserve.errors import GradserveError
+from gradserve.v1 import accumulator_pb2
+
+_INTERVAL_SECONDS = 1.0
+
+_Key = tuple[str, str, str]
+
+
+class Watch:
+    """The accumulators of one client, and a background operation that asks about gradients kept for long.
+
+    So a gradient that a restart has lost is sent again while the program computes, or waits for something else, and
+    memory of rounds that others have ended is released. Of rounds that take less than a second, it never asks.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sessions: dict[_Key, AccumulatorSession] = {}
+        self._is_watching = False
+
+    def session(self, ref: accumulator_pb2.AccumulatorRef) -> AccumulatorSession | None:
+        """Returns the session of an accumulator that the client has opened, by its name and incarnation."""
+        return self._sessions.get(_key(ref)) if ref.incarnation else None
+
+    def add(self, session: AccumulatorSession) -> AccumulatorSession:
+        """Adds a session; returns it, or the one that there is already."""
+        with self._lock:
+            return self._sessions.setdefault(_key(session.ref), session)
+
+    def remove(self, container: str, name: str) -> None:
+        """Removes an accumulator that was deleted."""
+        with self._lock:
+            keys = [key for key in self._sessions if key[:2] == (container, name)]
+            gone = [self._sessions.pop(key) for key in keys]
+        for session in gone:
+            session.deleted()
+
+    def begin(self) -> Operation[None]:
+        """Begins to watch, unless that has begun."""
+        with self._lock:
+            if self._is_watching:
+                return
+            self._is_watching = True
+        yield Background(self._watch)
+
+    @property
+    def keeping(self) -> list[AccumulatorSession]:
+        """The accumulators of which gradients are kept."""
+        with self._lock:
+            return [each for each in self._sessions.values() if each.kept]
+
+    def _watch(self) -> Operation[None]:
+        try:
+            while oldest := self._oldest():
+                yield Pause(_INTERVAL_SECONDS)
+                for session, gradient in oldest.items():
+                    if session.kept is not None and session.kept.oldest is gradient:
+                        yield from _asked(session)
+        finally:
+            with self._lock:
+                self._is_watching = False
+
+    def _oldest(self) -> dict[AccumulatorSession, KeptGradient]:
+        with self._lock:
+            found = {each: each.kept.oldest for each in self._sessions.values() if each.kept}
+            kept = {session: gradient for session, gradient in found.items() if gradient is not None}
+            # Under the lock: for a gradient that is kept later, another watch begins.
+            self._is_watching = bool(kept)
+            return kept
+
+
+def _asked(session: AccumulatorSession) -> Operation[None]:
+    try:
+        yield from session.ask()
+    except GradserveError:
+        return  # it is asked again, and the program's own calls say what is wrong
+
+
+def _key(ref: accumulator_pb2.AccumulatorRef) -> _Key:
+    return ref.container, ref.name, ref.incarnation
