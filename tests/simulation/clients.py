@@ -165,7 +165,7 @@ class Client:
         request = RequestId(self.name, call.sequence, call.kind.encode(), unanswered)
         chance, life = self._chance, call.life
         timeout = chance.choice([0.05, 0.5, 3.0])
-        life.note_sent(call)
+        life.note_sent(call, self._world.epoch)
 
         async def serve() -> tuple[Any] | None:
             if call.kind == "take":

@@ -136,9 +136,9 @@ def gradients_twice_after_a_crash(patch: pytest.MonkeyPatch) -> None:
 
 
 def step_not_written(patch: pytest.MonkeyPatch) -> None:
-    async def append(self: Any, event: Any, gradient: Any = None) -> None:
+    async def append(self: Any, event: Any) -> None:
         if not isinstance(event, StepSet):
-            await real(self, event, gradient)
+            await real(self, event)
 
     real = FileJournal.append
     patch.setattr(FileJournal, "append", append)

@@ -7,7 +7,7 @@ from collections import Counter
 
 from tests.simulation.world import World
 
-SEEDS = 30
+SEEDS = 20
 
 
 POINTS = ("write", "flush", "before the commit", "after the commit", "a failure of the disk", "the end of an epoch")

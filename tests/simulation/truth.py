@@ -160,10 +160,12 @@ class Life:
         numbers = [each.number for each in calls if each.number is not None]
         check(has_noise_of(average, numbers), f"{self.key}: round {average.round_number} has other bits than {numbers}")
 
-    def note_sent(self, call: Call) -> None:
-        """Notes that a call is sent: the server may forget earlier ones for it."""
+    def note_sent(self, call: Call, epoch: int) -> None:
+        """Notes that a call is sent: unless the server knows its answer, it may forget earlier ones for it."""
+        if call.is_answered and self.is_kept(call, epoch):
+            return
         for each in self.calls:
-            if each is not call and each.client == call.client and not call.is_answered:
+            if each is not call and each.client == call.client:
                 each.later.add(call.sequence)
 
     def must_remember(self, call: Call, window: int) -> bool:

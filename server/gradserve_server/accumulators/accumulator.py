@@ -282,8 +282,27 @@ class Accumulator:
     ) -> Applied:
         with self._ledger.room_for(call):
             return await open_gradient(
-                lambda given: self._exclusively(self._answer, call, contribution, given, pull, one_per_worker)
+                lambda given: self._answer_once_written(call, contribution, given, pull, one_per_worker)
             )
+
+    async def _answer_once_written(
+        self,
+        call: RequestId | None,
+        contribution: Contribution,
+        given: Gradient,
+        pull: Waiter | None,
+        one_per_worker: bool,
+    ) -> Applied:
+        applied, written = await self._exclusively(self._answer, call, contribution, given, pull, one_per_worker)
+        if written is not None:
+            # Without the lock, so that the disk has the next gradient before it has this one.
+            try:
+                await written
+            except ServiceError as error:
+                # It is in the sum, and nobody knows whether it is on disk.
+                self.close(error)
+                raise
+        return applied
 
     async def _answer(
         self,
@@ -292,16 +311,17 @@ class Accumulator:
         given: Gradient,
         pull: Waiter | None,
         one_per_worker: bool,
-    ) -> Applied:
+    ) -> tuple[Applied, asyncio.Future[None] | None]:
         outcome = self._ledger.judge(contribution, one_per_worker=one_per_worker)
         gradient = await self._sum.check(given, joins=outcome is not Outcome.STALE)
         event = GradientAnswered(call, contribution, outcome, awaits_average=pull is not None)
+        written = None
         if outcome is Outcome.ACCEPTED:
             cost = _WORKER_BYTES * self._ledger.is_new(contribution.worker_id) + _HELD_BYTES * self.spec.deterministic
             if cost:
                 self._bookkeeping.grow(cost)
             try:
-                await self._add(gradient, event)
+                written = await self._add(gradient, event)
             except BaseException:
                 self._settle_bookkeeping()
                 raise
@@ -313,16 +333,19 @@ class Accumulator:
         if pull is not None and applied.round is not None and not pull.answer.cancelled():
             pull.round = applied.round
             self._queue.append(pull)
-        return applied
+        return applied, written
 
-    async def _add(self, gradient: Gradient, event: GradientAnswered) -> None:
+    async def _add(self, gradient: Gradient, event: GradientAnswered) -> asyncio.Future[None] | None:
         staged = await self._sum.stage(gradient, event.contribution)
         try:
-            await self._journal.append(event, gradient)
+            written = await self._journal.accept(event, gradient)
+            if written is not None and gradient.is_adoptable:
+                await written  # the sum may take over the memory that is being written
         except BaseException:
             self._sum.settle()
             raise
         await self._sum.commit(staged)
+        return written
 
     async def _end_round(self, head: Waiter) -> None:
         staged = await self._sum.stage_average(self._ledger.rounds.members.total_weight)
@@ -396,7 +419,8 @@ class Accumulator:
     ) -> tuple[Applied, bool]:
         self._check_contribution(contribution)
         await self._forget_overdue(call)
-        known = self._recall(call) or self._under_way.find(call)
+        # In this order: a call that is remembered may be waiting for the disk.
+        known = self._under_way.find(call) or self._recall(call)
         if known is not None:
             assert not isinstance(known, Taken | Waiter), "another kind of call has another fingerprint"
             applied = known if isinstance(known, Applied) else await asyncio.shield(known)

@@ -1,9 +1,10 @@
 """The journal of an accumulator: its changes, with the values that belong to them."""
 
+import asyncio
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
-from gradserve_server.accumulators.events import Event
+from gradserve_server.accumulators.events import Event, GradientAnswered
 from gradserve_server.accumulators.gradient import Average, Gradient
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.spec import AccumulatorSpec
@@ -23,15 +24,20 @@ class AccumulatorJournal(Protocol):
 
     is_durable: bool
 
-    async def append(self, event: Event, gradient: Gradient | None = None) -> None:
+    async def append(self, event: Event) -> None:
         """Returns once an event may take effect.
 
         If it raises, or the task is cancelled, the event does not take effect: nothing has changed, and the event is
         not replayed.
+        """
+        ...
 
-        Args:
-            event: The event.
-            gradient: The gradient that an event accepts. It does not change until this returns.
+    async def accept(self, event: GradientAnswered, gradient: Gradient) -> asyncio.Future[None] | None:
+        """Does the same for an event that accepts a gradient.
+
+        Returns:
+            What is done when the gradient may be acknowledged, None if that is now. The gradient must not change until
+            then. If it fails, nobody may see what came of the event: the server stops.
         """
         ...
 
@@ -93,9 +99,14 @@ class MemoryJournal:
     def __init__(self, events: Journal[Event]) -> None:
         self._events = events
 
-    async def append(self, event: Event, gradient: Gradient | None = None) -> None:
+    async def append(self, event: Event) -> None:
         """See `AccumulatorJournal`."""
         await self._events.append(event)
+
+    async def accept(self, event: GradientAnswered, gradient: Gradient) -> asyncio.Future[None] | None:
+        """See `AccumulatorJournal`."""
+        await self._events.append(event)
+        return None
 
     async def reserve(self, num_bytes: int) -> None:
         """See `AccumulatorJournal`."""

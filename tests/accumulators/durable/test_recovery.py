@@ -3,6 +3,8 @@
 import asyncio
 import json
 import math
+import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from gradserve_server.state.durability import Durability
 from gradserve_server.state.files.errors import StateError
 from tests.accumulators.bench import F32, KEY, Bench, apply, opened, push_pull, take, value_of
 from tests.accumulators.durable.disk import Disk, ledger_of
+from tests.servers.polling import PATIENCE_SECONDS, eventually_async
 
 LEVELS = [Durability.ROUND, Durability.GRADIENT]
 
@@ -348,7 +351,54 @@ async def test_an_accumulator_that_is_deleted_while_its_journal_is_shortened(
     assert not disk.failures
 
 
+async def test_gradients_are_added_while_others_wait_for_the_disk(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    acc = await disk.create(durability=Durability.GRADIENT)
+    disk_is_ready = threading.Event()
+    flush, flushes = os.fdatasync, []
+
+    def flush_later(descriptor: int) -> None:
+        disk_is_ready.wait(PATIENCE_SECONDS)
+        flushes.append(descriptor)
+        flush(descriptor)
+
+    monkeypatch.setattr("os.fdatasync", flush_later)
+    applying = [asyncio.create_task(apply(acc, number, call=call(number))) for number in range(5)]
+
+    async def num_accumulated() -> int:
+        return acc.num_accumulated
+
+    await eventually_async(num_accumulated, lambda count: count == 5)
+    applying.append(asyncio.create_task(apply(acc, 4, call=call(4))))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not any(each.done() for each in applying), "what is not on disk was acknowledged"
+    disk_is_ready.set()
+    answers = await asyncio.gather(*applying)
+    assert [duplicate for _, duplicate in answers] == [False] * 5 + [True]
+    assert len(flushes) <= 2
+    after = await disk.after_crash()
+    assert ledger_of(after.found()) == ledger_of(acc)
+    assert value_of((await take(after.found(), 5))[0]) == [2]
+    after.store.close()
+
+
 # --- Faults
+
+
+async def test_a_gradient_that_could_not_be_written_is_not_acknowledged_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = await Disk.open(tmp_path / "state", Durability.GRADIENT)
+    acc = await disk.create()
+
+    def broken(*_: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("os.fdatasync", broken)
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="the server stops"):
+            await apply(acc, 1, call=call(1))
+    disk.store.close()
 
 
 async def test_a_full_disk_refuses_gradients_and_rounds_and_loses_nothing(
@@ -361,6 +411,7 @@ async def test_a_full_disk_refuses_gradients_and_rounds_and_loses_nothing(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
+    monkeypatch.setattr("gradserve_server.state.files.segments.Segments.allocate_free", lambda *_: None)
     monkeypatch.setattr("gradserve_server.state.files.segments.Segments.allocate", full)
     with pytest.raises(ResourceExhaustedError, match="no space in the state directory"):
         await apply(acc, 1, call=call(2))

@@ -96,6 +96,27 @@ async def test_changes_are_carried_out_in_order_and_share_flushes(disk: Disk, mo
     assert len(flushes) <= 3
 
 
+async def test_checksums_fit_what_is_written_of_memory_that_changes(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others have access to it, and must not be able to make a directory that the next server refuses."""
+    values = np.zeros(3 << 20, np.uint8)
+    write = os.pwrite
+
+    def rewrite(descriptor: int, data: Any, offset: int) -> int:
+        count = write(descriptor, data, offset)
+        values[:] += 1
+        return count
+
+    monkeypatch.setattr("os.pwrite", rewrite)
+    change = inserted(1)
+    change.put(1, [values], live=True)
+    await disk.store.commit(change)
+    after = disk.crash()
+    assert set(after.store.read(1, np.empty)[0]) == {0, 1, 2}
+    after.store.close()
+
+
 async def test_space_of_removed_arrays_is_used_again(disk: Disk) -> None:
     array = np.ones(5 << 20, np.uint8)
     previous: list[int] = []

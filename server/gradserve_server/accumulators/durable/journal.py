@@ -1,5 +1,6 @@
 """The journal of an accumulator in a state directory."""
 
+import asyncio
 import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
@@ -8,7 +9,6 @@ from gradserve_server.accumulators.durable.spec_records import average_record, s
 from gradserve_server.accumulators.events import Event, GradientAnswered, StepSet, to_record
 from gradserve_server.accumulators.gradient import Average, Gradient
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.state.durability import Durability
 from gradserve_server.state.files.store import Change, Space, StateStore
 
@@ -61,23 +61,44 @@ class FileJournal:
         self._on_round = on_round
         self._ended = False
 
-    async def append(self, event: Event, gradient: Gradient | None = None) -> None:
+    async def append(self, event: Event) -> None:
         """See `AccumulatorJournal`."""
         if self._ended:
             return
-        # Its place among the others, even if those before it are written later.
-        self.position += 1
+        position = self._next_position()
         if isinstance(event, StepSet):
             change = Change()
-            self._execute(change, self.position, event)
+            self._execute(change, position, event)
             await self._store.commit(change)
-        elif gradient is not None and self._durability is Durability.GRADIENT:
-            assert isinstance(event, GradientAnswered)
-            await self._append_gradient(event, gradient)
-        else:
-            self._pending.append((self.position, event))
-            if len(self._pending) > _MAX_PENDING and self._durability is Durability.GRADIENT:
-                self._store.add(self._change())
+            return
+        self._pending.append((position, event))
+        if len(self._pending) > _MAX_PENDING and self._durability is Durability.GRADIENT:
+            self._store.add(self._change())
+
+    async def accept(self, event: GradientAnswered, gradient: Gradient) -> asyncio.Future[None] | None:
+        """See `AccumulatorJournal`."""
+        if self._durability is not Durability.GRADIENT:
+            await self.append(event)
+            return None
+        space = await self._store.reserve(gradient.nbytes)
+        if self._ended:
+            _give_back(self._store, space)
+            return None
+        change, position = self._change(), self._next_position()
+        self._execute(change, position, event)
+        blob = self._store.new_blob()
+        layout, arrays = split(dict(gradient.values))
+        change.put(blob, arrays, space, live=gradient.live)
+        change.execute(
+            "INSERT INTO gradient (accumulator, position, contribution, names, blob) VALUES (?, ?, ?, ?, ?)",
+            self.number,
+            position,
+            json.dumps(asdict(event.contribution)),
+            json.dumps(layout),
+            blob,
+        )
+        self._gradients.append(blob)
+        return self._store.submit(change)
 
     async def reserve(self, num_bytes: int) -> None:
         """See `AccumulatorJournal`."""
@@ -87,7 +108,9 @@ class FileJournal:
     async def settle(self, average: Average, answered: Sequence[RequestId]) -> None:
         """See `AccumulatorJournal`."""
         if self._ended:
-            self._give_back_space()  # it was deleted since `reserve`
+            space, self._space = self._space, None
+            if space is not None:
+                _give_back(self._store, space)  # it was deleted since `reserve`
             return
         change = self._change()
         blob = self._store.new_blob()
@@ -129,31 +152,6 @@ class FileJournal:
         self._gradients, self._averages, self._pending = [], {}, []
         self._store.add(change)
 
-    async def _append_gradient(self, event: GradientAnswered, gradient: Gradient) -> None:
-        pending, position = self._pending, self.position
-        change = self._change()
-        self._execute(change, position, event)
-        blob = self._store.new_blob()
-        layout, arrays = split(dict(gradient.values))
-        change.put(blob, arrays)
-        change.execute(
-            "INSERT INTO gradient (accumulator, position, contribution, names, blob) VALUES (?, ?, ?, ?, ?)",
-            self.number,
-            position,
-            json.dumps(asdict(event.contribution)),
-            json.dumps(layout),
-            blob,
-        )
-        # Before it is written: the accumulator may be deleted meanwhile.
-        self._gradients.append(blob)
-        try:
-            await self._store.commit(change)
-        except ResourceExhaustedError:
-            if not self._ended:
-                self._gradients.remove(blob)
-                self._pending[:0] = pending
-            raise
-
     def _change(self) -> Change:
         """Returns a change with the events that wait."""
         change = Change()
@@ -162,12 +160,10 @@ class FileJournal:
             self._execute(change, position, event)
         return change
 
-    def _give_back_space(self) -> None:
-        space, self._space = self._space, None
-        if space is not None:
-            change = Change()
-            change.give_back(space)
-            self._store.add(change)
+    def _next_position(self) -> int:
+        """Returns the place of an event among the others, even if those before it are written later."""
+        self.position += 1
+        return self.position
 
     def _execute(self, change: Change, position: int, event: Event) -> None:
         self.num_events += 1
@@ -177,3 +173,9 @@ class FileJournal:
             position,
             json.dumps(to_record(event)),
         )
+
+
+def _give_back(store: StateStore, space: Space) -> None:
+    change = Change()
+    change.give_back(space)
+    store.add(change)

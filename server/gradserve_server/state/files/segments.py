@@ -6,6 +6,7 @@ overwriting blocks that are there.
 
 import bisect
 import os
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,7 @@ def whole_blocks(num_bytes: int) -> int:
 
 
 class Segments:
-    """The segments of a state directory. Used by one thread at a time."""
+    """The segments of a state directory. One thread uses them at a time; any may call `allocate_free`."""
 
     def __init__(self, folder: Path, segment_bytes: int = _SEGMENT_BYTES) -> None:
         """Opens the segments that exist, all of whose space is free until `occupy`.
@@ -64,6 +65,7 @@ class Segments:
         self._sizes: dict[int, int] = {}
         self._free: dict[int, list[Extent]] = {}
         """By segment, in the order of their offsets, without neighbours."""
+        self._change_free = threading.Lock()
         self._unflushed: set[int] = set()
         folder.mkdir(exist_ok=True)
         for path in sorted(folder.iterdir()):
@@ -89,6 +91,10 @@ class Segments:
     @property
     def num_free(self) -> int:
         """The space that is free."""
+        with self._change_free:
+            return self._count_free()
+
+    def _count_free(self) -> int:
         return sum(each.num_bytes for free in self._free.values() for each in free)
 
     def occupy(self, extents: Iterable[Extent]) -> None:
@@ -120,32 +126,40 @@ class Segments:
         Raises:
             OSError: The disk is full; nothing has changed.
         """
-        left = whole_blocks(num_bytes)
-        while self.num_free < left:
+        while (found := self.allocate_free(num_bytes)) is None:
             self._make_segment()
-        found = []
-        for free in self._free.values():
-            while free and left:
-                first = free.pop(0)
-                taken = Extent(first.segment, first.offset, min(first.num_bytes, left))
-                if taken.num_bytes < first.num_bytes:
-                    free.insert(0, Extent(first.segment, taken.end, first.num_bytes - taken.num_bytes))
-                found.append(taken)
-                left -= taken.num_bytes
         return found
+
+    def allocate_free(self, num_bytes: int) -> list[Extent] | None:
+        """Returns free space; None if there is not enough."""
+        left = whole_blocks(num_bytes)
+        with self._change_free:
+            if self._count_free() < left:
+                return None
+            found = []
+            for free in self._free.values():
+                while free and left:
+                    first = free.pop(0)
+                    taken = Extent(first.segment, first.offset, min(first.num_bytes, left))
+                    if taken.num_bytes < first.num_bytes:
+                        free.insert(0, Extent(first.segment, taken.end, first.num_bytes - taken.num_bytes))
+                    found.append(taken)
+                    left -= taken.num_bytes
+            return found
 
     def release(self, extents: Iterable[Extent]) -> None:
         """Gives space back."""
-        for each in extents:
-            start, end = each.offset, each.offset + whole_blocks(each.num_bytes)
-            free = self._free[each.segment]
-            index = bisect.bisect(free, start, key=lambda other: other.offset)
-            if index < len(free) and free[index].offset == end:
-                end = free.pop(index).end
-            if index and free[index - 1].end == start:
-                index -= 1
-                start = free.pop(index).offset
-            free.insert(index, Extent(each.segment, start, end - start))
+        with self._change_free:
+            for each in extents:
+                start, end = each.offset, each.offset + whole_blocks(each.num_bytes)
+                free = self._free[each.segment]
+                index = bisect.bisect(free, start, key=lambda other: other.offset)
+                if index < len(free) and free[index].offset == end:
+                    end = free.pop(index).end
+                if index and free[index - 1].end == start:
+                    index -= 1
+                    start = free.pop(index).offset
+                free.insert(index, Extent(each.segment, start, end - start))
 
     def write(self, extents: Sequence[Extent], pieces: Iterable[memoryview]) -> None:
         """Writes bytes into space that is large enough. They are there for good after the next `flush`.
@@ -214,7 +228,8 @@ class Segments:
         descriptor = os.open(self.path(number), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         size = os.fstat(descriptor).st_size
         self._descriptors[number], self._sizes[number] = descriptor, size
-        self._free[number] = [Extent(number, 0, size)] if size else []
+        with self._change_free:
+            self._free[number] = [Extent(number, 0, size)] if size else []
 
 
 def _flush_folder(folder: Path) -> None:

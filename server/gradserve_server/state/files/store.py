@@ -23,6 +23,7 @@ from gradserve_server.state.files.values import (
     StoredArrays,
     bytes_of,
     checksums_of,
+    copies_of,
     first_damaged,
 )
 
@@ -47,6 +48,7 @@ class _Arrays:
     number: int
     arrays: Sequence[Array]
     space: Space | None
+    live: bool
 
 
 @dataclass
@@ -62,15 +64,17 @@ class Change:
         """Adds a statement of SQL."""
         self.statements.append((statement, values))
 
-    def put(self, number: int, arrays: Sequence[Array], space: Space | None = None) -> None:
-        """Adds arrays, which must not change until the change is written.
+    def put(self, number: int, arrays: Sequence[Array], space: Space | None = None, *, live: bool = False) -> None:
+        """Adds arrays.
 
         Args:
             number: The number of their blob; see `StateStore.new_blob`.
-            arrays: The arrays.
+            arrays: The arrays. They should not change until the change is written.
             space: Space for them, if some was set aside. What they do not need is given back.
+            live: Whether they can change all the same, as others have access to their memory: then the checksums are
+                right for whatever is written.
         """
-        self.arrays.append(_Arrays(number, arrays, space))
+        self.arrays.append(_Arrays(number, arrays, space, live))
 
     def remove(self, numbers: Iterable[int]) -> None:
         """Removes blobs. Whatever refers to them must be deleted by a statement before."""
@@ -167,7 +171,16 @@ class StateStore:
             ResourceExhaustedError: There is no space for its arrays; nothing has changed.
             UnavailableError: It could not be written; the server stops.
         """
-        await self._wait(_Entry(change, self._future()))
+        await self.submit(change)
+
+    def submit(self, change: Change) -> asyncio.Future[None]:
+        """Carries out a change; returns what is done when it survives a loss of power.
+
+        It fails as `commit` does.
+        """
+        answer = self._future()
+        self._submit(_Entry(change, answer))
+        return answer
 
     async def flush(self) -> None:
         """Returns when all that was added before survives a loss of power.
@@ -184,8 +197,13 @@ class StateStore:
             ResourceExhaustedError: There is none.
             UnavailableError: The server stops.
         """
-        entry = _Entry(Change(), self._future(), needs_bytes=num_bytes)
-        await self._wait(entry)
+        free = self._segments.allocate_free(num_bytes) if self._failure is None else None
+        if free is not None:
+            return Space(free)
+        answer = self._future()
+        entry = _Entry(Change(), answer, needs_bytes=num_bytes)
+        self._submit(entry)
+        await answer
         assert entry.space is not None
         return entry.space
 
@@ -250,11 +268,6 @@ class StateStore:
 
     def _future(self) -> asyncio.Future[None]:
         return asyncio.get_running_loop().create_future()
-
-    async def _wait(self, entry: _Entry) -> None:
-        assert entry.answer is not None
-        self._submit(entry)
-        await entry.answer
 
     def _submit(self, entry: _Entry) -> None:
         with self._arrived:
@@ -340,10 +353,14 @@ class StateStore:
         pieces = bytes_of(blob.arrays)
         extents, blob.space.extents = blob.space.extents, []
         used, unused = _split(extents, sum(map(len, pieces)))
-        self._segments.write(used, pieces)
+        if blob.live:
+            checksums = bytearray()
+            self._segments.write(used, copies_of(pieces, checksums))
+        else:
+            self._segments.write(used, pieces)
+            checksums = checksums_of(pieces)  # now, while the disk is busy with the bytes
         self._segments.release(unused)
-        # Now, while the disk is busy with the bytes.
-        return StoredArrays([(each.dtype, each.shape) for each in blob.arrays], used, checksums_of(pieces))
+        return StoredArrays([(each.dtype, each.shape) for each in blob.arrays], used, bytes(checksums))
 
     def _fail(self, error: Exception) -> None:
         reason = f"{self._directory.path}: the state cannot be written: {error}"

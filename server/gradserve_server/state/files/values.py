@@ -55,9 +55,19 @@ def bytes_of(arrays: Sequence[Array]) -> list[memoryview]:
     return [np.ascontiguousarray(each).reshape(-1).view(np.uint8).data for each in arrays]
 
 
-def checksums_of(pieces: Sequence[memoryview]) -> bytes:
+def checksums_of(pieces: Sequence[memoryview]) -> bytearray:
     """Returns the checksums of arrays, given their bytes."""
-    return np.array([xxhash.xxh3_64_intdigest(chunk) for chunk in _chunks(pieces)], _CHECKSUM).tobytes()
+    return bytearray().join(map(_checksum, _chunks(pieces)))
+
+
+def copies_of(pieces: Sequence[memoryview], checksums: bytearray) -> Iterator[memoryview]:
+    """Yields a copy of each chunk of arrays, in memory that the next one uses again; appends its checksum."""
+    memory = memoryview(bytearray(_CHUNK_BYTES))
+    for chunk in _chunks(pieces):
+        copy = memory[: len(chunk)]
+        copy[:] = chunk
+        checksums += _checksum(copy)
+        yield copy
 
 
 def first_damaged(pieces: Sequence[memoryview], checksums: bytes) -> int | None:
@@ -70,6 +80,10 @@ def first_damaged(pieces: Sequence[memoryview], checksums: bytes) -> int | None:
             return start
         start += len(chunk)
     return None if position + 1 == len(expected) else start
+
+
+def _checksum(chunk: memoryview) -> bytes:
+    return xxhash.xxh3_64_intdigest(chunk).to_bytes(_CHECKSUM.itemsize, "little")
 
 
 def _chunks(pieces: Sequence[memoryview]) -> Iterator[memoryview]:
