@@ -14,10 +14,13 @@ FIRST_SEEDS = {
 """Where to begin with faults that take a rare coincidence, so that the test is short."""
 
 
+def run_worlds(first: int) -> None:
+    for seed in range(first, first + SEEDS):
+        World(seed).run()
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     FAULTS[name](monkeypatch)
-    first = FIRST_SEEDS.get(name, 0)
     with pytest.raises(FailedSeedError, match=r"seed \d+:\n"):
-        for seed in range(first, first + SEEDS):
-            World(seed).run()
+        run_worlds(FIRST_SEEDS.get(name, 0))
