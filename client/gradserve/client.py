@@ -106,15 +106,38 @@ class Client(BlockingFace[ClientCalls]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._calls.note_on(error)
+            self._disconnect()
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """Deletes what this client made without a shared name or scope, and disconnects. Can be called again.
+
+        First waits until the gradients that it has applied to shared accumulators of durability "round" are durable,
+        that is, until their rounds have ended: afterwards nobody could send them again. A block that ends with an
+        error does not wait.
 
         Waits at most 10 s for a silent server. If the client is not closed, or the server cannot be reached, the server
         deletes these things itself somewhat later (after `client_lease` of `server_info().limits`).
+
+        Args:
+            timeout: Seconds to wait until the gradients are durable. None: 10 s.
+
+        Raises:
+            NotDurableError: Rounds have not ended in time; the error says how many gradients are in them. The client is
+                closed all the same.
+            LostError: A restart of the server has lost what the error names; likewise.
         """
+        with BriefErrors():
+            try:
+                self._transport.run(self._calls.settle(timeout))
+            finally:
+                self._disconnect()
+
+    def _disconnect(self) -> None:
         with BriefErrors():
             self._transport.run(self._calls.delete_private())
             self._transport.close()

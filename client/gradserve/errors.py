@@ -6,6 +6,7 @@ GradserveError
 ├── AlreadyExistsError                     the name is taken by something else
 ├── AbortedError                           the state the call depended on is gone
 ├── LostError                              the server was started again, and has lost what is named
+├── NotDurableError                        the client was closed before its gradients were durable
 ├── StaleGradientError                     the accumulator has moved on; carries the newest average
 ├── OutOfRangeError (IndexError)           the requested step is not available
 ├── DeadlineExceededError (TimeoutError)   the call reached its time limit
@@ -19,6 +20,7 @@ GradserveError
 └── ForkedClientError (RuntimeError)       the client was connected before a fork
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -75,6 +77,18 @@ class LostError(GradserveError):
         super().__init__(message, field=field)
         self.accumulator = accumulator
         self.num_gradients = num_gradients
+
+
+class NotDurableError(GradserveError):
+    """The client was closed, and a crash of the server would lose gradients that it had sent.
+
+    Attributes:
+        gradients: Their number, by the name of the accumulator.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None, gradients: Mapping[str, int] | None = None) -> None:
+        super().__init__(message, field=field)
+        self.gradients = dict(gradients or {})
 
 
 class StaleGradientError(GradserveError):

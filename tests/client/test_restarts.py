@@ -113,7 +113,7 @@ def test_raw_ops_send_again_too(server: RestartingServer) -> None:
         handle = ops.ConditionalAccumulator(dtype="float32", shape=(), shared_name="sum")
         ops.AccumulatorApplyGradient(handle=handle, local_step=0, gradient=1.0)
         server.restart()
-        assert ops.AccumulatorNumAccumulated(handle=handle) == 1
+        assert ops.AccumulatorTakeGradient(handle=handle, num_required=1, dtype="float32") == 1
 
 
 def test_a_call_that_waits_goes_on(server: RestartingServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_gradients_that_cannot_be_sent_again_are_told_once(
             accumulator.apply_grad(gradient)
         assert (caught.value.accumulator, caught.value.num_gradients) == ("sum", 2)
         assert accumulator.num_accumulated() == 0, "the call that was refused had no effect"
-        assert small.num_accumulated() == 1
+        assert small.take_grad(1) == 1
 
 
 def test_an_accumulator_that_is_gone(server: RestartingServer) -> None:
@@ -191,3 +191,61 @@ async def test_without_durability_the_loss_is_told_once_aio(forgetful: Restartin
         with pytest.raises(gradserve.LostError, match="1 gradient that"):
             await accumulator.apply_grad({"x": np.ones(2)})
         assert (await accumulator.push_pull({"x": np.ones(2)}, 1))["x"].tolist() == [1, 1]
+
+
+def test_close_waits_until_rounds_have_ended(server: RestartingServer) -> None:
+    with gradserve.connect(server.address) as other, ThreadPoolExecutor(1) as threads:
+        its = other.conditional_accumulator("float32", (), "sum", reduction_type="SUM")
+        client = gradserve.connect(server.address)
+        client.conditional_accumulator("float32", (), "sum", reduction_type="SUM").apply_grad(1.0)
+        client.conditional_accumulator("float32", (), None, "private").apply_grad(1.0)
+        closing = threads.submit(client.close, 60)
+        server.restart()
+        its.apply_grad(2.0)
+        assert its.take_grad(2) == 3
+        closing.result(PATIENCE_SECONDS)
+
+
+def test_close_names_what_is_not_durable(server: RestartingServer) -> None:
+    client = gradserve.connect(server.address)
+    accumulator = client.conditional_accumulator("float32", (), "sum", reduction_type="SUM")
+    for _ in range(2):
+        accumulator.apply_grad(1.0)
+    with pytest.raises(gradserve.NotDurableError, match="2 of accumulator 'sum' are in rounds that have not") as caught:
+        client.close(0.05)
+    assert caught.value.gradients == {"sum": 2}
+    client.close()
+    with pytest.raises(gradserve.CallCancelledError):
+        accumulator.num_accumulated()
+
+
+async def test_close_names_what_is_not_durable_aio(server: RestartingServer) -> None:
+    client = gradserve.aio.connect(server.address)
+    accumulator = await client.conditional_accumulator("float32", (), "sum")
+    await accumulator.apply_grad(1.0)
+    with pytest.raises(gradserve.NotDurableError):
+        await client.close(0.05)
+    await client.close()
+
+
+def test_a_block_that_ends_with_an_error_does_not_wait(server: RestartingServer) -> None:
+    def fails() -> None:
+        with gradserve.connect(server.address) as client:
+            client.conditional_accumulator("float32", (), "sum").apply_grad(1.0)
+            raise KeyError("the program's own")
+
+    with pytest.raises(KeyError) as caught:
+        fails()
+    (note,) = caught.value.__notes__
+    assert "1 of accumulator 'sum'" in note
+
+
+def test_close_without_a_server(server: RestartingServer) -> None:
+    client = gradserve.connect(server.address)
+    client.conditional_accumulator("float32", (), "sum").apply_grad(1.0)
+    server.stop()
+    try:
+        with pytest.raises(gradserve.NotDurableError):
+            client.close(0.2)
+    finally:
+        server.start()

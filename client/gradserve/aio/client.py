@@ -106,15 +106,38 @@ class Client(AsyncFace[ClientCalls]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *exception: object) -> None:
-        await self.close()
+    async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if error is None:
+            await self.close()
+        else:
+            self._calls.note_on(error)
+            await self._disconnect()
 
-    async def close(self) -> None:
+    async def close(self, timeout: float | None = None) -> None:
         """Deletes what this client made without a shared name or scope, and disconnects. Can be called again.
+
+        First waits until the gradients that it has applied to shared accumulators of durability "round" are durable,
+        that is, until their rounds have ended: afterwards nobody could send them again. A block that ends with an
+        error does not wait.
 
         Waits at most 10 s for a silent server. If the client is not closed, or the server cannot be reached, the server
         deletes these things itself somewhat later (after `client_lease` of `server_info().limits`).
+
+        Args:
+            timeout: Seconds to wait until the gradients are durable. None: 10 s.
+
+        Raises:
+            NotDurableError: Rounds have not ended in time; the error says how many gradients are in them. The client is
+                closed all the same.
+            LostError: A restart of the server has lost what the error names; likewise.
         """
+        with BriefErrors():
+            try:
+                await self._transport.run(self._calls.settle(timeout))
+            finally:
+                await self._disconnect()
+
+    async def _disconnect(self) -> None:
         with BriefErrors():
             await self._transport.run(self._calls.delete_private())
             await self._transport.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from gradserve.calls.accumulators.kept import KeptGradients, KeptMemory, MakeRequest
@@ -148,10 +150,13 @@ class AccumulatorSession:
                 if num_rounds >= self._round:
                     self._num_accepted = 0
 
-    def ask(self) -> Operation[None]:
+    def ask(self, at_most: float = math.inf) -> Operation[None]:
         """Asks the server how many rounds have ended; before that, sends again what a restart has lost.
 
         A loss is not raised here, but by the next call of the program.
+
+        Args:
+            at_most: Seconds that the question may take.
         """
         kept = self.kept
         if kept is None:
@@ -159,7 +164,8 @@ class AccumulatorSession:
         if kept.accepted_elsewhere(self.ref.server_incarnation):
             yield from self._reopen_alone()
         request = messages_pb2.GetNumAccumulatedRequest(accumulator=self.ref)
-        call = Unary(_SERVICE, "GetNumAccumulated", request, renewal=lambda: self._renew(request))
+        renewal = partial(self._renew, request)
+        call = Unary(_SERVICE, "GetNumAccumulated", request, at_most=at_most, renewal=renewal)
         try:
             reply: messages_pb2.GetNumAccumulatedResponse = yield call
         except NotFoundError:

@@ -44,6 +44,15 @@ class Watch:
         for session in gone:
             session.deleted()
 
+    def check(self) -> None:
+        """Tells the program what was lost of any accumulator, once.
+
+        Raises:
+            LostError: A restart of the server has lost something.
+        """
+        for each in list(self._sessions.values()):
+            each.check()
+
     def begin(self) -> Operation[None]:
         """Begins to watch, unless that has begun."""
         with self._lock:

@@ -18,6 +18,7 @@ class ClientState:
         """Takes the client's request ids and time limits, and the most bytes of gradients that it keeps."""
         self._ids = ids
         self._timeout = times.call
+        self._closing = times.closing
         self._private = PrivateResources(ids, times)
         self._accumulators = MadeAccumulators(ids, self._private, KeptMemory(kept_bytes))
         self._layers = MadeLayers()
