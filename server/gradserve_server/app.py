@@ -208,7 +208,9 @@ class Server:
             max_message_bytes=limits.max_message_bytes,
             identify=_anybody if self.access is None else self.access.identify,
         )
-        self._sockets = SocketListener(shared, config.runtime.stream_idle_seconds, self._certificates)
+        self._sockets = SocketListener(
+            shared, config.runtime.stream_idle_seconds, self._certificates, max_connections=limits.max_connections
+        )
         self._expiry: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
         self._address_file: OwnFile | None = None

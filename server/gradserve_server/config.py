@@ -19,6 +19,10 @@ _LEAST_MESSAGE_BYTES = 4 * MIB
 _MAX_MESSAGE_BYTES = (1 << 31) - 1
 _MAX_COUNT = (1 << 31) - 1
 _MAX_THREADS = 1024
+_BYTES_OF_A_CALL = 32 << 10
+_LEAST_CALLS = 2048
+_BYTES_OF_A_CONNECTION = 16 << 10
+_LEAST_CONNECTIONS = 1024
 _MAX_SECONDS = 1e9
 
 
@@ -94,6 +98,14 @@ def _message_bytes(given: dict[str, int]) -> ByteSize:
 
 def _queued_bytes(given: dict[str, int]) -> ByteSize:
     return ByteSize(max(given["max_bytes"] // 8, 4 * given["max_message_bytes"]))
+
+
+def _calls(given: dict[str, int]) -> int:
+    return min(max(given["max_bytes"] // 8 // _BYTES_OF_A_CALL, _LEAST_CALLS), 100_000)
+
+
+def _connections(given: dict[str, int]) -> int:
+    return min(max(given["max_bytes"] // 16 // _BYTES_OF_A_CONNECTION, _LEAST_CONNECTIONS), 10_000)
 
 
 class _Concern(BaseModel):
@@ -235,6 +247,23 @@ class LimitsConfig(_Concern):
             "that reads none of them"
         ),
     ] = 60.0
+    max_calls: Annotated[
+        Count,
+        Field(
+            description="calls over gRPC under way at once (default: one for 256 KiB of max_bytes, at least 2048 and "
+            "at most 100,000)"
+        ),
+    ] = Field(default_factory=_calls)
+    max_connection_calls: Annotated[
+        Count, Field(description="calls under way at once over one connection of gRPC; further ones wait at the client")
+    ] = 1024
+    max_connections: Annotated[
+        Count,
+        Field(
+            description="connections to each address of gRPC, and as many to sockets (default: one for 256 KiB of "
+            "max_bytes, at least 1024 and at most 10,000)"
+        ),
+    ] = Field(default_factory=_connections)
     max_region_bytes: Annotated[
         Bytes, Field(description="memory that clients on this machine may share (default: half of all memory)")
     ] = Field(default_factory=_half_of_memory)

@@ -19,6 +19,7 @@ from gradserve_server.rpc.boundary.connections import Connections, shut_down
 from gradserve_server.rpc.boundary.unread import UnreadReplies
 from gradserve_server.testing import LocalServer
 from tests.accumulators.bench import turns
+from tests.floods.contexts import OneCall
 from tests.servers.polling import eventually
 from tests.servers.raw_http2 import PREFACE, call, connect, is_ended, settings
 
@@ -89,23 +90,6 @@ def test_small_replies_that_nobody_reads(local: LocalServer) -> None:
     eventually(lambda: unread(local) == 0)
 
 
-class OneCall:
-    """The context of one call of a client."""
-
-    def __init__(self, peer: str) -> None:
-        self._peer = peer
-        self._ending: Any = None
-
-    def peer(self) -> str:
-        return self._peer
-
-    def add_done_callback(self, ending: Any) -> None:
-        self._ending = ending
-
-    def end(self) -> None:
-        self._ending(self)
-
-
 class Told(Connections):
     """Notes which connections end."""
 
@@ -117,10 +101,10 @@ class Told(Connections):
         self.ended += peers
 
 
-async def enter(replies: UnreadReplies, peer: str, num_bytes: int, *, is_kept: bool = True) -> Any:
-    context: Any = OneCall(peer)
-    await replies.enter(context, num_bytes, is_kept=is_kept)
-    return context
+async def enter(replies: UnreadReplies, peer: str, num_bytes: int, *, is_kept: bool = True) -> OneCall:
+    one = OneCall(peer)
+    await replies.enter(one.context, num_bytes, is_kept=is_kept)
+    return one
 
 
 def replies_within(limit: int, idle_seconds: float = 60.0) -> UnreadReplies:

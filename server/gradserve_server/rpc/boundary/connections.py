@@ -7,7 +7,8 @@ import socket
 from collections.abc import Collection, Iterator
 from urllib.parse import quote
 
-_DESCRIPTORS = "/proc/self/fd" if os.path.exists("/proc/self/fd") else "/dev/fd"
+DESCRIPTORS = "/proc/self/fd" if os.path.exists("/proc/self/fd") else "/dev/fd"
+"""The folder with the descriptors of this process."""
 _MAPPED = "::ffff:"
 """The beginning of an IPv4 address as a socket for both versions shows it."""
 
@@ -41,9 +42,19 @@ def shut_down(peers: Collection[str]) -> None:
                 sock.shutdown(socket.SHUT_RDWR)
 
 
+def clients_of(ports: Collection[int]) -> list[str]:
+    """Returns the names of the clients that are connected to some TCP ports of this process."""
+    names = []
+    for sock in _sockets():
+        with sock, contextlib.suppress(OSError):
+            if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.getsockname()[1] in ports:
+                names.append(_name(sock))
+    return names
+
+
 def _sockets() -> Iterator[socket.socket]:
     """Yields the sockets of this process, with descriptors of their own."""
-    for number in os.listdir(_DESCRIPTORS):
+    for number in os.listdir(DESCRIPTORS):
         with contextlib.suppress(OSError):  # closed meanwhile, or no socket
             descriptor = os.dup(int(number))
             try:

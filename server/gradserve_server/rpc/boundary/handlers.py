@@ -25,6 +25,8 @@ from gradserve_server.rpc.boundary.traffic import Traffic
 from gradserve_server.rpc.boundary.unread import SMALL_BYTES, UnreadReplies
 from gradserve_server.security.peer import PeerCertificate
 
+_HEALTH_CHECK = "grpc.health.v1.Health.Check"
+
 
 def no_certificate(_context: Context) -> PeerCertificate | None:
     """Returns None: the server does not ask for certificates."""
@@ -65,11 +67,13 @@ def _method_handler(
     handle = service.handle(method)
     name = method.full_name
     read = _messages if method.client_streaming else _message
+    is_health = method.full_name == _HEALTH_CHECK
 
     async def unary(_requests: Any, context: Context) -> bytes:
         shown = peer(context)
         call = Call(name, _deadline(context), peer=shown, credentials=partial(credentials_of, context, shown))
         try:
+            traffic.calls.begin(context, is_health=is_health)
             request = await read(traffic, context)
             return await _admitted(await handle(request, call), encode, traffic.replies, context)
         except ServiceError as error:
@@ -86,6 +90,7 @@ def _method_handler(
                 await write(part, name, context)
 
         try:
+            traffic.calls.begin(context, is_health=is_health)
             shown = peer(context)
             credentials = partial(credentials_of, context, shown)
             call = StreamedCall(name, _deadline(context), peer=shown, credentials=credentials, send=send)

@@ -6,6 +6,7 @@ from typing import Self
 from gradserve_server.config import LimitsConfig
 from gradserve_server.rpc.boundary.arriving import ArrivingRequests
 from gradserve_server.rpc.boundary.connections import Connections
+from gradserve_server.rpc.boundary.open_calls import OpenCalls
 from gradserve_server.rpc.boundary.unread import UnreadReplies
 
 
@@ -14,10 +15,12 @@ class Traffic:
     """The messages that gRPC has, of all calls of a listener.
 
     Attributes:
+        calls: The calls.
         requests: Those that arrive.
         replies: Those that leave.
     """
 
+    calls: OpenCalls
     requests: ArrivingRequests
     replies: UnreadReplies
 
@@ -27,6 +30,7 @@ class Traffic:
         connections = Connections()
         room, seconds = limits.max_queued_bytes, limits.message_idle_seconds
         return cls(
+            OpenCalls(limits.max_calls, limits.max_connections),
             ArrivingRequests(room, limits.max_message_bytes, seconds, connections),
             UnreadReplies(room, seconds, connections),
         )

@@ -1,5 +1,6 @@
 """The gRPC listener."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +18,13 @@ from gradserve_server.rpc.boundary.traffic import Traffic
 from gradserve_server.rpc.listeners.arrivals import Arrivals
 from gradserve_server.rpc.listeners.credentials import port_credentials
 from gradserve_server.rpc.listeners.endpoint import Endpoint, LastingEndpoint
+from gradserve_server.rpc.listeners.idle_connections import IdleConnections
 from gradserve_server.rpc.listeners.ports import LOOPBACKS
 
 _MIN_PING_INTERVAL_MS = 10_000
 """The least interval of pings without a call under way; gRPC's default of 5 minutes outlasts most firewalls."""
+_PENDING = 2
+"""As many clients may begin as many calls at once as a connection may have."""
 _HANDSHAKE_MS = 20_000
 """How long a client may take to begin; gRPC's default is 2 minutes."""
 
@@ -60,6 +64,9 @@ class GrpcListener:
         peer = certificate if asks_clients else no_certificate
         self.traffic = Traffic.within(limits)
         """The messages of its calls."""
+        self._idle = IdleConnections(limits.max_connections, self.traffic.calls)
+        self._ports: set[int] = set()
+        self._keeping_room: asyncio.Task[None] | None = None
         handlers = [make_handler(service, self.traffic, peer) for service in services]
         options = _options(limits, keepalive)
         credentials = None if certificates is None else port_credentials(certificates)
@@ -70,16 +77,22 @@ class GrpcListener:
 
     def bind(self, addresses: Sequence[Address]) -> list[Address]:
         """Binds to addresses; see `Listener.bind`."""
-        return self._endpoint.bind(addresses)
+        bound = self._endpoint.bind(addresses)
+        self._ports = {each.port for each in bound if not each.path}
+        return bound
 
     async def serve(self) -> None:
         """Starts taking calls, and returns."""
         quiet_client_faults()
         await self._endpoint.start()
+        self._keeping_room = asyncio.create_task(self._idle.keep_room(self._ports))
 
     async def drain(self, grace: float) -> None:
         """Stops listening; see `Listener.drain`."""
         end = time.monotonic() + grace
+        if self._keeping_room is not None:
+            self._keeping_room.cancel()
+            await asyncio.gather(self._keeping_room, return_exceptions=True)
         await self._arrivals.settle(self._endpoint.probe)
         await self._endpoint.stop(max(end - time.monotonic(), 0), self._arrivals.refuse)
 
@@ -96,7 +109,9 @@ def _options(limits: LimitsConfig, keepalive: ClientKeepalive) -> tuple[tuple[st
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
-        # If more than 1000 calls arrive before they begin, gRPC would cancel some at random.
-        ("grpc.server.max_pending_requests", limits.max_waiters),
-        ("grpc.server.max_pending_requests_hard_limit", limits.max_waiters),
+        ("grpc.max_concurrent_streams", limits.max_connection_calls),
+        ("grpc.max_allowed_incoming_connections", limits.max_connections),
+        # Calls that have arrived and not begun. If the first were less, gRPC would cancel some at random.
+        ("grpc.server.max_pending_requests", _PENDING * limits.max_connection_calls),
+        ("grpc.server.max_pending_requests_hard_limit", _PENDING * limits.max_connection_calls),
     )

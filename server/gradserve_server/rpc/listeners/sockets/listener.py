@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gradserve.address import Address
 from gradserve.security.certificates import CertificateFiles
-from gradserve_server.errors import UnavailableError
+from gradserve_server.errors import ResourceExhaustedError, UnavailableError
 from gradserve_server.own_file import OwnFile
 from gradserve_server.rpc.listeners.socket_file import bind_socket_file
 from gradserve_server.rpc.listeners.sockets.connection import Connection
@@ -33,7 +33,12 @@ class SocketListener:
     """Serves calls in frames. Made and used on one event loop; serves once."""
 
     def __init__(
-        self, context: SocketContext, idle_seconds: float, certificates: CertificateFiles | None = None
+        self,
+        context: SocketContext,
+        idle_seconds: float,
+        certificates: CertificateFiles | None = None,
+        *,
+        max_connections: int = 10_000,
     ) -> None:
         """Makes a listener that is not bound yet.
 
@@ -41,7 +46,9 @@ class SocketListener:
             context: What connections share.
             idle_seconds: How long a payload may make no progress.
             certificates: The certificates of connections over TCP; None if they are not encrypted.
+            max_connections: The most connections. Clients for which there is no room make their calls over gRPC.
         """
+        self._max_connections = max_connections
         self._context = context
         self._certificates = certificates
         self._idle_seconds = idle_seconds
@@ -154,6 +161,10 @@ class SocketListener:
         else:
             stream = SecureStream(sock, self._certificates, self._transfers, self._idle_seconds)
         connection = Connection(stream, self._context, has_regions=is_unix)
+        if len(self._connections) >= self._max_connections:
+            connection.dismiss(ResourceExhaustedError(f"too many connections: {self._max_connections} are allowed"))
+            connection.close()
+            return
         task = asyncio.create_task(connection.serve())
         self._connections[task] = connection
         task.add_done_callback(self._ended)
