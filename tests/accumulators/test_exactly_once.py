@@ -4,7 +4,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -15,12 +15,12 @@ import pytest
 import gradserve
 from gradserve.calls.retries import RetryPolicy
 from gradserve.calls.time_limits import TimeLimits
-from gradserve.testing import ConnectionFault, ConnectionFaults, Faults, FaultyProxy
+from gradserve.testing import ConnectionFault, ConnectionFaults, Faults
 from gradserve.transport.settings import ConnectionSettings, Transport
 from gradserve_server.config import ServerConfig
 from gradserve_server.parts import Parts
 from gradserve_server.testing import LocalServer
-from tests.servers.announcing import announce, bulk_address
+from tests.servers.announcing import behind
 from tests.servers.connecting import NO_RETRIES, connect_with, without_retries
 from tests.servers.held import Held, held_by
 from tests.servers.polling import PATIENCE_SECONDS, eventually
@@ -107,26 +107,9 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network]:
             # A call takes fewer pieces of traffic on a socket.
             faults = ConnectionFaults(mean_reads=15 if cuts_sockets else 30, seed=20)
             before = held_by(server)
-            with failing(server, transport, faults) as address:
+            with behind(server, transport, faults) as (_, address):
                 yield Network(address, server.address, settings, faults.happened.total, faults, is_seen)
             check_nothing_is_left(server, before)
-
-
-@contextmanager
-def failing(server: LocalServer, transport: Transport, faults: ConnectionFaults) -> Iterator[str]:
-    """Puts a proxy between a server and its clients; returns what these connect to."""
-    places = server.server._socket_addresses
-    targets = {
-        Transport.GRPC: server.address,
-        Transport.BULK: bulk_address(server),
-        Transport.SHARED_MEMORY: places.unix_path,
-    }
-    with FaultyProxy(targets[transport], faults) as proxy:
-        if transport is Transport.BULK:
-            announce(server, tcp=[proxy.address])
-        elif transport is Transport.SHARED_MEMORY:
-            announce(server, unix_path=proxy.address)
-        yield proxy.address if transport is Transport.GRPC else server.address
 
 
 def check_nothing_is_left(server: LocalServer, before: Held) -> None:
@@ -279,7 +262,7 @@ def test_the_proxy_does_every_fault(transport: Transport) -> None:
     persist = Persistence()
     with (
         LocalServer(ServerConfig(runtime=NOT_WARMED_UP)) as server,
-        failing(server, transport, faults) as address,
+        behind(server, transport, faults) as (_, address),
         connect_with(address, without_retries(PATIENCE_SECONDS, transport)) as client,
     ):
         while set(faults.happened) < set(ConnectionFault):
