@@ -51,6 +51,7 @@ from gradserve_server.rpc.tensors.service import TensorServicer
 from gradserve_server.security.access import Access
 from gradserve_server.security.credentials import Credentials
 from gradserve_server.security.tls import explicit_bulk_address, server_certificates, unprotected
+from gradserve_server.server_run import ServerRun
 from gradserve_server.server_state import open_state
 from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
 from gradserve_server.tensors.inflight import InFlight
@@ -95,6 +96,7 @@ class Server:
         parts = parts or Parts()
         self.access = None if config.security.access is None else Access(Path(config.security.access))
         self._config = config
+        run = ServerRun(parts.new_id)
         limits = config.limits
         pool = BufferPool(config.runtime.pool_bytes)
         memory = Quota(limits.max_bytes, "bytes of tensor memory")
@@ -121,7 +123,8 @@ class Server:
             handles=handles,
             leases=config.leases,
             clock=self._clock,
-            new_handle=parts.new_id,
+            new_handle=run.new_id,
+            is_of_another_run=run.is_of_another,
         )
         self._on_failure = on_failure
         self._state = open_state(config.state)
@@ -136,7 +139,8 @@ class Server:
             limits=limits,
             lifetimes=self.lifetimes,
             clock=self._clock,
-            new_incarnation=parts.new_id,
+            new_incarnation=run.new_id,
+            is_of_another_run=run.is_of_another,
             records=MemoryRecords() if self._state is None else self._state.accumulators,
         )
         self._allocate = pool.empty
@@ -146,19 +150,19 @@ class Server:
             memory=memory,
             handles=handles,
             clock=self._clock,
-            new_id=parts.new_id,
+            new_id=run.new_id,
             new_seed=parts.new_seed,
             records=MemoryLayerRecords() if self._state is None else self._state.layers,
         )
         layers = Quota(limits.max_layers, "layers", each=Cost(bookkeeping, _LAYER_BYTES))
-        self.layers = LayerRegistry(self._batch_norm, layers, self.lifetimes, bookkeeping)
+        self.layers = LayerRegistry(self._batch_norm, layers, self.lifetimes, bookkeeping, run.is_of_another)
         self._residence = residence = Residence(host, device, self._compute)
         in_flight = InFlight(limits.max_inflight_bytes)
         tickets, self._socket_addresses = TicketOffice(self._clock), SocketAddresses()
         opener = TensorOpener(self.store, residence)
         longest = DeliveryLimits(limits.inline_limit_bytes, limits.max_message_bytes)
         deliverer = TensorDeliverer(self.store, residence, memory, longest)
-        started, incarnation = time.monotonic(), parts.new_id()
+        started = time.monotonic()
         self._services = Services(
             tensors=TensorServicer(
                 self.store,
@@ -170,7 +174,12 @@ class Server:
                 max_message_bytes=limits.max_message_bytes,
             ),
             accumulators=AccumulatorServicer(
-                self.registry, opener, deliverer, ArrivingGradients(self._compute, reducer), self._compute, incarnation
+                self.registry,
+                opener,
+                deliverer,
+                ArrivingGradients(self._compute, reducer),
+                self._compute,
+                run.incarnation,
             ),
             gradient_ops=GradientOpsServicer(OPS, self.runner, opener, deliverer),
             batch_norm_layers=BatchNormLayerServicer(self.layers, opener, deliverer, self.store.lease_seconds),
@@ -185,7 +194,7 @@ class Server:
                 usage=Usage(memory, handles, self.registry.count, self.registry.waiters, self.layers.count),
                 uptime=lambda: time.monotonic() - started,
                 sockets=self._socket_addresses,
-                incarnation=incarnation,
+                incarnation=run.incarnation,
             ),
             sockets=SocketServicer(tickets, self._socket_addresses),
             access=None if self.access is None else AccessChecks(self.access),

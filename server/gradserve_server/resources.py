@@ -58,13 +58,24 @@ Delete = Callable[[ResourceKey, str, str], object]
 """A function that deletes a resource whose lease has ended: takes its key, its incarnation, and the reason in words."""
 
 
+def _never(_incarnation: str) -> bool:
+    return False
+
+
 class Directory(Generic[ResourceT]):
     """The living resources of one kind, by name.
 
     Not thread-safe: used on the event loop only.
     """
 
-    def __init__(self, kind: str, lifetimes: Lifetimes, delete: Delete, article: str = "an") -> None:
+    def __init__(
+        self,
+        kind: str,
+        lifetimes: Lifetimes,
+        delete: Delete,
+        article: str = "an",
+        is_of_another_run: Callable[[str], bool] = _never,
+    ) -> None:
         """Takes the kind of its resources, and what ends them.
 
         Args:
@@ -72,7 +83,9 @@ class Directory(Generic[ResourceT]):
             lifetimes: The lifetimes of all resources of the server.
             delete: Deletes a resource whose lease has ended, with `remove`.
             article: The article of the kind, for messages.
+            is_of_another_run: Tells incarnations of resources that an earlier run of the server made.
         """
+        self._is_of_another_run = is_of_another_run
         self._kind = kind
         self._article = article
         self._lifetimes = lifetimes
@@ -117,15 +130,21 @@ class Directory(Generic[ResourceT]):
         entry = self._entry(key)
         if entry is None or not _is_reached(entry, key.user):
             reason = self._tombstones.reason(key)
-            why = "" if reason is None else f" any more: {reason}"
+            lost = self._why_lost(incarnation)
+            why = f" any more: {reason}" if reason is not None else lost and f" any more: it was deleted{lost}"
             raise NotFoundError(f"no {self._kind} {str(key)!r}{why}", field=f"{self._kind}.name")
         found = entry.resource
         if incarnation not in ("", found.incarnation):
             raise NotFoundError(
-                f"{self._kind} {str(key)!r} was deleted; another one has this name now",
+                f"{self._kind} {str(key)!r} was deleted{self._why_lost(incarnation)}; another one has this name now",
                 field=f"{self._kind}.incarnation",
             )
         return found
+
+    def _why_lost(self, incarnation: str) -> str:
+        if not self._is_of_another_run(incarnation):
+            return ""
+        return ", or was lost when the server was started again: its durability was none"
 
     def use(self, key: ResourceKey, incarnation: str = "") -> "InUse[ResourceT]":
         """Finds a resource as `get` does, and prevents its expiry until the end of the block."""

@@ -249,3 +249,22 @@ def test_close_without_a_server(server: RestartingServer) -> None:
             client.close(0.2)
     finally:
         server.start()
+
+
+def test_stored_tensors_and_layers_that_are_lost_are_named(forgetful: RestartingServer) -> None:
+    with gradserve.connect(forgetful.address) as client:
+        handle = client.put(np.ones(2))
+        layer = client.batch_norm(scope="bn")
+        layer.forward(np.ones((2, 3), np.float32))
+        forgetful.restart()
+        with pytest.raises(gradserve.NotFoundError, match=f"'{handle.handle}': the server was started again since"):
+            client.get(handle)
+        with pytest.raises(
+            gradserve.NotFoundError, match="no layer 'default/bn' any more: .* lost when the server was"
+        ):
+            layer.forward(np.ones((2, 3), np.float32))
+        client.batch_norm(scope="bn")
+        with pytest.raises(
+            gradserve.NotFoundError, match="'default/bn' was deleted, or was lost when .* another one has"
+        ):
+            layer.describe()

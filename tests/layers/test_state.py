@@ -77,7 +77,7 @@ class TestLeases:
         assert bench.expire() == 0
         bench.now = 10
         assert bench.expire() == 1
-        with pytest.raises(NotFoundError, match="or its lease has ended"):
+        with pytest.raises(NotFoundError, match="its lease has ended"):
             backward(layer, made.forward_id, DY)
         assert run_updates(layer) == 0
         assert (bench.handles.used, layer.num_bytes) == (0, 3 * 3 * 4)

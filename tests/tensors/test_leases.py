@@ -403,12 +403,13 @@ def test_expired_tensors_go_by_themselves(small_client: gradserve.Client) -> Non
 
 
 def test_handles_cannot_be_guessed(client: gradserve.Client) -> None:
-    """At least 120 random bits, nothing shared between neighbours."""
+    """At least 120 random bits, and nothing but the id of the server's run shared between neighbours."""
     handles = [each.handle for each in client.put_all(range(200))]
     client.delete(*[each for each in client.list_tensors() if each.handle in set(handles)])
     assert len(set(handles)) == len(handles)
-    assert {len(handle) for handle in handles} == {32}
-    bits = np.array([[int(bit) for bit in f"{int(handle, 16):0128b}"] for handle in handles])
+    run = client.server_info().incarnation[:8]
+    assert {(handle[:8], len(handle)) for handle in handles} == {(run, 40)}
+    bits = np.array([[int(bit) for bit in f"{int(handle[8:], 16):0128b}"] for handle in handles])
     share_of_ones = bits.mean(axis=0)
     assert np.sum((share_of_ones > 0.3) & (share_of_ones < 0.7)) >= 120
     agreement = (bits[1:] == bits[:-1]).mean()

@@ -56,6 +56,7 @@ class AccumulatorRegistry:
         clock: Callable[[], float],
         new_incarnation: Callable[[], str],
         records: Records,
+        is_of_another_run: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """Takes, among others, a monotonic `clock` in seconds, a source of unique incarnations, and one of journals."""
         self._compute = compute
@@ -67,7 +68,9 @@ class AccumulatorRegistry:
         self._clock = clock
         self._new_incarnation = new_incarnation
         self.records = records
-        self._accumulators: Directory[Accumulator] = Directory("accumulator", lifetimes, self._end)
+        self._accumulators: Directory[Accumulator] = Directory(
+            "accumulator", lifetimes, self._end, is_of_another_run=is_of_another_run
+        )
         self._expiries: Deadlines[KeptAverages] = Deadlines()
         self.bookkeeping = bookkeeping
         self.count = Quota(limits.max_accumulators, "accumulators", each=Cost(bookkeeping, _ACCUMULATOR_BYTES))

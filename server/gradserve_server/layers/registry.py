@@ -43,13 +43,21 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
     """
 
     def __init__(
-        self, kind: LayerKind[ConfigT, LayerT], count: Quota, lifetimes: Lifetimes, bookkeeping: Quota
+        self,
+        kind: LayerKind[ConfigT, LayerT],
+        count: Quota,
+        lifetimes: Lifetimes,
+        bookkeeping: Quota,
+        is_of_another_run: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """Takes the kind that makes layers, the lifetimes that end them, and the quotas of layers and bookkeeping."""
+        """Takes the kind that makes layers, the lifetimes that end them, and the quotas of layers and bookkeeping.
+
+        `is_of_another_run` tells incarnations of layers that an earlier run of the server made.
+        """
         self._bookkeeping = bookkeeping
         self.count = count
         self._kind = kind
-        self._layers: Directory[LayerT] = Directory("layer", lifetimes, self._delete, article="a")
+        self._layers: Directory[LayerT] = Directory("layer", lifetimes, self._delete, "a", is_of_another_run)
         # Usually only a few of many layers keep forwards.
         self._keeping: dict[ResourceKey, LayerT] = {}
 

@@ -26,6 +26,10 @@ _ADDED_AT_ONCE = 256
 """Tensors stored before other tasks get their turn."""
 
 
+def _never(_handle: str) -> bool:
+    return False
+
+
 @dataclass(eq=False, slots=True)
 class _Entry:
     handle: str
@@ -126,8 +130,10 @@ class TensorStore:
         leases: LeaseConfig,
         clock: Callable[[], float],
         new_handle: Callable[[], str],
+        is_of_another_run: Callable[[str], bool] = _never,
     ) -> None:
-        """Takes a monotonic `clock` in seconds and a source of unguessable handles."""
+        """Takes a monotonic `clock` in seconds, a source of unguessable handles, and what tells older ones."""
+        self._is_of_another_run = is_of_another_run
         self._pool = pool
         self._memory = memory
         self._handles = handles
@@ -285,7 +291,9 @@ class TensorStore:
             entry = self._entries.get(handle)
             if entry is None or not user.reaches(entry.owner):
                 field = f"handles[{index}]" if fields is None else fields[index]
-                raise NotFoundError(f"no tensor with the handle {quoted(handle)}", field=field)
+                why = ": the server was started again since, and stored tensors end with it"
+                lost = why if self._is_of_another_run(handle) else ""
+                raise NotFoundError(f"no tensor with the handle {quoted(handle)}{lost}", field=field)
             entries[handle] = entry
         for entry in entries.values():
             entry.users += 1

@@ -135,8 +135,8 @@ class Forwards:
                 field="forward_id",
             )
         raise NotFoundError(
-            f"no forward {quoted(forward_id)} is kept: it is unknown, did not keep what its gradients need, or its "
-            "lease has ended",
+            f"no forward {quoted(forward_id)} is kept: it is unknown, did not keep what its gradients need, its lease "
+            "has ended, or the server was started again since",
             field="forward_id",
         )
 
