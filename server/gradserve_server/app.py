@@ -28,6 +28,7 @@ from gradserve_server.layers.batch_norm.kind import BatchNormKind
 from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.leases.turn import Turn
+from gradserve_server.loop_watch import LoopWatch
 from gradserve_server.ops.runner import OpRunner
 from gradserve_server.ops.table import OPS
 from gradserve_server.own_file import OwnFile
@@ -181,7 +182,7 @@ class Server:
                 self._compute,
                 run.incarnation,
             ),
-            gradient_ops=GradientOpsServicer(OPS, self.runner, opener, deliverer),
+            gradient_ops=GradientOpsServicer(OPS, self.runner, opener, deliverer, self._compute),
             batch_norm_layers=BatchNormLayerServicer(self.layers, opener, deliverer, self.store.lease_seconds),
             leases=LeaseServicer(self.lifetimes.clients),
             server=ServerServicer(
@@ -220,6 +221,9 @@ class Server:
         self._sockets = SocketListener(
             shared, config.runtime.stream_idle_seconds, self._certificates, max_connections=limits.max_connections
         )
+        self._watch = None
+        if config.runtime.event_loop_warning_seconds is not None:
+            self._watch = LoopWatch(config.runtime.event_loop_warning_seconds)
         self._expiry: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
         self._address_file: OwnFile | None = None
@@ -259,6 +263,8 @@ class Server:
         self._sockets.serve()
         await self._listener.serve()
         self._expiry = asyncio.create_task(self._expire_leases())
+        if self._watch is not None:
+            self._watch.start()
         if self.access is not None:
             self._following = asyncio.create_task(self.access.follow())
         if self._config.listen.address_file is not None:
@@ -295,6 +301,8 @@ class Server:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
+        if self._watch is not None:
+            self._watch.stop()
         self.runner.close()
         if self._state is not None:
             self._state.close()

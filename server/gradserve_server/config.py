@@ -327,6 +327,17 @@ class RuntimeConfig(_Concern):
     ] = ByteSize(1024 * MIB)
     stream_idle_seconds: Annotated[Seconds, Field(description="how long an upload may pause between messages")] = 60.0
     drain_seconds: Annotated[Seconds, Field(description="how long streams may go on after SIGTERM")] = 30.0
+    event_loop_warning_seconds: Annotated[
+        float | None,
+        _NUMBER,
+        Field(
+            gt=0,
+            le=_MAX_SECONDS,
+            allow_inf_nan=False,
+            description="log what keeps the event loop busy for longer than this (default: nothing)",
+        ),
+        Expected("a number of seconds greater than 0, such as 0.02"),
+    ] = None
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         BeforeValidator(_lower_case),

@@ -7,9 +7,6 @@ import pytest
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import tensor_messages_pb2, tensor_pb2
-from gradserve_server.app import Server
-from gradserve_server.config import ListenConfig, ServerConfig
-from gradserve_server.rpc.boundary.call import Call
 from tests.bad_input.requests import (
     SPARSE,
     Apply,
@@ -26,36 +23,10 @@ from tests.bad_input.requests import (
     zeros,
 )
 from tests.bad_input.test_streams import header
-from tests.floods.work import longest_turn
-from tests.servers.runtime import NOT_WARMED_UP
-
-PARTS = 6000
-MOST_CALLS = 8 * PARTS
-"""The most calls in a turn of the event loop: a few for each part, where all calls together are dozens for each."""
+from tests.floods.servicers import PARTS, Servicers
 
 KEEP = tensor_pb2.Placement(mode=tensor_pb2.Placement.MODE_KEEP)
 NAMES = [f"layer {index}" for index in range(PARTS)]
-CALL = Call("test")
-
-
-class Servicers:
-    """The servicers of a running server, called on its event loop."""
-
-    def __init__(self, server: Server) -> None:
-        self._all = {service.descriptor.name: service.servicer for service in server._services.all}
-
-    async def call(self, method: str, request: Any, service: str = "AccumulatorService") -> Any:
-        """Returns the answer of a method, if it leaves others their turns."""
-        answer, longest = await longest_turn(getattr(self._all[service], method)(request, CALL))
-        assert longest < MOST_CALLS, f"{longest} calls in one turn of {method}"
-        return answer
-
-
-@pytest.fixture
-async def servicers() -> AsyncIterator[Servicers]:
-    listen = ListenConfig(listen=("127.0.0.1:0",), bulk_listen="off", shared_memory_socket="off")
-    async with Server(ServerConfig(listen=listen, runtime=NOT_WARMED_UP)) as server:
-        yield Servicers(server)
 
 
 LAYOUTS: dict[str, Any] = {"dense": {}, "sparse": SPARSE}

@@ -166,6 +166,11 @@ class AccumulatorSpec:
         """The components by name."""
         return {component.name: component for component in self.components}
 
+    def derive(self) -> None:
+        """Computes what is derived from the components now, in this thread: for many it takes long."""
+        self.by_name  # noqa: B018 - it is kept
+        self.bookkeeping_bytes  # noqa: B018
+
     @cached_property
     def num_parts(self) -> int:
         """The number of components and of their dimensions."""

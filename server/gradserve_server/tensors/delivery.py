@@ -1,5 +1,6 @@
 """Delivers results to the places that requests ask for."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -13,6 +14,9 @@ from gradserve_server.tensors.references import Inline, Stored
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.spec import TensorSpec
 from gradserve_server.tensors.store import TensorStore
+
+_DELIVERED_AT_ONCE = 1024
+"""Results that are delivered before other work gets its turn."""
 
 
 class PlacementMode(Enum):
@@ -126,9 +130,12 @@ class Delivery:
         place = self._placement
         handles = await self._store.keep_many(arrays, place.lease, shared=shared, room=self.room, owner=place.owner)
         self._handles += handles
-        return [
-            Stored(handle, TensorSpec(array.dtype, array.shape)) for handle, array in zip(handles, arrays, strict=True)
-        ]
+        delivered: list[Delivered] = []
+        for handle, array in zip(handles, arrays, strict=True):
+            delivered.append(Stored(handle, TensorSpec(array.dtype, array.shape)))
+            if len(delivered) % _DELIVERED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return delivered
 
     def deliver_named(self, arrays: Mapping[str, Array], *, shared: bool = False) -> dict[str, Delivered]:
         """Delivers arrays by name; returns the place of each. See `deliver`.

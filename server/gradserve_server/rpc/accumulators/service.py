@@ -12,6 +12,7 @@ from gradserve_server.accumulators.given import GivenGradient, use_gradient
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.registry import AccumulatorRegistry
+from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.devices.compute import FEW_PIECES, PIECE_BYTES, Compute
 from gradserve_server.errors import AbortedError
 from gradserve_server.leases.lifetime import Lifetime
@@ -65,7 +66,7 @@ class AccumulatorServicer:
         key = decode_key(request.accumulator, call.identity)
         lifetime = decode_lifetime(request.lifetime, call.identity)
         work = PIECE_BYTES * len(request.spec.components)
-        spec = await self._compute.run(work, decode_accumulator_spec, request.spec)
+        spec = await self._compute.run(work, _decode_spec, request.spec)
         if call.may_only_open is not None and not self._registry.has(key):
             raise call.may_only_open
         accumulator, created = self._registry.create(key, spec, lifetime)
@@ -193,3 +194,9 @@ class AccumulatorServicer:
 
     def _delivery(self, placement: tensor_pb2.Placement, call: Call) -> AbstractContextManager[Delivery]:
         return self._deliverer.begin(decode_placement(placement, call))
+
+
+def _decode_spec(spec: accumulator_pb2.AccumulatorSpec) -> AccumulatorSpec:
+    decoded = decode_accumulator_spec(spec)
+    decoded.derive()
+    return decoded

@@ -31,6 +31,12 @@ def decode_attributes(request: Message, kind: type[AttributesT]) -> AttributesT:
     return kind(**given)
 
 
+def num_parts(request: Any, kind: type[Any]) -> int:
+    """Returns the number of tensors in the repeated fields of a request."""
+    declared = request.DESCRIPTOR.fields_by_name
+    return sum(len(getattr(request, field.name)) for field in fields(kind) if declared[field.name].is_repeated)
+
+
 def decode_inputs(request: Any, kind: type[Any], payload: Payload, user: Identity = ANONYMOUS) -> dict[str, Reference]:
     """Returns the references of the inputs that are required or given, by name; "weights[1]" for a repeated field.
 

@@ -1,6 +1,6 @@
 """GradientOpsService: decodes, runs the op, encodes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,13 +9,14 @@ from google.protobuf.message import Message
 
 from gradserve.v1 import gradient_ops_service_pb2
 from gradserve.wire.contents import Contents, WithContents
+from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.ops.inputs import open_inputs
 from gradserve_server.ops.operation import AnyOp
 from gradserve_server.ops.runner import OpRunner, arrays_of, check_call
 from gradserve_server.rpc.boundary.call import Call
-from gradserve_server.rpc.gradient_ops.calls import decode_attributes, decode_inputs, encode_response
+from gradserve_server.rpc.gradient_ops.calls import decode_attributes, decode_inputs, encode_response, num_parts
 from gradserve_server.rpc.tensors.messages import decode_placement, encode_delivered
-from gradserve_server.tensors.delivery import TensorDeliverer
+from gradserve_server.tensors.delivery import Delivered, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
 
 SERVICE = gradient_ops_service_pb2.DESCRIPTOR.services_by_name["GradientOpsService"]
@@ -25,7 +26,12 @@ class GradientOpsServicer:
     """Serves ops. The protos say what each does."""
 
     def __init__(
-        self, ops: Mapping[str, AnyOp], runner: OpRunner, opener: TensorOpener, deliverer: TensorDeliverer
+        self,
+        ops: Mapping[str, AnyOp],
+        runner: OpRunner,
+        opener: TensorOpener,
+        deliverer: TensorDeliverer,
+        compute: Compute,
     ) -> None:
         """Adds a method for each RPC of the service, which runs the op of that name.
 
@@ -34,8 +40,10 @@ class GradientOpsServicer:
             runner: Runs the ops.
             opener: Opens the tensors of requests.
             deliverer: Delivers outputs where requests want them.
+            compute: Decodes and encodes calls of many tensors.
         """
         self._runner = runner
+        self._compute = compute
         self._opener = opener
         self._deliverer = deliverer
         for method in SERVICE.methods:
@@ -45,13 +53,20 @@ class GradientOpsServicer:
     async def _run(self, op: AnyOp, response: type[Message], request: Any, call: Call) -> WithContents:
         attributes = decode_attributes(request, op.attributes)
         with self._deliverer.begin(decode_placement(request.placement, call)) as delivery:
-            inputs = decode_inputs(request, op.inputs, call.payload, call.identity)
+            work = PIECE_BYTES * num_parts(request, op.inputs)
+            inputs = await self._compute.run(work, decode_inputs, request, op.inputs, call.payload, call.identity)
             with open_inputs(self._opener, inputs, op.inputs) as opened:
-                checked = check_call(op, opened.inputs, attributes)
+                checked = await self._compute.run(work, check_call, op, opened.inputs, attributes)
                 keeps = delivery.keeps(checked.output_bytes)
                 computed = await self._runner.run(checked, on_host=not keeps, room=delivery.room)
                 opened.tensors.relocate(computed.moved)
             outputs, contents = arrays_of(computed.outputs), Contents()
-            delivered = encode_delivered(delivery.deliver(list(outputs.values()), shared=False), contents)
-            tensors = dict(zip(outputs, delivered, strict=True))
-            return WithContents(encode_response(response, computed.outputs, tensors), contents)
+            delivered = await delivery.deliver_many(list(outputs.values()), shared=False)
+            work = PIECE_BYTES * len(outputs)
+            message = await self._compute.run(work, _encode, response, computed.outputs, delivered, contents)
+            return WithContents(message, contents)
+
+
+def _encode(response: type[Message], outputs: Any, delivered: Sequence[Delivered], contents: Contents) -> Message:
+    tensors = dict(zip(arrays_of(outputs), encode_delivered(delivered, contents), strict=True))
+    return encode_response(response, outputs, tensors)

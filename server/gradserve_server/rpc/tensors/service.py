@@ -116,8 +116,8 @@ class TensorServicer:
         _check_some(request.handles, "handle")
         with self._store.use(request.handles, release=request.release, user=call.identity) as inputs:
             arrays = await self._residence.copy_to_host([inputs.arrays[handle] for handle in request.handles])
-            header = messages_pb2.GetTensorsHeader(tensors=[encode_spec(array) for array in arrays])
-            yield messages_pb2.GetTensorsResponse(header=header)
+            work = PIECE_BYTES * len(arrays)
+            yield await self._compute.run(work, _encode_specs, arrays)
             for chunk in cut(map(buffer_of, arrays)):
                 yield chunk
 
@@ -209,6 +209,11 @@ def _decode_references(request: messages_pb2.StoreTensorsRequest, payload: Paylo
 
 def _encode_handles(tensors: Sequence[TensorSpec | Array], handles: Sequence[str]) -> list[tensor_pb2.Tensor]:
     return [encode_handle(tensor, handle) for tensor, handle in zip(tensors, handles, strict=True)]
+
+
+def _encode_specs(arrays: Sequence[Array]) -> messages_pb2.GetTensorsResponse:
+    header = messages_pb2.GetTensorsHeader(tensors=[encode_spec(array) for array in arrays])
+    return messages_pb2.GetTensorsResponse(header=header)
 
 
 def _check_some(things: Sized, what: str) -> None:

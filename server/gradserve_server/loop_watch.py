@@ -1,0 +1,97 @@
+"""A watch over the event loop, for whoever looks for what keeps it busy."""
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from types import FrameType
+
+_log = logging.getLogger(__name__)
+
+_OWN_PACKAGE = __name__.partition(".")[0]
+_RUNS_THE_LOOP = "asyncio.runners"
+_WAITS = ("selectors", "asyncio.base_events", "asyncio.selector_events")
+"""Modules in which asyncio's event loop is between two turns. If it is late there, others have the processor."""
+_SHOWN_FUNCTIONS = 8
+
+
+class LoopWatch:
+    """Logs when a turn of the event loop takes longer than it may, and the functions that were running.
+
+    A thread asks the event loop for a sign of life again and again. If it does not come in time, the thread looks at
+    what the event loop is doing. Costs a turn of the event loop for each look, so it is off by default.
+    """
+
+    def __init__(self, longest: float) -> None:
+        """Takes the most seconds for a turn."""
+        self._longest = longest
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Starts watching the event loop that runs in this thread."""
+        watched = asyncio.get_running_loop(), threading.get_ident(), time.thread_time()
+        self._thread = threading.Thread(target=self._watch, args=watched, name="gradserve-loop-watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the watch, without waiting for its thread."""
+        self._stop.set()
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, thread_id: int, used: float) -> None:
+        while not self._stop.wait(self._longest / 2):
+            sign = _Sign()
+            asked = time.monotonic()
+            try:
+                loop.call_soon_threadsafe(sign.give)
+            except RuntimeError:
+                return  # the loop is closed
+            running = ""
+            if not sign.given.wait(self._longest):
+                frame = sys._current_frames().get(thread_id)
+                running = "" if frame is None else _functions(frame)
+                while not sign.given.wait(1.0):
+                    if self._stop.is_set():
+                        return
+            if running:
+                _log.warning(
+                    "the event loop was busy for %.3f s (%.3f s of processor time) in %s",
+                    time.monotonic() - asked,
+                    sign.processor_time - used,
+                    running,
+                )
+            used = sign.processor_time
+
+
+class _Sign:
+    """A sign of life of the event loop."""
+
+    def __init__(self) -> None:
+        self.given = threading.Event()
+        self.processor_time = 0.0
+
+    def give(self) -> None:
+        self.processor_time = time.thread_time()
+        self.given.set()
+
+
+def _functions(frame: FrameType) -> str:
+    """Returns the functions that the event loop is in, the outermost first; empty while it waits.
+
+    Of other packages only the innermost.
+    """
+    found: list[str] = []
+    at: FrameType | None = frame
+    while at is not None and _module(at) != _RUNS_THE_LOOP:
+        if _module(at).partition(".")[0] == _OWN_PACKAGE or (at is frame and _module(at) not in _WAITS):
+            found.append(f"{_module(at)}.{at.f_code.co_qualname}:{at.f_lineno}")
+        at = at.f_back
+    shown = found[::-1]
+    if len(shown) > _SHOWN_FUNCTIONS:
+        shown = [*shown[:3], "...", *shown[-(_SHOWN_FUNCTIONS - 3) :]]
+    return " > ".join(shown)
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "?"))

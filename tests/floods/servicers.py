@@ -1,0 +1,36 @@
+"""The servicers of a server, which tests call on its event loop."""
+
+from collections.abc import Awaitable
+from typing import Any
+
+from gradserve_server.app import Server
+from gradserve_server.rpc.boundary.call import Call
+from tests.floods.work import longest_turn
+
+PARTS = 6000
+"""The parts of a large request, of which there may be ten times as many."""
+MOST_CALLS = 12 * PARTS
+"""The most calls in a turn of the event loop: a few for each part, where all calls together are dozens for each."""
+
+CALL = Call("test")
+
+
+class Servicers:
+    """The servicers of a running server, called on its event loop."""
+
+    def __init__(self, server: Server) -> None:
+        self._all = {service.descriptor.name: service.servicer for service in server._services.all}
+
+    def of(self, service: str) -> object:
+        """Returns the servicer of a service."""
+        return self._all[service]
+
+    async def call(self, method: str, request: Any, service: str = "AccumulatorService") -> Any:
+        """Returns the answer of a method, if it leaves others their turns."""
+        return await self.measure(method, getattr(self.of(service), method)(request, CALL))
+
+    async def measure(self, method: str, work: Awaitable[Any]) -> Any:
+        """Returns what some work of a method returns, if it leaves others their turns."""
+        answer, longest = await longest_turn(work)
+        assert longest < MOST_CALLS, f"{longest} calls in one turn of {method}"
+        return answer
