@@ -5,9 +5,9 @@ method the same chain.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import grpc
 from google.protobuf import message_factory
@@ -18,12 +18,15 @@ from gradserve_server.errors import InvalidArgumentError, ServiceError
 from gradserve_server.rpc.boundary.call import Call, StreamedCall
 from gradserve_server.rpc.boundary.codec import Codec
 from gradserve_server.rpc.boundary.credentials import credentials_of
+from gradserve_server.rpc.boundary.density import PartCounter
 from gradserve_server.rpc.boundary.malformed import tolerant
 from gradserve_server.rpc.boundary.service import Service
 from gradserve_server.rpc.boundary.status import Context, end_with, write
 from gradserve_server.rpc.boundary.traffic import Traffic
 from gradserve_server.rpc.boundary.unread import SMALL_BYTES, UnreadReplies
 from gradserve_server.security.peer import PeerCertificate
+
+_Read: TypeAlias = Callable[[Context], Awaitable[Any]]
 
 _HEALTH_CHECK = "grpc.health.v1.Health.Check"
 
@@ -66,15 +69,23 @@ def _method_handler(
     encode = codec.encode or encode_message
     handle = service.handle(method)
     name = method.full_name
-    read = _messages if method.client_streaming else _message
+    receive = _messages if method.client_streaming else _message
+    counter = PartCounter(method.input_type)
     is_health = method.full_name == _HEALTH_CHECK
+
+    async def read(context: Context) -> Any:
+        data = await traffic.requests.read(context)
+        if data is grpc.aio.EOF:
+            return data
+        await counter.check(data)
+        return decode(data)
 
     async def unary(_requests: Any, context: Context) -> bytes:
         shown = peer(context)
         call = Call(name, _deadline(context), peer=shown, credentials=partial(credentials_of, context, shown))
         try:
             traffic.calls.begin(context, is_health=is_health)
-            request = await read(traffic, context)
+            request = await receive(read, context)
             return await _admitted(await handle(request, call), encode, traffic.replies, context)
         except ServiceError as error:
             await end_with(error, context)
@@ -94,28 +105,28 @@ def _method_handler(
             shown = peer(context)
             credentials = partial(credentials_of, context, shown)
             call = StreamedCall(name, _deadline(context), peer=shown, credentials=credentials, send=send)
-            await handle(await read(traffic, context), call)
+            await handle(await receive(read, context), call)
         except ServiceError as error:
             await end_with(error, context)
 
     if method.server_streaming:
-        return grpc.stream_stream_rpc_method_handler(stream, decode)
-    return grpc.stream_unary_rpc_method_handler(unary, decode)
+        return grpc.stream_stream_rpc_method_handler(stream)
+    return grpc.stream_unary_rpc_method_handler(unary)
 
 
-async def _message(traffic: Traffic, context: Context) -> Any:
+async def _message(read: _Read, context: Context) -> Any:
     """Returns the one message of a request."""
-    message = await traffic.requests.read(context)
+    message = await read(context)
     if message is grpc.aio.EOF:
         raise InvalidArgumentError("expected a message, got none")
     return message
 
 
-async def _messages(traffic: Traffic, context: Context) -> AsyncIterator[Any]:
+async def _messages(read: _Read, context: Context) -> AsyncIterator[Any]:
     """Returns the messages of a request that is a stream."""
 
     async def messages() -> AsyncIterator[Any]:
-        while (message := await traffic.requests.read(context)) is not grpc.aio.EOF:
+        while (message := await read(context)) is not grpc.aio.EOF:
             yield message
 
     return messages()

@@ -215,7 +215,7 @@ class Connection:
                 payload.close()
             name = bytes(head[: header.name_bytes]).decode(errors="replace")
             return await self._reply_status(unimplemented(f"no method {name!r} on this socket"))
-        request = method.decode(bytes(head[header.head_bytes - header.message_bytes :]))
+        message = bytes(head[header.head_bytes - header.message_bytes :])
         call = Call(
             method.name,
             deadline,
@@ -225,12 +225,18 @@ class Connection:
             credentials=self._credentials,
         )
         try:
-            return await self._answer(method, request, call)
+            return await self._answer(method, message, call)
         finally:
             call.end()
 
-    async def _answer(self, method: Method, request: Any, call: Call) -> None:
+    async def _answer(self, method: Method, message: bytes, call: Call) -> None:
         try:
+            try:
+                await method.parts.check(message)
+            except InvalidArgumentError:
+                await self._payloads.fill()
+                raise
+            request = method.decode(message)
             if call.payload is NO_PAYLOAD:
                 begun = Begun(method.handle(request, call))
             else:

@@ -7,6 +7,7 @@ from typing import Any
 from google.protobuf import message_factory
 
 from gradserve_server.rpc.boundary.chain import Handle
+from gradserve_server.rpc.boundary.density import PartCounter
 from gradserve_server.rpc.boundary.malformed import tolerant
 from gradserve_server.rpc.boundary.service import Service
 
@@ -30,6 +31,7 @@ class Method:
 
     Attributes:
         name: Its full name.
+        parts: Counts the parts of a request.
         decode: Reads a request.
         handle: Answers a call.
         reads_in_place: Whether it can read tensors in memory that the client may change meanwhile.
@@ -37,6 +39,7 @@ class Method:
     """
 
     name: str
+    parts: PartCounter
     decode: Callable[[bytes], Any]
     handle: Handle
     reads_in_place: bool
@@ -52,6 +55,7 @@ def methods_of(services: Sequence[Service]) -> Mapping[bytes, Method]:
                 continue
             found[method.full_name.encode()] = Method(
                 method.full_name,
+                PartCounter(method.input_type),
                 tolerant(message_factory.GetMessageClass(method.input_type).FromString),
                 service.handle(method),
                 reads_in_place=method.full_name in _ADDING_GRADIENTS,
