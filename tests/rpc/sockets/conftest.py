@@ -1,6 +1,5 @@
 """A server with little patience and little room, and connections to its sockets."""
 
-import gc
 import os
 import ssl
 import threading
@@ -104,7 +103,6 @@ def raw(server: LocalServer) -> Iterator[RawCalls]:
 @pytest.fixture
 def unused(server: LocalServer, raw: RawCalls) -> Iterator[None]:
     """Checks that a test gives back all that it used."""
-    gc.collect()
     before = use_of(server)
     yield
     eventually(lambda: use_of(server), lambda use: use.is_back_at(before), within=10)
