@@ -161,12 +161,19 @@ class Life:
         check(has_noise_of(average, numbers), f"{self.key}: round {average.round_number} has other bits than {numbers}")
 
     def note_sent(self, call: Call, epoch: int) -> None:
-        """Notes that a call is sent: unless the server knows its answer, it may forget earlier ones for it."""
-        if call.is_answered and self.is_kept(call, epoch):
-            return
+        """Notes that a call is sent: unless the server knows its answer, it may forget others for it.
+
+        A call that was sent before, but may arrive later, counts as a later one, too.
+        """
         for each in self.calls:
             if each is not call and each.client == call.client:
-                each.later.add(call.sequence)
+                if not self._is_known(call, epoch):
+                    each.later.add(call.sequence)
+                if not self._is_known(each, epoch):
+                    call.later.add(each.sequence)
+
+    def _is_known(self, call: Call, epoch: int) -> bool:
+        return call.is_answered and self.is_kept(call, epoch)
 
     def must_remember(self, call: Call, window: int) -> bool:
         """Returns True if a call cannot have been forgotten for later ones of its client."""
