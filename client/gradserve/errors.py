@@ -118,7 +118,16 @@ class DeadlineExceededError(GradserveError, TimeoutError):
 
 
 class ResourceExhaustedError(GradserveError):
-    """A limit of the server was reached."""
+    """A limit of the server was reached.
+
+    Attributes:
+        retry_after: Seconds after which the call may succeed, if the server has said so, otherwise None. The client has
+            tried again by itself within the call's time limit.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message, field=field)
+        self.retry_after = retry_after
 
 
 class UnavailableError(GradserveError, ConnectionError):

@@ -36,6 +36,7 @@ from gradserve_server.parts import Parts
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.boundary.access import AccessChecks
+from gradserve_server.rpc.boundary.fair_calls import FairCalls
 from gradserve_server.rpc.gradient_ops.service import GradientOpsServicer
 from gradserve_server.rpc.leases.service import LeaseServicer
 from gradserve_server.rpc.listeners.sockets.client_regions import max_regions
@@ -126,6 +127,7 @@ class Server:
             clock=self._clock,
             new_handle=run.new_id,
             is_of_another_run=run.is_of_another,
+            reserved=limits.reserved_share,
         )
         self._on_failure = on_failure
         self._state = open_state(config.state)
@@ -198,7 +200,9 @@ class Server:
                 incarnation=run.incarnation,
             ),
             sockets=SocketServicer(tickets, self._socket_addresses),
-            access=None if self.access is None else AccessChecks(self.access),
+            access=None
+            if self.access is None
+            else AccessChecks(self.access, FairCalls(limits.max_calls, limits.reserved_share)),
             interceptors=parts.interceptors,
         )
         self._certificates = server_certificates(config.tls)

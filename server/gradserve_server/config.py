@@ -271,6 +271,17 @@ class LimitsConfig(_Concern):
     max_accumulators: Annotated[Count, Field(description="accumulators")] = 100_000
     max_layers: Annotated[Count, Field(description="batch normalization layers")] = 100_000
     max_waiters: Annotated[Count, Field(description="calls waiting at once")] = 100_000
+    reserved_share: Annotated[
+        float,
+        _NUMBER,
+        Field(
+            ge=0,
+            le=0.5,
+            description="with --access: fraction of tensor memory, handles and calls for identities that use no more "
+            "than that",
+        ),
+        Expected("a number from 0 to 0.5"),
+    ] = 0.1
     id_window: Annotated[Count, Field(description="request ids remembered for each client of an accumulator")] = 1024
     max_clients: Annotated[Count, Field(description="clients whose request ids one accumulator remembers")] = 10_000
     client_memory_seconds: Annotated[

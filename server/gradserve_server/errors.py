@@ -58,7 +58,15 @@ class DeadlineExceededError(ServiceError):
 
 
 class ResourceExhaustedError(ServiceError):
-    """A limit of the server was reached."""
+    """A limit was reached.
+
+    Attributes:
+        retry_after: Seconds after which the same request may succeed; None if nothing is known of that.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message, field=field)
+        self.retry_after = retry_after
 
 
 class UnavailableError(ServiceError):

@@ -22,7 +22,14 @@ from gradserve.calls.exchange import (
 )
 from gradserve.calls.retries import Contact, RetryPolicy, Step, with_retries
 from gradserve.calls.time_limits import TimeLimits
-from gradserve.errors import AbortedError, GradserveError, InvalidArgumentError, NotFoundError, UnavailableError
+from gradserve.errors import (
+    AbortedError,
+    GradserveError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
 
 UNARY = Unary("ServerService", "GetServerInfo", server_messages_pb2.GetServerInfoRequest())
@@ -256,3 +263,32 @@ def test_an_exchange_for_an_earlier_run_is_renewed_within_its_time(before: tuple
 def test_an_exchange_that_cannot_be_renewed_fails() -> None:
     with pytest.raises(AbortedError):
         Server(ANOTHER_RUN).carry_out(one(UNARY))
+
+
+class TestLimits:
+    def test_a_refused_call_is_made_again_after_the_time_that_the_server_named(self) -> None:
+        server = Server(*[ResourceExhaustedError("too many", retry_after=3.0)] * 4, "answer")
+        assert server.carry_out(one(UNARY)) == "answer"
+        assert len(server.pauses) == 4
+        assert all(3.0 <= pause <= 3.0 * (1 + POLICY.jitter) for pause in server.pauses)
+
+    def test_but_not_beyond_its_time_limit(self) -> None:
+        error = ResourceExhaustedError("too many", retry_after=TIMEOUT_SECONDS)
+        server = Server(error)
+        with pytest.raises(ResourceExhaustedError) as raised:
+            server.carry_out(one(UNARY))
+        assert raised.value is error
+        assert server.pauses == []
+
+    @pytest.mark.parametrize(("exchange", "retry_after"), [(UNARY, None), (DOWNLOAD, 1.0)], ids=["no time", "download"])
+    def test_others_are_not(self, exchange: Exchange, retry_after: float | None) -> None:
+        server = Server(ResourceExhaustedError("too many", retry_after=retry_after))
+        with pytest.raises(ResourceExhaustedError):
+            server.carry_out(one(exchange))
+        assert server.pauses == []
+
+    def test_whatever_comes_in_between(self) -> None:
+        limited, unavailable = ResourceExhaustedError("too many", retry_after=1.0), UnavailableError("gone")
+        server = Server(unavailable, limited, unavailable, limited, "answer")
+        assert server.carry_out(one(UNARY)) == "answer"
+        assert len(server.pauses) == 4

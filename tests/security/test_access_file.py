@@ -12,6 +12,7 @@ from gradserve_server.security.access import Access
 from gradserve_server.security.access_file import AccessFileError, read_policy
 from gradserve_server.security.credentials import Credentials, digest_of, new_token
 from gradserve_server.security.identity import ANONYMOUS, Identity
+from gradserve_server.security.own_limits import OwnLimits
 from gradserve_server.security.peer import PeerCertificate
 from gradserve_server.security.roles import Role
 from tests.security.serving import entry, replace_file
@@ -30,6 +31,7 @@ def test_an_identity_has_what_the_file_says(tmp_path: Path) -> None:
         users = ["{me}", 4000000000]
         certificates = ["trainer.example"]
         roles = {{ "*" = "worker", mnist = "chief" }}
+        limits = {{ max_bytes = "4GiB", max_handles = 7, max_calls = 3, calls_per_second = 2.5 }}
         """
     )
     policy = read_policy(path)
@@ -41,6 +43,7 @@ def test_an_identity_has_what_the_file_says(tmp_path: Path) -> None:
         Credentials(uid=4000000000),
     )
     (trainer,) = {policy.identify(each).name: policy.identify(each) for each in shown}.values()
+    assert trainer.limits == OwnLimits(4 << 30, 7, 3, 2.5)
     assert (trainer.role_in("mnist"), trainer.role_in("other"), trainer.highest_role) == (
         Role.CHIEF,
         Role.WORKER,
@@ -80,6 +83,20 @@ def test_strangers_are_refused(tmp_path: Path, credentials: Credentials, reason:
         ("[identities]\na = 1\n", "identities.a: expected a table"),
         ('[identities.a]\nroles = { x = "boss" }\n', "identities.a.roles.x: expected worker, chief, admin, got 'boss'"),
         ("[identities.a]\nroles = { x = 3 }\n", "identities.a.roles.x: expected worker, chief, admin, got 3"),
+        ("[identities.a]\nroles = {}\nlimits = 3\n", "identities.a.limits: expected a table such as"),
+        (
+            "[identities.a]\nroles = {}\nlimits = { max = 3 }\n",
+            "unknown key identities.a.limits.max; expected",
+        ),
+        (
+            '[identities.a]\nroles = {}\nlimits = { max_bytes = "x" }\n',
+            "identities.a.limits.max_bytes: expected a size such as 4GiB, got 'x'",
+        ),
+        (
+            "[identities.a]\nroles = {}\nlimits = { calls_per_second = 0 }\n",
+            "limits.calls_per_second: expected a number greater than 0, got 0",
+        ),
+        ("[identities.a]\nroles = {}\nlimits = { max_calls = true }\n", "limits.max_calls: expected a whole number"),
         ('[identities.a]\nroles = {}\ntokens = "x"\n', "identities.a.tokens: expected a list"),
         (f'[identities.a]\nroles = {{}}\ntokens = ["{TOKEN}"]\n', r"identities.a.tokens\[0\]: expected sha256: and 64"),
         ("[identities.a]\nroles = {}\nusers = [true]\n", r"identities.a.users\[0\]: expected the name or the number"),

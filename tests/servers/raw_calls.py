@@ -60,12 +60,14 @@ def failure_of(error: Any) -> Failure:
         if key == "grpc-status-details-bin":
             status = status_pb2.Status.FromString(value)
             assert (status.code, status.message) == (error.code().value[0], error.details())
-            (detail,) = status.details
-            violation = error_details_pb2.BadRequest()
-            assert detail.Unpack(violation)
-            (only,) = violation.field_violations
-            assert only.description == error.details()
-            field = only.field
+            for detail in status.details:
+                violation = error_details_pb2.BadRequest()
+                if detail.Unpack(violation):
+                    (only,) = violation.field_violations
+                    assert only.description == error.details()
+                    field = only.field
+                else:
+                    assert detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR)
     return Failure(error.code(), error.details(), field)
 
 

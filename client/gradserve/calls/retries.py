@@ -20,10 +20,12 @@ from gradserve.calls.exchange import (
 from gradserve.calls.restarts import is_of_another_run
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.conversion.argument import Argument
-from gradserve.errors import AbortedError, GradserveError, UnavailableError
+from gradserve.errors import AbortedError, GradserveError, ResourceExhaustedError, UnavailableError
 
 T = TypeVar("T")
 
+_Failure: TypeAlias = UnavailableError | ResourceExhaustedError | AbortedError
+"""An error after which an exchange may be repeated."""
 _Sent: TypeAlias = Unary | Whole | Upload | Download
 RESTART_PATIENCE_VARIABLE = "GRADSERVE_RESTART_PATIENCE"
 _NEVER_REPEATED = Pause | Background | Together | Local
@@ -104,7 +106,8 @@ def with_retries(
 ) -> Attempts[T]:
     """Carries out an operation, and repeats exchanges that end with UnavailableError.
 
-    An exchange that another run of the server has refused is renewed and repeated, too.
+    An exchange that another run of the server has refused is renewed and repeated, too, and one that the server has
+    refused because of a limit after the time that it has named.
 
     Every exchange may be sent twice, because calls that must count once have an id and a broken upload leaves nothing.
     Only what reads a tensor for the last time is not repeated: a download, a call that says so.
@@ -132,10 +135,14 @@ def with_retries(
                 else:
                     left = exchange.time_limit(times)
                     end = clock() + left
-                    failure: UnavailableError | AbortedError | None = None
+                    failure: _Failure | None = None
                     try:
                         answer = yield Attempt(exchange, None if left == math.inf else left)
                     except UnavailableError as error:
+                        failure = error
+                    except ResourceExhaustedError as error:
+                        if error.retry_after is None or not _is_repeatable(exchange):
+                            raise
                         failure = error
                     except AbortedError as error:
                         if _renewal_after(exchange, error) is None:
@@ -174,7 +181,7 @@ class _FurtherAttempts:
         self._contact = contact
         self._pauses = policy.pauses_now(contact) if _is_repeatable(exchange) else iter(())
 
-    def after(self, failure: UnavailableError | AbortedError, end: float) -> Attempts[Any]:
+    def after(self, failure: _Failure, end: float) -> Attempts[Any]:
         """Repeats the exchange until it is answered or the time is over."""
         failures: list[UnavailableError] = []
         while True:
@@ -183,6 +190,11 @@ class _FurtherAttempts:
                 pause = next(self._pauses, None)
                 if pause is None or end - self._clock() - pause <= 0:
                     raise _unavailable(failures) from None
+                yield Pause(pause)
+            elif isinstance(failure, ResourceExhaustedError):
+                pause = (failure.retry_after or 0.0) * random.uniform(1, 1 + self._policy.jitter)
+                if end - self._clock() - pause <= 0:
+                    raise failure from None
                 yield Pause(pause)
             elif renewal := _renewal_after(self._exchange, failure):
                 self._contact.is_made = True
@@ -193,6 +205,9 @@ class _FurtherAttempts:
             except UnavailableError as error:
                 failure = error
             except GradserveError as error:
+                if isinstance(error, ResourceExhaustedError) and error.retry_after is not None:
+                    failure = error
+                    continue
                 if isinstance(error, AbortedError) and _renewal_after(self._exchange, error):
                     failure = error
                     continue

@@ -93,22 +93,26 @@ def error_from_status(
     code: grpc.StatusCode, message: str | None, trailers: Iterable[tuple[str, str | bytes]] | None
 ) -> GradserveError:
     """Returns the exception for a failed call that this client did not cancel."""
-    field = None
+    details = b""
     for key, value in trailers or ():
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
-            field = _violated_field(value)
-    return _error(code, message, field)
+            details = value
+    return _error(code, message, details)
 
 
 def error_from_reply(code: grpc.StatusCode, status: status_pb2.Status) -> GradserveError:
     """Returns the exception for a call that failed on a socket."""
-    return _error(code, status.message, _violated_field(status.SerializeToString()))
+    return _error(code, status.message, status.SerializeToString())
 
 
-def _error(code: grpc.StatusCode, message: str | None, field: str | None) -> GradserveError:
+def _error(code: grpc.StatusCode, message: str | None, details: bytes) -> GradserveError:
+    field, retry_after = _violated_field(details), _retry_after(details)
     if code is grpc.StatusCode.CANCELLED:
         message = f"the server stopped, or something on the way to it ended the call: {message or code.name}"
-    return ERRORS.get(code, InternalError)(message or code.name, field=field)
+    error = ERRORS.get(code, InternalError)(message or code.name, field=field)
+    if isinstance(error, ResourceExhaustedError):
+        error.retry_after = retry_after
+    return error
 
 
 def _violated_field(details: bytes) -> str | None:
@@ -118,5 +122,16 @@ def _violated_field(details: bytes) -> str | None:
             if detail.Unpack(violation) and violation.field_violations:
                 return str(violation.field_violations[0].field)
     except DecodeError:
+        return None
+    return None
+
+
+def _retry_after(details: bytes) -> float | None:
+    retry = error_details_pb2.RetryInfo()
+    try:
+        for detail in status_pb2.Status.FromString(details).details:
+            if detail.Unpack(retry):
+                return float(max(retry.retry_delay.ToNanoseconds(), 0) * 1e-9)
+    except (DecodeError, ValueError):
         return None
     return None

@@ -5,9 +5,12 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
 from gradserve_server.security.identity import MAX_IDENTITY_BYTES, Identity
+from gradserve_server.security.own_limits import OwnLimits
 from gradserve_server.security.policy import Policy
 from gradserve_server.security.roles import Role
 from gradserve_server.system_errors import reason_of
@@ -15,7 +18,14 @@ from gradserve_server.system_errors import reason_of
 DIGEST_PREFIX = "sha256:"
 _DIGEST = re.compile(DIGEST_PREFIX + "[0-9a-f]{64}")
 _NAME = re.compile(f"[A-Za-z0-9._@-]{{1,{MAX_IDENTITY_BYTES}}}")
-_KEYS = ("tokens", "users", "certificates", "roles")
+_KEYS = ("tokens", "users", "certificates", "roles", "limits")
+_COUNT: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(strict=True, ge=0)])
+_LIMITS: Mapping[str, tuple[str, TypeAdapter[Any]]] = {
+    "max_bytes": ("a size such as 4GiB", TypeAdapter(Annotated[ByteSize, Field(ge=0)])),
+    "max_handles": ("a whole number", _COUNT),
+    "max_calls": ("a whole number", _COUNT),
+    "calls_per_second": ("a number greater than 0", TypeAdapter(Annotated[float, Field(gt=0, allow_inf_nan=False)])),
+}
 _ROLES = {str(role): role for role in Role}
 _MAX_UID = (1 << 32) - 2
 
@@ -59,7 +69,8 @@ def _policy(content: Mapping[str, Any]) -> Policy:
         if not isinstance(entry, dict):
             raise AccessFileError(f"{where}: expected a table")
         _check_keys(entry, _KEYS, f"{where}.")
-        identity = Identity(name, _roles(entry.get("roles"), f"{where}.roles"))
+        limits = _limits(entry.get("limits", {}), f"{where}.limits")
+        identity = Identity(name, _roles(entry.get("roles"), f"{where}.roles"), limits)
         for key, value in _entries(entry, "tokens", where):
             _add(by_token, _digest(value, key), identity, key)
         for key, value in _entries(entry, "certificates", where):
@@ -98,6 +109,20 @@ def _roles(roles: object, where: str) -> Mapping[str, Role]:
             raise AccessFileError(f"{where}.{container}: expected {', '.join(_ROLES)}, got {role!r}")
         found[container] = _ROLES[role]
     return found
+
+
+def _limits(limits: object, where: str) -> OwnLimits:
+    if not isinstance(limits, dict):
+        raise AccessFileError(f"{where}: expected a table such as {{ max_handles = 1000 }}")
+    _check_keys(limits, tuple(_LIMITS), f"{where}.")
+    found: dict[str, Any] = {}
+    for name, value in limits.items():
+        expected, adapter = _LIMITS[name]
+        try:
+            found[name] = adapter.validate_python(value)
+        except ValidationError:
+            raise AccessFileError(f"{where}.{name}: expected {expected}, got {value!r}") from None
+    return OwnLimits(**found)
 
 
 def _digest(value: object, key: str) -> bytes:

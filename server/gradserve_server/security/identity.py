@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gradserve_server.security.own_limits import NO_LIMITS, OwnLimits
 from gradserve_server.security.roles import Role
 
 ALL_CONTAINERS = "*"
@@ -17,10 +18,12 @@ class Identity:
     Attributes:
         name: Its name. It has no "/", which ends it in the ids of what belongs to it.
         roles: Its roles by container; "*" for all containers that have no entry of their own.
+        limits: Its own limits.
     """
 
     name: str
     roles: Mapping[str, Role] = field(default_factory=dict, repr=False, hash=False)
+    limits: OwnLimits = field(default=NO_LIMITS, repr=False)
 
     def role_in(self, container: str) -> Role | None:
         """Returns its role in a container, None if it has none."""

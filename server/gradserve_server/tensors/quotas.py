@@ -21,7 +21,7 @@ class Quota:
         """
         self.limit = limit
         self.used = 0
-        self._unit = unit
+        self.unit = unit
         self._each = each
 
     def acquire(self, amount: int = 1) -> None:
@@ -43,7 +43,7 @@ class Quota:
         """
         if self.used + amount > self.limit:
             raise ResourceExhaustedError(
-                f"too many {self._unit}: {amount} asked for, {self.used} in use, {self.limit} allowed"
+                f"too many {self.unit}: {amount} asked for, {self.used} in use, {self.limit} allowed"
             )
 
     def release(self, amount: int = 1) -> None:

@@ -18,6 +18,7 @@ from gradserve_server.leases.lease import Lease, LeaseQueue
 from gradserve_server.leases.turn import Turn
 from gradserve_server.limits import quoted
 from gradserve_server.security.identity import ANONYMOUS, Identity
+from gradserve_server.tensors.owned import OwnedTensors
 from gradserve_server.tensors.quotas import Account, Quota
 from gradserve_server.tensors.serials import Serials
 from gradserve_server.tensors.spec import TensorSpec
@@ -131,8 +132,21 @@ class TensorStore:
         clock: Callable[[], float],
         new_handle: Callable[[], str],
         is_of_another_run: Callable[[str], bool] = _never,
+        reserved: float = 0.0,
     ) -> None:
-        """Takes a monotonic `clock` in seconds, a source of unguessable handles, and what tells older ones."""
+        """Takes the limits and the other parts.
+
+        Args:
+            pool: The memory of uploads.
+            memory: The quota of bytes.
+            handles: The quota of handles.
+            leases: The lengths of leases.
+            clock: A monotonic clock, in seconds.
+            new_handle: A source of unguessable handles.
+            is_of_another_run: Tells the handles of earlier runs of the server.
+            reserved: The fraction of both quotas that is for identities who hold no more than that.
+        """
+        self._owned = OwnedTensors(handles, memory, reserved)
         self._is_of_another_run = is_of_another_run
         self._pool = pool
         self._memory = memory
@@ -166,14 +180,19 @@ class TensorStore:
             ResourceExhaustedError: They do not fit.
         """
         seconds = self.lease_seconds(lease)
-        places, room = Account(self._handles), Account(self._memory)
-        try:
-            places.grow(len(specs))
-            room.grow(sum([spec.num_bytes for spec in specs]))
-            yield Upload(specs, seconds, room, places, owner, self._pool.empty)
-        finally:
-            places.settle(0)
-            room.settle(0)
+        num_bytes = sum([spec.num_bytes for spec in specs])
+        with self._owned.arriving(owner, len(specs), num_bytes) as arriving:
+            places, room = Account(self._handles), Account(self._memory)
+            try:
+                places.grow(len(specs))
+                room.grow(num_bytes)
+                try:
+                    yield Upload(specs, seconds, room, places, owner, self._pool.empty)
+                finally:
+                    arriving.left = places.used, room.used
+            finally:
+                places.settle(0)
+                room.settle(0)
 
     async def store(self, upload: Upload) -> list[str]:
         """Makes the tensors of an upload visible, in several turns if they are many; returns their handles."""
@@ -196,14 +215,19 @@ class TensorStore:
             ResourceExhaustedError: See `keep`.
         """
         seconds = self.lease_seconds(lease)
-        places, own = Account(self._handles), Account(self._memory)
-        try:
-            places.grow(len(arrays))
-            own.take_over(sum([array.nbytes for array in arrays]), room or Account(self._memory))
-            return await self._add_in_turns(arrays, seconds, own, places, owner, shared=shared)
-        finally:
-            places.settle(0)
-            own.settle(0)
+        num_bytes = sum([array.nbytes for array in arrays])
+        with self._owned.arriving(owner, len(arrays), num_bytes, is_counted=room is not None) as arriving:
+            places, own = Account(self._handles), Account(self._memory)
+            try:
+                places.grow(len(arrays))
+                own.take_over(num_bytes, room or Account(self._memory))
+                try:
+                    return await self._add_in_turns(arrays, seconds, own, places, owner, shared=shared)
+                finally:
+                    arriving.left = places.used, own.used
+            finally:
+                places.settle(0)
+                own.settle(0)
 
     async def _add_in_turns(
         self, arrays: Sequence[Array], lease: float, room: Account, places: Account, owner: Identity, *, shared: bool
@@ -245,12 +269,15 @@ class TensorStore:
             ResourceExhaustedError: They do not fit.
         """
         seconds = self.lease_seconds(lease)
-        self._handles.acquire(len(arrays))
-        try:
-            (room or Account(self._memory)).hand_over(sum(array.nbytes for array in arrays))
-        except BaseException:
-            self._handles.release(len(arrays))
-            raise
+        num_bytes = sum(array.nbytes for array in arrays)
+        with self._owned.arriving(owner, len(arrays), num_bytes, is_counted=room is not None) as arriving:
+            self._handles.acquire(len(arrays))
+            try:
+                (room or Account(self._memory)).hand_over(num_bytes)
+            except BaseException:
+                self._handles.release(len(arrays))
+                raise
+            arriving.left = 0, 0
         return [self._add(array, seconds, owner, shared=shared) for array in arrays]
 
     def lease_seconds(self, lease: float | None) -> float:
@@ -371,3 +398,4 @@ class TensorStore:
             self._queue.cancel(entry.lease)
             entry.memory.settle(0)
             self._handles.release()
+            self._owned.give_back(entry.owner, 1, entry.array.nbytes)

@@ -9,6 +9,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from gradserve_server.resources import DEFAULT_CONTAINER
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.chain import Handle
+from gradserve_server.rpc.boundary.fair_calls import FairCalls
 from gradserve_server.rpc.boundary.malformed import MalformedMessage
 from gradserve_server.security.access import Access, no_rule
 from gradserve_server.security.rules import RULES
@@ -17,8 +18,10 @@ from gradserve_server.security.rules import RULES
 class AccessChecks:
     """Passes on calls whose callers have the role that the method needs, with their identities."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, calls: FairCalls) -> None:
+        """Takes the policy, and what counts the calls of each identity."""
         self._access = access
+        self._calls = calls
 
     def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
         """Returns a handle that passes on the calls that are allowed."""
@@ -28,12 +31,14 @@ class AccessChecks:
             return _refused(name)
         if rule.role is None:
             return handle
-        container_of, access = _container_of(rule.containers), self._access
+        container_of, access, calls = _container_of(rule.containers), self._access, self._calls
 
-        def admitted(request: Any, call: Call) -> Any:
+        async def admitted(request: Any, call: Call) -> Any:
             container = container_of(request)
             found = access.admit(call.credentials(), name, rule, container)
-            return handle(request, replace(call, identity=found.identity, may_only_open=found.may_only_open))
+            known = replace(call, identity=found.identity, may_only_open=found.may_only_open)
+            with calls.call_of(found.identity):
+                return await handle(request, known)
 
         return admitted
 

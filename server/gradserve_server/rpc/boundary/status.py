@@ -66,11 +66,15 @@ async def end_with(error: ServiceError, context: Context) -> NoReturn:
 
 
 def status_message(error: ServiceError) -> status_pb2.Status:
-    """Returns the status of an error as a message, with its field as a detail."""
+    """Returns the status of an error as a message, with its field, and when to try again, as details."""
     status = status_pb2.Status(code=STATUS_CODES[type(error)].value[0], message=_cut(error.message))
     if error.field is not None:
         violation = error_details_pb2.BadRequest.FieldViolation(field=_cut(error.field), description=status.message)
         status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    if isinstance(error, ResourceExhaustedError) and error.retry_after is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromNanoseconds(int(error.retry_after * 1e9))
+        status.details.add().Pack(retry)
     return status
 
 

@@ -1,0 +1,23 @@
+"""The limits of one identity."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class OwnLimits:
+    """The limits of one identity, besides those that all share; None for none of its own.
+
+    Attributes:
+        max_bytes: The bytes of its stored tensors.
+        max_handles: Its stored tensors.
+        max_calls: Its calls under way, those that wait included.
+        calls_per_second: How many calls it may begin in a second, and at once after a pause.
+    """
+
+    max_bytes: int | None = None
+    max_handles: int | None = None
+    max_calls: int | None = None
+    calls_per_second: float | None = None
+
+
+NO_LIMITS = OwnLimits()

@@ -1,0 +1,196 @@
+"""Fair shares: whatever one identity takes, another gets something."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+import gradserve
+from gradserve.v1 import server_messages_pb2
+from gradserve_server.config import LimitsConfig, RuntimeConfig, SecurityConfig, ServerConfig
+from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.rpc.boundary.fair_calls import FairCalls
+from gradserve_server.security.call_rates import CallRates
+from gradserve_server.security.identity import ANONYMOUS, Identity
+from gradserve_server.security.own_limits import OwnLimits
+from gradserve_server.security.shares import Shares
+from gradserve_server.testing import LocalServer
+from tests.bad_input.requests import Take, ref
+from tests.security.serving import TOKENS, entry
+from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.servers.raw_calls import RawCalls, failure_of
+
+MIB = 1 << 20
+WORKER, COLLEAGUE = Identity("worker"), Identity("colleague")
+
+
+@dataclass
+class Whole:
+    limit: int = 100
+    used: int = 0
+    unit: str = "things"
+
+
+class TestShares:
+    def take(self, shares: Shares, whole: Whole, identity: Identity, amount: int) -> None:
+        shares.take(identity, amount)
+        whole.used += amount
+
+    def test_the_reserve_is_for_those_who_hold_no_more_than_that(self) -> None:
+        whole = Whole()
+        shares = Shares(whole, 0.1, lambda _: None)
+        self.take(shares, whole, WORKER, 90)
+        with pytest.raises(ResourceExhaustedError) as raised:
+            shares.take(WORKER)
+        assert raised.value.message == (
+            "too many things of 'worker': 1 asked for, 90 in use; 90 of 100 are in use altogether, and the last 10 are "
+            "for those who use no more than that"
+        )
+        self.take(shares, whole, COLLEAGUE, 10)
+        with pytest.raises(ResourceExhaustedError):
+            shares.take(COLLEAGUE)
+        shares.give_back("worker", 30)
+        whole.used -= 30
+        self.take(shares, whole, COLLEAGUE, 20)
+        assert (shares.held_by("worker"), shares.held_by("colleague")) == (60, 30)
+
+    def test_what_the_limit_counts_already(self) -> None:
+        whole = Whole(used=90)
+        shares = Shares(whole, 0.1, lambda _: None)
+        shares.take(WORKER, 20, is_counted=True)
+        with pytest.raises(ResourceExhaustedError):
+            shares.take(WORKER, 20)
+
+    def test_without_access_control_nobody_has_a_share(self) -> None:
+        shares = Shares(Whole(used=99), 0.1, lambda _: 0)
+        shares.take(ANONYMOUS, 1000)
+        shares.give_back(ANONYMOUS.name, 1000)
+        assert shares.held_by("") == 0
+
+    def test_a_limit_of_its_own(self) -> None:
+        shares = Shares(Whole(), 0.1, lambda limits: limits.max_handles, retry_after=2.0)
+        limited = Identity("limited", limits=OwnLimits(max_handles=3))
+        shares.take(limited, 3)
+        with pytest.raises(ResourceExhaustedError, match="of 'limited': 1 asked for, 3 in use, 3 allowed") as raised:
+            shares.take(limited)
+        assert raised.value.retry_after == 2.0
+        shares.give_back("limited", 3)
+        shares.take(limited, 2)
+
+
+@pytest.mark.parametrize(("rate", "at_once", "wait"), [(2.0, 2, 0.5), (10.0, 10, 0.1), (0.5, 1, 2.0), (1.5, 1, 1 / 3)])
+def test_call_rates(rate: float, at_once: int, wait: float) -> None:
+    now = 100.0
+    rates = CallRates(lambda: now)
+    limited = Identity("limited", limits=OwnLimits(calls_per_second=rate))
+    for _ in range(2):
+        for _ in range(at_once):
+            rates.begin(limited)
+        with pytest.raises(ResourceExhaustedError, match=f"{rate:g} in a second are allowed") as raised:
+            rates.begin(limited)
+        assert raised.value.retry_after == pytest.approx(wait)
+        for _ in range(20):
+            rates.begin(WORKER)
+        now += wait
+        rates.begin(limited)
+        now += 100
+
+
+def test_calls_that_are_refused_are_under_way_no_longer() -> None:
+    calls = FairCalls(max_calls=10, reserved=0.2)
+    limited = Identity("limited", limits=OwnLimits(calls_per_second=1.0))
+    with calls.call_of(limited):
+        for _ in range(100):
+            with pytest.raises(ResourceExhaustedError), calls.call_of(limited):
+                pass
+        with ExitStack() as under_way:
+            for _ in range(7):
+                under_way.enter_context(calls.call_of(WORKER))
+            with pytest.raises(ResourceExhaustedError, match="too many calls under way of 'worker'") as raised:
+                under_way.enter_context(calls.call_of(WORKER))
+            assert raised.value.retry_after is not None
+            under_way.enter_context(calls.call_of(COLLEAGUE))
+        with calls.call_of(WORKER):
+            pass
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    path: Path = tmp_path_factory.mktemp("access") / "access.toml"
+    limits = {"chief": "max_handles = 2", "idle": "max_calls = 1", "visitor": "calls_per_second = 0.001"}
+    names = ("worker", "colleague", *limits)
+    path.write_text(
+        "".join(entry(name, {"*": "chief"}, TOKENS[name]) for name in names)
+        + "".join(f"[identities.{name}.limits]\n{line}\n" for name, line in limits.items())
+    )
+    config = ServerConfig(
+        limits=LimitsConfig.model_validate({"max_bytes": 20 * MIB}),
+        runtime=RuntimeConfig(device="cpu", warm_up=False),
+        security=SecurityConfig(access=str(path)),
+    )
+    with LocalServer(config) as server:
+        yield server
+
+
+def connect(local: LocalServer, identity: str) -> gradserve.Client:
+    return gradserve.connect(local.address, token=TOKENS[identity], timeout=PATIENCE_SECONDS)
+
+
+def test_one_identity_cannot_fill_the_memory(local: LocalServer) -> None:
+    block = np.zeros(MIB // 4, np.float32)
+    with connect(local, "worker") as worker, connect(local, "colleague") as colleague:
+        handles = [worker.put(block) for _ in range(18)]
+        with pytest.raises(gradserve.ResourceExhaustedError, match="too many bytes of tensor memory of 'worker'"):
+            worker.put(block)
+        others = colleague.put(block)
+        worker.delete(*handles[:2])
+        handles[:2] = [worker.put(block)]
+        worker.delete(*handles)
+        colleague.delete(others)
+    held = local.inspect(lambda server: server.store._owned._memory._held)
+    assert held == {}
+
+
+def test_an_identity_has_limits_of_its_own(local: LocalServer) -> None:
+    with connect(local, "chief") as chief, connect(local, "worker") as worker:
+        first, _ = chief.put(1.0), chief.put(2.0)
+        with pytest.raises(gradserve.ResourceExhaustedError, match="tensor handles of 'chief': 1 asked for, 2 in use"):
+            chief.put(3.0)
+        worker.delete(*[worker.put(3.0) for _ in range(3)])
+        chief.delete(first)
+        chief.put(3.0)
+
+
+def test_calls_under_way(local: LocalServer) -> None:
+    def refused(calls: RawCalls) -> bool:
+        try:
+            calls.call("GetServerInfo", server_messages_pb2.GetServerInfoRequest())
+        except grpc.RpcError as error:
+            failure = failure_of(error)
+            assert failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert failure.message == "too many calls under way of 'idle': 1 asked for, 1 in use, 1 allowed"
+            return True
+        return False
+
+    with connect(local, "worker") as worker, RawCalls(local.address, TOKENS["idle"]) as calls:
+        worker.gradient_accumulator({"w": np.zeros(1)}, name="a", shared_name="a")
+        waiting = calls.start("TakeGradient", Take(accumulator=ref("a"), num_required=1))
+        eventually(lambda: refused(calls))
+        waiting.cancel()
+        eventually(lambda: not refused(calls))
+
+
+def test_calls_in_a_second(local: LocalServer) -> None:
+    """The client does not wait for longer than the call may take."""
+    with gradserve.connect(
+        local.address, token=TOKENS["visitor"], timeout=PATIENCE_SECONDS, transport="grpc"
+    ) as visitor:
+        visitor.server_info()
+        with pytest.raises(gradserve.ResourceExhaustedError, match="0.001 in a second are allowed") as raised:
+            visitor.server_info()
+        assert raised.value.retry_after is not None
+        assert PATIENCE_SECONDS < raised.value.retry_after <= 1000
