@@ -1,7 +1,6 @@
 """The command line."""
 
 import asyncio
-import gc
 import json
 import logging
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import click
 
 from gradserve_demo.command import demo
 from gradserve_server.event_loop import new_event_loop
+from gradserve_server.garbage import ShortPauses
 from gradserve_server.process import allow_many_descriptors, end_process, silence_grpc
 from gradserve_server.security.command import certificates
 from gradserve_server.settings import SettingsError, config_options, make_config, read_settings
@@ -89,9 +89,11 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
         server = Server(config, on_failure=fail)
         signals.drain_with(lambda: loop.call_soon_threadsafe(stop.set), config.runtime.drain_seconds)
         async with server:
-            # The objects made so far stay, so the garbage collector need not look at them again.
-            gc.freeze()
-            await stop.wait()
+            with ShortPauses() as pauses:
+                looking = asyncio.create_task(pauses.look_at_all())
+                await stop.wait()
+                looking.cancel()
+                await asyncio.gather(looking, return_exceptions=True)
         if failures:
             raise click.ClickException(failures[0])
 

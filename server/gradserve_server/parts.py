@@ -2,7 +2,6 @@
 
 import secrets
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +14,7 @@ from gradserve_server.layers.families import make_layer_families
 from gradserve_server.leases.service_clock import ServiceClock
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import make_families
+from gradserve_server.random_ids import RandomIds
 from gradserve_server.rpc.boundary.chain import Interceptor
 from gradserve_server.rpc.listeners.grpc_listener import GrpcListener
 from gradserve_server.rpc.listeners.listener import MakeListener
@@ -27,10 +27,6 @@ def make_all_families(device: Device, parallel: ForkJoin) -> Mapping[str, Family
     """Returns the families of ops and layers on a device, by name."""
     ops = make_families(device, parallel)
     return {**ops, **make_layer_families(device, ops)}
-
-
-def _new_id() -> str:
-    return uuid.uuid4().hex
 
 
 def _new_seed() -> int:
@@ -56,7 +52,7 @@ class Parts:
     choose_device: Callable[[str, CpuDevice, tuple[DeviceDescription, ...]], Device] = choose_device
     make_families: Callable[[Device, ForkJoin], Mapping[str, Family]] = make_all_families
     clock: ServiceClock = field(default_factory=partial(ServiceClock, time.monotonic, _LONGEST_TICK_SECONDS))
-    new_id: Callable[[], str] = _new_id
+    new_id: Callable[[], str] = field(default_factory=RandomIds)
     new_seed: Callable[[], int] = _new_seed
     interceptors: tuple[Interceptor, ...] = ()
     make_listener: MakeListener = GrpcListener

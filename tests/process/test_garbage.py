@@ -1,0 +1,77 @@
+"""The garbage collector of a server: what stays is looked at seldom, and what turns into garbage later is found."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from gradserve_server import garbage
+from gradserve_server.garbage import ShortPauses
+
+
+class Node:
+    """An object that refers to itself, so that only a collection frees it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def pauses(clock: Clock) -> Iterator[ShortPauses]:
+    with ShortPauses(clock) as pauses:
+        yield pauses
+
+
+@pytest.mark.usefixtures("pauses")
+def test_what_survives_a_full_collection_is_put_aside() -> None:
+    node = Node()
+    assert any(each is node for each in gc.get_objects())
+    gc.collect()
+    assert not any(each is node for each in gc.get_objects())
+
+
+@pytest.mark.usefixtures("pauses")
+def test_garbage_that_is_new_is_found_as_before() -> None:
+    node = weakref.ref(Node())
+    gc.collect()
+    assert node() is None
+
+
+def test_garbage_that_was_put_aside_is_found_by_a_look_at_everything(pauses: ShortPauses) -> None:
+    node = Node()
+    gc.collect()
+    left = weakref.ref(node)
+    del node
+    gc.collect()
+    assert left() is not None
+    assert pauses.look_if_due()
+    assert left() is None
+
+
+def test_a_look_that_takes_long_is_seldom(pauses: ShortPauses, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(garbage, "_MANY", 0)
+    clock.now = 3599.0
+    assert not pauses.look_if_due()
+    clock.now = 3600.0
+    assert pauses.look_if_due()
+    assert not pauses.look_if_due()
+
+
+def test_afterwards_the_collector_is_as_before() -> None:
+    before = list(gc.callbacks)
+    with ShortPauses():
+        assert gc.callbacks != before
+    assert (gc.callbacks, gc.get_freeze_count()) == (before, 0)
