@@ -41,6 +41,7 @@ from gradserve_server.rpc.gradient_ops.service import GradientOpsServicer
 from gradserve_server.rpc.leases.service import LeaseServicer
 from gradserve_server.rpc.listeners.sockets.client_regions import max_regions
 from gradserve_server.rpc.listeners.sockets.context import SocketContext
+from gradserve_server.rpc.listeners.sockets.fair_sockets import FairSockets
 from gradserve_server.rpc.listeners.sockets.listener import SocketListener
 from gradserve_server.rpc.listeners.sockets.methods import methods_of
 from gradserve_server.rpc.listeners.sockets.places import bind_sockets
@@ -52,6 +53,7 @@ from gradserve_server.rpc.sockets.tickets import TicketOffice
 from gradserve_server.rpc.tensors.service import TensorServicer
 from gradserve_server.security.access import Access
 from gradserve_server.security.credentials import Credentials
+from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.security.tls import explicit_bulk_address, server_certificates, unprotected
 from gradserve_server.server_run import ServerRun
 from gradserve_server.server_state import open_state
@@ -212,8 +214,12 @@ class Server:
             tickets=tickets,
             admission=self._services.admission,
             memory=memory,
-            region_bytes=Quota(limits.max_region_bytes, "bytes of clients' shared memory"),
-            regions=Quota(max_regions(), "regions of clients' shared memory"),
+            fair=FairSockets(
+                limits.max_connections,
+                Quota(limits.max_region_bytes, "bytes of clients' shared memory"),
+                Quota(max_regions(), "regions of clients' shared memory"),
+                limits.reserved_share,
+            ),
             in_flight=in_flight,
             allocate=pool.empty,
             compute=self._compute,
@@ -329,8 +335,9 @@ class Server:
                     _log.info("%d %s expired", count, what)
 
 
-def _anybody(_credentials: Credentials) -> None:
-    """Accepts what anybody shows."""
+def _anybody(_credentials: Credentials) -> Identity:
+    """Returns the identity of everybody."""
+    return ANONYMOUS
 
 
 async def _expire_all(expire: Callable[[Turn], int]) -> int:

@@ -277,7 +277,7 @@ class LimitsConfig(_Concern):
         Field(
             ge=0,
             le=0.5,
-            description="with --access: fraction of tensor memory, handles and calls for identities that use no more "
+            description="with --access: fraction of memory, calls and connections for identities that use no more "
             "than that",
         ),
         Expected("a number from 0 to 0.5"),

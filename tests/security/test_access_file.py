@@ -31,7 +31,13 @@ def test_an_identity_has_what_the_file_says(tmp_path: Path) -> None:
         users = ["{me}", 4000000000]
         certificates = ["trainer.example"]
         roles = {{ "*" = "worker", mnist = "chief" }}
-        limits = {{ max_bytes = "4GiB", max_handles = 7, max_calls = 3, calls_per_second = 2.5 }}
+        [identities.trainer.limits]
+        max_bytes = "4GiB"
+        max_handles = 7
+        max_calls = 3
+        calls_per_second = 2.5
+        max_connections = 5
+        max_region_bytes = 99
         """
     )
     policy = read_policy(path)
@@ -43,7 +49,7 @@ def test_an_identity_has_what_the_file_says(tmp_path: Path) -> None:
         Credentials(uid=4000000000),
     )
     (trainer,) = {policy.identify(each).name: policy.identify(each) for each in shown}.values()
-    assert trainer.limits == OwnLimits(4 << 30, 7, 3, 2.5)
+    assert trainer.limits == OwnLimits(4 << 30, 7, 3, 2.5, 5, 99)
     assert (trainer.role_in("mnist"), trainer.role_in("other"), trainer.highest_role) == (
         Role.CHIEF,
         Role.WORKER,

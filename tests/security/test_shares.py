@@ -14,10 +14,12 @@ from gradserve.v1 import server_messages_pb2
 from gradserve_server.config import LimitsConfig, RuntimeConfig, SecurityConfig, ServerConfig
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.rpc.boundary.fair_calls import FairCalls
+from gradserve_server.rpc.listeners.sockets.fair_sockets import FairSockets
 from gradserve_server.security.call_rates import CallRates
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.security.own_limits import OwnLimits
 from gradserve_server.security.shares import Shares
+from gradserve_server.tensors.quotas import Quota
 from gradserve_server.testing import LocalServer
 from tests.bad_input.requests import Take, ref
 from tests.security.serving import TOKENS, entry
@@ -121,7 +123,12 @@ def test_calls_that_are_refused_are_under_way_no_longer() -> None:
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     path: Path = tmp_path_factory.mktemp("access") / "access.toml"
-    limits = {"chief": "max_handles = 2", "idle": "max_calls = 1", "visitor": "calls_per_second = 0.001"}
+    limits = {
+        "chief": "max_handles = 2",
+        "idle": "max_calls = 1",
+        "visitor": "calls_per_second = 0.001",
+        "admin": "max_connections = 1",
+    }
     names = ("worker", "colleague", *limits)
     path.write_text(
         "".join(entry(name, {"*": "chief"}, TOKENS[name]) for name in names)
@@ -194,3 +201,49 @@ def test_calls_in_a_second(local: LocalServer) -> None:
             visitor.server_info()
         assert raised.value.retry_after is not None
         assert PATIENCE_SECONDS < raised.value.retry_after <= 1000
+
+
+class TestSockets:
+    """Clients that get no connection, or no shared memory, go on without."""
+
+    def test_connections(self, local: LocalServer) -> None:
+        with connect(local, "admin") as first, connect(local, "admin") as second:
+            assert first.server_info().transport.way == "shared_memory"
+            transport = second.server_info().transport
+            assert transport.way == "grpc"
+            assert "too many connections to sockets of 'admin': 1 asked for, 1 in use, 1 allowed" in (
+                transport.why_not_faster
+            )
+        eventually(
+            lambda: local.inspect(lambda server: server._sockets._context.fair._connections.held_by("admin")) == 0
+        )
+
+    def test_shared_memory(self, local: LocalServer) -> None:
+        with connect(local, "admin") as admin:
+            large = admin.empty((MIB,), np.float32)
+            large[:] = 1
+            accumulator = admin.gradient_accumulator({"w": np.zeros(MIB, np.float32)})
+            accumulator.apply_grad({"w": large})
+            assert accumulator.take_grad(1).gradients["w"].sum() == MIB
+        fair = local.inspect(lambda server: server._sockets._context.fair)
+        assert fair.region_bytes.used == 0
+
+
+def test_regions_of_an_identity() -> None:
+    region_bytes, regions = Quota(100, "bytes of shared memory"), Quota(10, "regions")
+    sockets = FairSockets(10, region_bytes, regions, 0.2)
+    limited = Identity("limited", limits=OwnLimits(max_region_bytes=30))
+    sockets.add_region(limited, 30)
+    with pytest.raises(ResourceExhaustedError, match="bytes of shared memory of 'limited': 1 asked for, 30 in use"):
+        sockets.add_region(limited, 1)
+    sockets.add_region(WORKER, 50)
+    with pytest.raises(ResourceExhaustedError, match="of 'worker'"):
+        sockets.add_region(WORKER, 1)
+    sockets.add_region(COLLEAGUE, 20)
+    with pytest.raises(ResourceExhaustedError):
+        sockets.add_region(ANONYMOUS, 1)
+    assert (region_bytes.used, regions.used) == (100, 3)
+    for identity, num_bytes in ((limited, 30), (WORKER, 50), (COLLEAGUE, 20)):
+        sockets.drop_region(identity, num_bytes)
+    assert (region_bytes.used, regions.used) == (0, 0)
+    sockets.add_region(limited, 30)

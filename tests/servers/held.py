@@ -42,8 +42,8 @@ def held_by(local: LocalServer) -> Held:
         return Held(
             context.memory.used,
             context.in_flight.used,
-            context.region_bytes.used,
-            context.regions.used,
+            context.fair.region_bytes.used,
+            context.fair.regions.used,
             context.readers.count,
             len(server._sockets._connections),
             server.registry.waiters.used,

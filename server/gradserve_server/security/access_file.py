@@ -20,10 +20,13 @@ _DIGEST = re.compile(DIGEST_PREFIX + "[0-9a-f]{64}")
 _NAME = re.compile(f"[A-Za-z0-9._@-]{{1,{MAX_IDENTITY_BYTES}}}")
 _KEYS = ("tokens", "users", "certificates", "roles", "limits")
 _COUNT: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(strict=True, ge=0)])
+_SIZE: TypeAdapter[int] = TypeAdapter(Annotated[ByteSize, Field(ge=0)])
 _LIMITS: Mapping[str, tuple[str, TypeAdapter[Any]]] = {
-    "max_bytes": ("a size such as 4GiB", TypeAdapter(Annotated[ByteSize, Field(ge=0)])),
+    "max_bytes": ("a size such as 4GiB", _SIZE),
     "max_handles": ("a whole number", _COUNT),
     "max_calls": ("a whole number", _COUNT),
+    "max_connections": ("a whole number", _COUNT),
+    "max_region_bytes": ("a size such as 4GiB", _SIZE),
     "calls_per_second": ("a number greater than 0", TypeAdapter(Annotated[float, Field(gt=0, allow_inf_nan=False)])),
 }
 _ROLES = {str(role): role for role in Role}

@@ -12,12 +12,16 @@ class OwnLimits:
         max_handles: Its stored tensors.
         max_calls: Its calls under way, those that wait included.
         calls_per_second: How many calls it may begin in a second, and at once after a pause.
+        max_connections: Its connections to sockets.
+        max_region_bytes: The memory that its clients share with the server.
     """
 
     max_bytes: int | None = None
     max_handles: int | None = None
     max_calls: int | None = None
     calls_per_second: float | None = None
+    max_connections: int | None = None
+    max_region_bytes: int | None = None
 
 
 NO_LIMITS = OwnLimits()

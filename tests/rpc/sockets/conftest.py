@@ -65,8 +65,8 @@ def use_of(local: LocalServer) -> Use:
         return Use(
             context.memory.used,
             context.in_flight.used,
-            context.region_bytes.used,
-            context.regions.used,
+            context.fair.region_bytes.used,
+            context.fair.regions.used,
             context.shared_memory.used,
             context.readers.count,
             len(server._sockets._connections),

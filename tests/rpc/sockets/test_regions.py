@@ -187,7 +187,7 @@ def test_an_empty_file_counts_with_its_size(connect_unix: Connect, num_bytes: in
 
 @pytest.fixture
 def two_regions_allowed(server: LocalServer) -> Iterator[None]:
-    quota = server.inspect(lambda each: each._sockets._context.regions)
+    quota = server.inspect(lambda each: each._sockets._context.fair.regions)
     limit, quota.limit = quota.limit, 2
     yield
     quota.limit = limit

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from gradserve.memory.sealed import RegionError, map_region
 from gradserve.wire.frames import FrameError
-from gradserve_server.tensors.quotas import Quota
+from gradserve_server.rpc.listeners.sockets.fair_sockets import FairSockets
+from gradserve_server.security.identity import ANONYMOUS
 
 _MAX_MAPS = 16384
 """Linux allows a process 65530 maps."""
@@ -26,10 +27,11 @@ class ClientRegions:
     They count with their declared sizes: reading an empty memory file takes memory that its owner does not pay for.
     """
 
-    def __init__(self, num_bytes: Quota, count: Quota) -> None:
-        """Takes the quotas of all clients' regions: of their bytes, and of their number."""
-        self._quota = num_bytes
-        self._count = count
+    def __init__(self, sockets: FairSockets) -> None:
+        """Takes what counts the regions of all clients."""
+        self.owner = ANONYMOUS
+        """The identity whose regions they are; known once the connection is open."""
+        self._sockets = sockets
         self._regions: dict[int, NDArray[np.uint8]] = {}
 
     def add(self, number: int, num_bytes: int, descriptor: int) -> None:
@@ -37,15 +39,13 @@ class ClientRegions:
 
         Raises:
             FrameError: It is not a region that can be mapped safely, or the number is taken or 0.
-            ResourceExhaustedError: All regions together would be too large or too many.
+            ResourceExhaustedError: See `FairSockets.add_region`.
         """
         if number == 0 or number in self._regions:
             raise FrameError(f"expected a new number other than 0 for a region, got {number}")
         with contextlib.ExitStack() as on_failure:
-            self._count.acquire()
-            on_failure.callback(self._count.release)
-            self._quota.acquire(num_bytes)
-            on_failure.callback(self._quota.release, num_bytes)
+            self._sockets.add_region(self.owner, num_bytes)
+            on_failure.callback(self._sockets.drop_region, self.owner, num_bytes)
             try:
                 self._regions[number] = np.frombuffer(map_region(descriptor, num_bytes), np.uint8)
             except RegionError as error:
@@ -61,8 +61,7 @@ class ClientRegions:
         region = self._regions.pop(number, None)
         if region is None:
             raise FrameError(f"expected the number of a region, got {number}")
-        self._quota.release(region.size)
-        self._count.release()
+        self._sockets.drop_region(self.owner, region.size)
 
     def part(self, number: int, offset: int, num_bytes: int) -> NDArray[np.uint8]:
         """Returns a part of a region, read-only.

@@ -40,6 +40,7 @@ from gradserve_server.rpc.listeners.sockets.strands import Strands
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream, SilentError
 from gradserve_server.rpc.sockets.tickets import Grant
 from gradserve_server.security.credentials import Credentials, no_credentials
+from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.payload import NO_PAYLOAD
 
 _log = logging.getLogger(__name__)
@@ -66,7 +67,9 @@ class Connection:
         self._stream = stream
         self._context = context
         self._has_regions = has_regions
-        self._client_regions = ClientRegions(context.region_bytes, context.regions)
+        self._client_regions = ClientRegions(context.fair)
+        self._owner: Identity | None = None
+        """Whose connection it is, once it counts."""
         self._server_regions = ServerRegions()
         self._grant: Grant | None = None
         self._credentials: Callable[[], Credentials] = no_credentials
@@ -109,6 +112,8 @@ class Connection:
             self._context.readers.count -= 1
         self._server_regions.close()
         self._client_regions.close()
+        if self._owner is not None:
+            self._context.fair.close(self._owner)
         self._context.strand_keys.revoke(self._strand_key)
         self._strands.close()
         if not self._is_strand:
@@ -135,7 +140,9 @@ class Connection:
             return await self._become_strand(hello)
         grant = self._context.tickets.redeem(hello.ticket, hello.client_id, self._stream.peer)
         shown = replace(grant.credentials, uid=self._stream.peer_uid())
-        self._context.identify(shown)
+        identity = self._context.identify(shown)
+        self._context.fair.open(identity)
+        self._owner = self._client_regions.owner = identity
         self._credentials = lambda: shown
         self._grant = grant
         if self._has_regions:

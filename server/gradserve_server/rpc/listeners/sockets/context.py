@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.host.shared_blocks import Readers, SharedMemory
 from gradserve_server.rpc.boundary.admission import Admission
+from gradserve_server.rpc.listeners.sockets.fair_sockets import FairSockets
 from gradserve_server.rpc.listeners.sockets.methods import Method
 from gradserve_server.rpc.listeners.sockets.strands import StrandKeys
 from gradserve_server.rpc.sockets.tickets import TicketOffice
 from gradserve_server.security.credentials import Credentials
+from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.inflight import InFlight
 from gradserve_server.tensors.quotas import Quota
 
@@ -27,15 +29,14 @@ class SocketContext:
         tickets: The tickets that open connections.
         admission: Admits calls until the server drains.
         memory: The quota of bytes of tensors.
-        region_bytes: The quota of bytes of clients' regions.
-        regions: The quota of their number.
+        fair: The connections and regions of all clients.
         in_flight: Bounds the payloads that are arriving.
         allocate: Returns uninitialised memory.
         compute: Copies large tensors.
         shared_memory: Makes the server's regions.
         readers: Counts the clients that read averages in place.
         max_message_bytes: The longest message, without its payload.
-        identify: Raises UnauthenticatedError for credentials that nobody has.
+        identify: Returns who has shown some credentials; raises UnauthenticatedError if nobody has these.
         strand_keys: The keys to connections that get strands.
     """
 
@@ -43,13 +44,12 @@ class SocketContext:
     tickets: TicketOffice
     admission: Admission
     memory: Quota
-    region_bytes: Quota
-    regions: Quota
+    fair: FairSockets
     in_flight: InFlight
     allocate: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
     compute: Compute
     shared_memory: SharedMemory
     readers: Readers
     max_message_bytes: int
-    identify: Callable[[Credentials], object]
+    identify: Callable[[Credentials], Identity]
     strand_keys: StrandKeys = field(default_factory=StrandKeys)
