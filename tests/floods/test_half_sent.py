@@ -9,9 +9,11 @@ import pytest
 from pydantic import ByteSize
 
 import gradserve
+from gradserve.wire.frames import FrameHeader, FrameKind
 from gradserve_server.app import Server
 from gradserve_server.config import LimitsConfig, RuntimeConfig, ServerConfig
 from gradserve_server.testing import LocalServer
+from tests.servers.frames import FrameClient, issue_ticket
 from tests.servers.polling import eventually
 from tests.servers.raw_http2 import DATA, END_STREAM, HELLO, connect, frame, headers, message, request_fields
 
@@ -19,12 +21,15 @@ MIB = 1 << 20
 MAX_SLOW = 4
 APPLY, PUT = "/gradserve.v1.AccumulatorService/ApplyGradient", "/gradserve.v1.TensorService/PutTensors"
 
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+
 
 @contextlib.contextmanager
 def serving(idle_seconds: float) -> Iterator[LocalServer]:
     limits = LimitsConfig(
         max_message_bytes=ByteSize(4 * MIB),
         max_queued_bytes=ByteSize(MAX_SLOW * 4 * MIB),
+        max_inflight_bytes=ByteSize(8 * MIB),
         message_idle_seconds=idle_seconds,
     )
     with LocalServer(ServerConfig(limits=limits, runtime=RuntimeConfig(warm_up=False))) as local:
@@ -48,6 +53,10 @@ def num_slow(local: LocalServer) -> int:
 
 def half_a_request(path: str, stream: int, length: int = 3 * MIB) -> bytes:
     return headers(request_fields(path), stream) + frame(DATA, 0, stream, message(b"abc", length=length))
+
+
+def in_flight(local: LocalServer) -> int:
+    return local.inspect(lambda server: server._sockets._context.in_flight.used)
 
 
 @contextlib.contextmanager
@@ -93,3 +102,24 @@ def test_who_has_most_loses_one_to_another_client(patient: LocalServer) -> None:
             modest.sendall(frame(DATA, END_STREAM, 1, b"def"))
             received(modest, b"the message is not valid protobuf")
     eventually(lambda: num_slow(patient) == 0)
+
+
+def test_long_messages_on_sockets_take_turns(patient: LocalServer) -> None:
+    name = b"gradserve.v1.AccumulatorService.ApplyGradient"
+    header = FrameHeader(FrameKind.CALL, name_bytes=len(name), message_bytes=3 * MIB)
+    with contextlib.ExitStack() as using:
+        for _ in range(4):
+            client = using.enter_context(FrameClient.over_tcp(issue_ticket(patient.address)))
+            client.hello(issue_ticket(patient.address).ticket)
+            client.send(header, name + bytes(1000))
+        eventually(lambda: in_flight(patient) == 2 * header.head_bytes)  # there is no room for the others
+        with gradserve.connect(patient.address) as client_of_others:
+            assert client_of_others.server_info().version
+        assert in_flight(patient) == 2 * header.head_bytes
+    eventually(lambda: in_flight(patient) == 0)
+
+
+def test_a_stream_of_reflection_that_asks_nothing_ends() -> None:
+    with serving(0.3) as local, connect(local.address) as connection:
+        connection.sendall(HELLO + headers(request_fields(REFLECTION)))
+        received(connection, b"the request did not arrive within 0.3 s")

@@ -47,6 +47,8 @@ _log = logging.getLogger(__name__)
 
 _HELLO_SECONDS = 10.0
 _MAX_HELLO_BYTES = 4096
+_SHORT_HEAD_BYTES = 64 << 10
+"""Heads of calls up to this length do not wait for room. A connection takes about as much."""
 
 
 class _LeftError(Exception):
@@ -206,7 +208,7 @@ class Connection:
         check_payload_bytes(header.payload_bytes, allowed)
         self._stream.strands = self._strands.first(header.code) if header.code else ()
         deadline = time.monotonic() + header.number * 1e-6 if header.number else None
-        head = await self._stream.read(header.head_bytes)
+        head = await self._read_head(header)
         method = self._context.methods.get(bytes(head[: header.name_bytes]))
         try:
             in_place = method is None or method.reads_in_place
@@ -235,6 +237,13 @@ class Connection:
             return await self._answer(method, message, call)
         finally:
             call.end()
+
+    async def _read_head(self, header: FrameHeader) -> memoryview:
+        """Reads what comes before the payload; if that is long, once there is room for what arrives."""
+        if header.head_bytes <= _SHORT_HEAD_BYTES:
+            return await self._stream.read(header.head_bytes)
+        async with self._context.in_flight.hold(header.head_bytes):
+            return await self._stream.read(header.head_bytes)
 
     async def _answer(self, method: Method, message: bytes, call: Call) -> None:
         try:
