@@ -12,6 +12,7 @@ Servers in processes of their own are not measured: SlipCover needs seconds to s
 import functools
 import json
 import os
+import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,7 +24,9 @@ import slipcover
 _EXCLUDED = [r"^class \w+\(.*Protocol.*\):"]
 """What is declared there does not run."""
 
-_NEVER = 2**31 - 1
+_FIRST_PAUSE_SECONDS = 10.0
+"""Before probes are taken out for the second time. Later pauses are twice as long as the one before: each time takes a
+second, and has less to take out."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -44,14 +47,16 @@ class Coverage:
         self._floor: float = settings["fail-under"]
         self._sources = [str(root / each) for each in settings["source"]]
         self._omitted = [str(root / each) for each in settings["omit"]]
-        # Before Python 3.12 SlipCover otherwise replaces the code of functions that have run often: it reads the locals
-        # of all threads, leaves cycles that hold them, and fails where another thread changes a dictionary.
-        self._own = slipcover.Slipcover(branch=True, d_miss_threshold=_NEVER, exclude_also=_EXCLUDED)
+        self._own = _Slipcover(branch=True, exclude_also=_EXCLUDED)
         self._of_workers: list[Mapping[str, Any]] = []
 
     def begin(self) -> None:
         """Measures from now on what this process imports. One that has workers only waits for them."""
         slipcover.ImportManager(self._own, slipcover.FileMatcher(self._sources, self._omitted)).__enter__()
+
+    def pytest_runtest_logfinish(self) -> None:
+        """Takes probes out after a test."""
+        self._own.take_out_probes()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -94,6 +99,40 @@ class Coverage:
         )
         slipcover.merge_coverage(total, never_imported.get_coverage())
         return total
+
+
+class _Slipcover(slipcover.Slipcover):  # type: ignore[misc]
+    """SlipCover, which before Python 3.12 takes out the probes of what has run often: here between tests only.
+
+    The original does it in the middle of whatever is running. It then reads the locals of all threads, leaves cycles
+    that hold them, and fails where another thread changes a dictionary.
+    """
+
+    _is_worth_it = False
+    _next_time = 0.0
+    _pause = _FIRST_PAUSE_SECONDS
+
+    def deinstrument_seen(self) -> None:
+        """Called by a probe that has run often, in any thread."""
+        self._is_worth_it = True
+
+    def take_out_probes(self) -> None:
+        """Takes out probes that have run, unless there is little to gain."""
+        if not self._is_worth_it or time.monotonic() < self._next_time:
+            return
+        self._is_worth_it = False
+        with self.lock:
+            for file, seen in self._get_newly_seen().items():
+                for code in list(self.instrumented[file]):
+                    self.deinstrument(code, seen)
+                self.all_seen[file].update(seen)
+            visited: set[Any] = set()
+            for module in list(self.modules):
+                for function in self.find_functions(list(vars(module).values()), visited):
+                    function.__code__ = self.replace_map.get(function.__code__, function.__code__)
+            self.replace_map.clear()
+        self._next_time = time.monotonic() + self._pause
+        self._pause *= 2
 
 
 def _table(files: Mapping[str, Any]) -> Iterator[str]:
