@@ -10,6 +10,7 @@ GOLDEN_RNN_VENV := .venv-golden-rnn
 GOLDEN_LAYERS_VENV := .venv-golden-layers
 CUDNN_VENV := .venv-cudnn
 SEEDS ?= 1000
+MINUTES ?= 10
 CUDNN_TESTS := tests/devices/cuda/cudnn
 BUF := npx --yes @bufbuild/buf@1.75.0
 JAVASCRIPT := examples/javascript
@@ -21,6 +22,7 @@ COMPILE = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11
 SERVER_INSTALLED := $(VENV)/installed-server
 DEMO_INSTALLED := $(VENV)/installed-demo
 INSTALLED := $(VENV)/installed
+FUZZER_INSTALLED := $(VENV)/installed-fuzzer
 PROTOC_INSTALLED := $(PROTOS_VENV)/installed
 GOLDEN_INSTALLED := $(GOLDEN_VENV)/installed
 GOLDEN_RNN_INSTALLED := $(GOLDEN_RNN_VENV)/installed
@@ -29,7 +31,7 @@ CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-node demo serve test lint types protos check-protos face-types check-cudnn golden bench simulate image constraints clean
+.PHONY: help install install-node demo serve test lint types protos check-protos face-types check-cudnn golden bench simulate fuzz image constraints clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -151,6 +153,14 @@ bench: $(INSTALLED)  ## Measure beside the peers; installs them into environment
 
 simulate: $(INSTALLED)  ## Crash servers on simulated disks, SEEDS times
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+
+$(FUZZER_INSTALLED): $(INSTALLED)
+	@echo "Installing atheris into $(VENV): 35 MB. Where it has no build for this Python, inputs are mutated at random"
+	$(BIN)/python $(PIP_INSTALL) --only-binary=:all: 'atheris>=3' || true
+	@touch $@
+
+fuzz: $(FUZZER_INSTALLED)  ## Give servers, codecs and state directories inputs that are not valid, for MINUTES
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 image:  ## Build the container image and check that it runs
 	deploy/image.sh

@@ -25,6 +25,11 @@ def lifetimes(message: str, field: str, code: grpc.StatusCode = INVALID, **lifet
 BAD_LEASES = [
     *lifetimes("expected a positive idle_lease, got 0 s", "lifetime.idle_lease", idle_lease=Duration()),
     *lifetimes("expected a positive idle_lease, got -1 s", "lifetime.idle_lease", idle_lease=Duration(seconds=-1)),
+    *lifetimes(
+        "expected an idle_lease of at most 10,000 years, got 9.22337e+18 s",
+        "lifetime.idle_lease",
+        idle_lease=Duration(seconds=2**63 - 1),
+    ),
     *lifetimes("expected at most 128 bytes, got 130", "lifetime.owner_client_id", owner_client_id=TOO_LONG),
     *(
         Bad(method, request(client_id=client_id), message, "client_id")

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import MAX_ID_BYTES, check_length
 
+_LONGEST_SECONDS = 315_576_000_000.0
+"""The longest time of protobuf's Duration, in which answers tell it: 10,000 years."""
+
 
 @dataclass(frozen=True)
 class Lifetime:
@@ -16,7 +19,7 @@ class Lifetime:
         idle_lease: Seconds without use after which it ends; None: never.
 
     Raises:
-        InvalidArgumentError: The owner's id is too long, or the idle lease is not positive.
+        InvalidArgumentError: The owner's id is too long, or the idle lease is not positive or too long.
     """
 
     owner: str = ""
@@ -27,6 +30,11 @@ class Lifetime:
         if self.idle_lease is not None and not 0 < self.idle_lease < math.inf:
             raise InvalidArgumentError(
                 f"expected a positive idle_lease, got {self.idle_lease:g} s", field="lifetime.idle_lease"
+            )
+        if self.idle_lease is not None and self.idle_lease > _LONGEST_SECONDS:
+            raise InvalidArgumentError(
+                f"expected an idle_lease of at most 10,000 years, got {self.idle_lease:g} s",
+                field="lifetime.idle_lease",
             )
 
     def differences(self, other: "Lifetime") -> list[str]:

@@ -96,6 +96,10 @@ _UPGRADES: dict[int, str] = {0: _FIRST}
 """The statements that lead from each format to the next one."""
 
 
+UNREADABLE = (sqlite3.DatabaseError, UnicodeDecodeError)
+"""What reading a damaged database raises; the names in some messages of SQLite are bytes of the file."""
+
+
 def open_database(path: Path) -> sqlite3.Connection:
     """Opens the metadata, which are made, or brought to the current format, if necessary.
 
@@ -111,7 +115,7 @@ def open_database(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA foreign_keys = ON")
         _check(connection, path)
         _upgrade(connection, path)
-    except sqlite3.DatabaseError as error:
+    except UNREADABLE as error:
         raise StateError(f"{path}: the database is damaged: {error}") from error
     return connection
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gradserve_server.errors import ResourceExhaustedError, ServiceError, UnavailableError
-from gradserve_server.state.files.database import open_database
+from gradserve_server.state.files.database import UNREADABLE, open_database
 from gradserve_server.state.files.directory import StateDirectory
 from gradserve_server.state.files.errors import StateError
 from gradserve_server.state.files.segments import Extent, Segments, whole_blocks
@@ -210,8 +210,15 @@ class StateStore:
     # What is there, before `start`
 
     def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Returns the rows of a query."""
-        return self._database.execute(query, values).fetchall()
+        """Returns the rows of a query.
+
+        Raises:
+            StateError: They are damaged.
+        """
+        try:
+            return self._database.execute(query, values).fetchall()
+        except UNREADABLE as error:
+            raise StateError(f"{self._directory.database}: the database is damaged: {error}") from error
 
     @property
     def blobs(self) -> Sequence[int]:

@@ -1,0 +1,11 @@
+"""All targets, by name."""
+
+from collections.abc import Callable
+
+from tests.fuzz.targets.calls import Calls
+from tests.fuzz.targets.codecs import Codecs
+from tests.fuzz.targets.frames import Frames
+from tests.fuzz.targets.state import State
+from tests.fuzz.targets.target import Target
+
+TARGETS: dict[str, Callable[[], Target]] = {"calls": Calls, "codecs": Codecs, "frames": Frames, "state": State}

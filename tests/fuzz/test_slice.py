@@ -1,0 +1,16 @@
+"""Nothing that comes from others makes a server or a codec crash, hang or grow, or end with INTERNAL or UNKNOWN."""
+
+import pytest
+
+from tests.fuzz.fuzzing import fuzz
+from tests.fuzz.targets.table import TARGETS
+
+NUM_INPUTS = {"calls": 600, "codecs": 3000, "frames": 300, "state": 60}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_corpus_and_some_mutations(name: str) -> None:
+    with TARGETS[name]() as target:
+        outcome = fuzz(name, target, seed=1, num_inputs=NUM_INPUTS[name])
+    assert outcome.found == {}
+    assert outcome.num_inputs > NUM_INPUTS[name]
