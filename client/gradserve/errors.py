@@ -64,7 +64,10 @@ class AbortedError(GradserveError):
 
 
 class LostError(GradserveError):
-    """The server was started again, and has lost what the message names. Raised once; the call had no effect.
+    """The server was started again, and has lost what the message names.
+
+    Raised once, by the next call, which the server has not carried out since it was started: make it again, with the
+    error's `request_id` if it has one.
 
     Attributes:
         accumulator: The name of the accumulator.

@@ -20,7 +20,7 @@ def elsewhere(kept: KeptGradients, server: str) -> list[int]:
 
 @pytest.fixture
 def kept() -> KeptGradients:
-    return KeptGradients(KeptMemory(3 * ARRAY.nbytes))
+    return KeptGradients(KeptMemory(3 * (ARRAY.nbytes + 2048)))
 
 
 def test_what_is_kept_is_a_copy(kept: KeptGradients) -> None:

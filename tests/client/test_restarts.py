@@ -132,7 +132,7 @@ def test_a_call_that_waits_goes_on(server: RestartingServer, monkeypatch: pytest
 def test_gradients_that_cannot_be_sent_again_are_told_once(
     server: RestartingServer, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GRADSERVE_KEPT_BYTES", "100" if reason == "no room" else "10000")
+    monkeypatch.setenv("GRADSERVE_KEPT_BYTES", "2500" if reason == "no room" else "10000")
     with gradserve.connect(server.address) as client:
         accumulator = client.conditional_accumulator("float64", (100,), "sum", reduction_type="SUM")
         small = client.conditional_accumulator("float64", (), "small")
@@ -181,6 +181,12 @@ def test_without_durability_the_loss_is_told_once(forgetful: RestartingServer, s
         forgetful.restart()
         with pytest.raises(gradserve.LostError, match="its step, 1, .* 0 gradients"):
             accumulator.apply_grad(1.0)
+        untouched.set_global_step(7)
+        forgetful.restart()
+        with pytest.raises(gradserve.LostError, match="its step, 7, ") as caught:
+            untouched.apply_grad(1.0, 7)
+        untouched.apply_grad(1.0, request_id=caught.value.request_id)
+        assert untouched.take_grad(1) == 1
 
 
 async def test_without_durability_the_loss_is_told_once_aio(forgetful: RestartingServer) -> None:

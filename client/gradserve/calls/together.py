@@ -47,8 +47,15 @@ def _aimed(target: int, exchange: Exchange) -> Exchange:
         case Together(operations):
             return Together(tuple(at_target(target, each) for each in operations))
         case Unary():
-            return exchange._replace(target=target)
+            return _aimed_call(target, exchange)
         case Whole(call):
-            return exchange._replace(call=call._replace(target=target))
+            return exchange._replace(call=_aimed_call(target, call))
     aimed: Any = replace(exchange, target=target)
     return aimed  # type: ignore[no-any-return]
+
+
+def _aimed_call(target: int, call: Unary) -> Unary:
+    renewal = call.renewal
+    if renewal is None:
+        return call._replace(target=target)
+    return call._replace(target=target, renewal=lambda: at_target(target, renewal()))

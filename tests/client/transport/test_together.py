@@ -14,13 +14,14 @@ import gradserve
 from gradserve.address import Address
 from gradserve.calls.accumulators.operations import ConditionalAccumulatorCalls
 from gradserve.calls.client import ClientCalls
-from gradserve.calls.exchange import Operation, Pause
+from gradserve.calls.exchange import Operation, Pause, Unary
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.calls.together import at_target, together
 from gradserve.transport.aio.transport import AsyncNetworkTransport
 from gradserve.transport.blocking.transport import NetworkTransport
 from gradserve.transport.settings import ConnectionSettings
+from gradserve.v1 import server_messages_pb2
 from gradserve_server.testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 
@@ -292,3 +293,17 @@ async def test_closing_and_cancelling_end_all_aio(
         await task
     with gradserve.connect(server_address) as client:
         client.delete_accumulator(name)
+
+
+def test_what_renews_a_call_goes_to_the_same_server() -> None:
+    call = Unary("ServerService", "GetServerInfo", server_messages_pb2.GetServerInfoRequest())
+
+    def ask(exchange: Unary) -> Operation[Any]:
+        return (yield exchange)
+
+    aimed = next(at_target(1, ask(call._replace(renewal=lambda: ask(call)))))
+    assert isinstance(aimed, Unary)
+    assert aimed.renewal is not None
+    renewing = next(aimed.renewal())
+    assert isinstance(renewing, Unary)
+    assert (aimed.target, renewing.target) == (1, 1)

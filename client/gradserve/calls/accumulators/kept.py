@@ -12,6 +12,8 @@ from gradserve.wire.payload import Array
 
 DEFAULT_KEPT_BYTES = 1 << 30
 _IDLE_BYTES = 256 << 20
+_REQUEST_BYTES = 2048
+"""The memory of a kept request, beside its arrays."""
 
 MakeRequest: TypeAlias = Callable[[Sequence[tensor_pb2.Tensor]], messages_pb2.ApplyGradientRequest]
 """Makes the request of an apply from the messages of its arrays."""
@@ -29,7 +31,7 @@ class KeptMemory:
 
     def copies_of(self, arrays: Sequence[Array]) -> tuple[Array, ...] | None:
         """Returns copies of arrays, which `release` has to follow; None if there is no room for them."""
-        num_bytes = sum([array.nbytes for array in arrays])
+        num_bytes = _bytes_of(arrays)
         with self._lock:
             if self._used + num_bytes > self._max_bytes:
                 return None
@@ -45,11 +47,15 @@ class KeptMemory:
 
     def release(self, copies: Sequence[Array]) -> None:
         """Gives back the room of copies."""
-        self._give_back(sum([array.nbytes for array in copies]))
+        self._give_back(_bytes_of(copies))
 
     def _give_back(self, num_bytes: int) -> None:
         with self._lock:
             self._used -= num_bytes
+
+
+def _bytes_of(arrays: Sequence[Array]) -> int:
+    return _REQUEST_BYTES + sum([array.nbytes for array in arrays])
 
 
 @dataclass(eq=False)
@@ -60,14 +66,14 @@ class KeptGradient:
         number: Its request id.
         round: The round that it is in.
         server: The incarnation of the server that accepted it.
-        request: Makes its request anew.
-        arrays: Its arrays; None if they could not be kept.
+        request: Makes its request anew; None if it could not be kept.
+        arrays: Its arrays; likewise.
     """
 
     number: int
     round: int
     server: str
-    request: MakeRequest
+    request: MakeRequest | None
     arrays: tuple[Array, ...] | None
 
 
@@ -77,6 +83,8 @@ class KeptGradients:
 
     memory: KeptMemory
     _by_number: dict[int, KeptGradient] = field(default_factory=dict)
+    _first_round: int = 0
+    """None of them is in an earlier round."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __len__(self) -> int:
@@ -115,7 +123,11 @@ class KeptGradients:
         else:
             copies = None if arrays is None else self.memory.copies_of(arrays)
             with self._lock:
-                self._by_number[number] = KeptGradient(number, answer.round, server, request, copies)
+                if not self._by_number:
+                    self._first_round = answer.round
+                self._by_number[number] = KeptGradient(
+                    number, answer.round, server, None if copies is None else request, copies
+                )
 
     def again(self, gradient: KeptGradient, answer: messages_pb2.ApplyGradientResponse, server: str) -> None:
         """Notes that a server has accepted a gradient again."""
@@ -129,7 +141,7 @@ class KeptGradients:
 
         Only of the gradients that the same run of the server accepted: another one has lost the round of the others.
         """
-        if not self._by_number:
+        if not self._by_number or num_rounds < self._first_round:
             return
         with self._lock:
             found = [each for each in self._by_number.values() if each.server == server and each.round <= num_rounds]
@@ -146,6 +158,8 @@ class KeptGradients:
         with self._lock:
             given = list(self._by_number.values() if gradients is None else gradients)
             gone = [each for each in given if self._by_number.pop(each.number, None) is not None]
+            self._first_round = min([each.round for each in self._by_number.values()], default=0)
         for each in gone:
-            self.memory.release(each.arrays or ())
+            if each.arrays is not None:
+                self.memory.release(each.arrays)
         return len(gone)

@@ -150,6 +150,10 @@ class AccumulatorSession:
                 if num_rounds >= self._round:
                     self._num_accepted = 0
 
+    def step_set(self, step: int) -> None:
+        """Notes that the program has set the step."""
+        self._step = step
+
     def ask(self, at_most: float = math.inf) -> Operation[None]:
         """Asks the server how many rounds have ended; before that, sends again what a restart has lost.
 
@@ -239,7 +243,7 @@ class AccumulatorSession:
         """Sends gradients that a run of the server has lost to another one; returns how many cannot be, and why."""
         num_lost, reason = 0, ""
         for each in kept.accepted_elsewhere(ref.server_incarnation):
-            if each.arrays is None:
+            if each.request is None or each.arrays is None:
                 why = "they are tensors of the server, or more than GRADSERVE_KEPT_BYTES allows to keep"
             else:
                 try:

@@ -249,6 +249,7 @@ class AccumulatorWire:
         step = as_integer(global_step, Argument("new_global_step"))
         request = messages_pb2.SetGlobalStepRequest(accumulator=self._checked_ref(), global_step=step)
         yield self._unary("SetGlobalStep", request)
+        self._session.step_set(step)
 
     def info(self) -> Operation[AccumulatorInfo]:
         """Describes the accumulator."""
