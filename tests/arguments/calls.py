@@ -175,7 +175,7 @@ async def value_of(result: Any) -> Any:
 
 
 def methods(face: Any) -> list[str]:
-    """Returns the methods of a face that take an argument, by object and name."""
+    """Returns the methods of a face that take an argument, by object and name; without the end of everything."""
     kinds = {
         "client": face.Client,
         "raw_ops": face.RawOps,
@@ -190,4 +190,5 @@ def methods(face: Any) -> list[str]:
         for name, method in inspect.getmembers(kind, callable)
         if (not name.startswith("_") or (name == "__call__" and thing == "layer"))
         and len(inspect.signature(method).parameters) > 1
+        and name != "close"  # after which there is nothing to call
     ]
