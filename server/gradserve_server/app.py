@@ -33,6 +33,7 @@ from gradserve_server.ops.runner import OpRunner
 from gradserve_server.ops.table import OPS
 from gradserve_server.own_file import OwnFile
 from gradserve_server.parts import Parts
+from gradserve_server.resources import unlimited
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.boundary.access import AccessChecks
@@ -146,6 +147,7 @@ class Server:
             clock=self._clock,
             new_incarnation=run.new_id,
             is_of_another_run=run.is_of_another,
+            most_in=unlimited if self.access is None else self.access.accumulators_in,
             records=MemoryRecords() if self._state is None else self._state.accumulators,
         )
         self._allocate = pool.empty
@@ -160,7 +162,10 @@ class Server:
             records=MemoryLayerRecords() if self._state is None else self._state.layers,
         )
         layers = Quota(limits.max_layers, "layers", each=Cost(bookkeeping, _LAYER_BYTES))
-        self.layers = LayerRegistry(self._batch_norm, layers, self.lifetimes, bookkeeping, run.is_of_another)
+        most_layers = unlimited if self.access is None else self.access.layers_in
+        self.layers = LayerRegistry(
+            self._batch_norm, layers, self.lifetimes, bookkeeping, run.is_of_another, most_layers
+        )
         self._residence = residence = Residence(host, device, self._compute)
         in_flight = InFlight(limits.max_inflight_bytes)
         tickets, self._socket_addresses = TicketOffice(self._clock), SocketAddresses()

@@ -133,6 +133,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     path.write_text(
         "".join(entry(name, {"*": "chief"}, TOKENS[name]) for name in names)
         + "".join(f"[identities.{name}.limits]\n{line}\n" for name, line in limits.items())
+        + "[containers.small]\nmax_accumulators = 2\nmax_layers = 1\n"
     )
     config = ServerConfig(
         limits=LimitsConfig.model_validate({"max_bytes": 20 * MIB}),
@@ -247,3 +248,25 @@ def test_regions_of_an_identity() -> None:
         sockets.drop_region(identity, num_bytes)
     assert (region_bytes.used, regions.used) == (0, 0)
     sockets.add_region(limited, 30)
+
+
+def test_a_container_has_limits_of_its_own(local: LocalServer) -> None:
+    with connect(local, "worker") as worker, connect(local, "colleague") as colleague:
+
+        def create(client: gradserve.Client, name: str, container: str = "small") -> None:
+            client.gradient_accumulator({"w": np.zeros(1)}, shared_name=name, container=container)
+
+        create(worker, "a")
+        create(colleague, "b")
+        with pytest.raises(
+            gradserve.ResourceExhaustedError,
+            match="accumulators in the container 'small': 2 in use, 2 allowed",
+        ):
+            create(colleague, "c")
+        create(colleague, "a")  # exists
+        create(colleague, "c", "large")
+        worker.delete_accumulator("a", container="small")
+        create(colleague, "c")
+        colleague.batch_norm(scope="a", container="small")
+        with pytest.raises(gradserve.ResourceExhaustedError, match="too many layers in the container 'small'"):
+            colleague.batch_norm(scope="b", container="small")

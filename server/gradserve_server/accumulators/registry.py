@@ -26,7 +26,7 @@ from gradserve_server.errors import AbortedError, AlreadyExistsError, ServiceErr
 from gradserve_server.leases.lifetime import SHARED, Lifetime
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.leases.turn import Turn
-from gradserve_server.resources import Directory, ResourceKey
+from gradserve_server.resources import Directory, ResourceKey, unlimited
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.quotas import Cost, Quota
 
@@ -57,6 +57,7 @@ class AccumulatorRegistry:
         new_incarnation: Callable[[], str],
         records: Records,
         is_of_another_run: Callable[[str], bool] = lambda _: False,
+        most_in: Callable[[str], int | None] = unlimited,
     ) -> None:
         """Takes, among others, a monotonic `clock` in seconds, a source of unique incarnations, and one of journals."""
         self._compute = compute
@@ -69,7 +70,7 @@ class AccumulatorRegistry:
         self._new_incarnation = new_incarnation
         self.records = records
         self._accumulators: Directory[Accumulator] = Directory(
-            "accumulator", lifetimes, self._end, is_of_another_run=is_of_another_run
+            "accumulator", lifetimes, self._end, is_of_another_run=is_of_another_run, most_in=most_in
         )
         self._expiries: Deadlines[KeptAverages] = Deadlines()
         self.bookkeeping = bookkeeping
@@ -82,7 +83,7 @@ class AccumulatorRegistry:
         Raises:
             InvalidArgumentError: The name is empty.
             AlreadyExistsError: An accumulator of this name has another spec or lifetime.
-            ResourceExhaustedError: The server has reached its limit of accumulators.
+            ResourceExhaustedError: The server or the container has reached its limit of accumulators.
         """
         found = self._accumulators.find(key)
         if found is not None:
@@ -96,6 +97,7 @@ class AccumulatorRegistry:
             return found, False
         if spec.durability is None:
             spec = spec.with_durability(self.records.default)
+        self._accumulators.check_room(key.container)
         self.count.acquire()
         try:
             self.bookkeeping.acquire(_names_bytes(key) + spec.bookkeeping_bytes)

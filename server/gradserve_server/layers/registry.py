@@ -15,7 +15,7 @@ from gradserve_server.layers.kind import ConfigT, LayerKind, LayerT
 from gradserve_server.leases.lifetime import SHARED, Lifetime
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.limits import MAX_ID_BYTES, check_length
-from gradserve_server.resources import Directory, ResourceKey
+from gradserve_server.resources import Directory, ResourceKey, unlimited
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.quotas import Quota
 
@@ -49,15 +49,17 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         lifetimes: Lifetimes,
         bookkeeping: Quota,
         is_of_another_run: Callable[[str], bool] = lambda _: False,
+        most_in: Callable[[str], int | None] = unlimited,
     ) -> None:
         """Takes the kind that makes layers, the lifetimes that end them, and the quotas of layers and bookkeeping.
 
-        `is_of_another_run` tells incarnations of layers that an earlier run of the server made.
+        `is_of_another_run` tells incarnations of layers that an earlier run of the server made, `most_in` how many a
+        container may have.
         """
         self._bookkeeping = bookkeeping
         self.count = count
         self._kind = kind
-        self._layers: Directory[LayerT] = Directory("layer", lifetimes, self._delete, "a", is_of_another_run)
+        self._layers: Directory[LayerT] = Directory("layer", lifetimes, self._delete, "a", is_of_another_run, most_in)
         # Usually only a few of many layers keep forwards.
         self._keeping: dict[ResourceKey, LayerT] = {}
 
@@ -279,6 +281,7 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         return count
 
     def _new(self, key: ResourceKey, config: ConfigT, creation_id: str) -> LayerT:
+        self._layers.check_room(key.container)
         return self._counted(partial(self._kind.make, key, config, creation_id, partial(self._note_forwards, key)))
 
     def _counted(self, make: Callable[[], LayerT]) -> LayerT:

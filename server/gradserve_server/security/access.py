@@ -55,6 +55,14 @@ class Access:
         """
         return self._policy.identify(credentials)
 
+    def accumulators_in(self, container: str) -> int | None:
+        """Returns how many accumulators a container may have, None for no limit of its own."""
+        return self._policy.limits_of(container).max_accumulators
+
+    def layers_in(self, container: str) -> int | None:
+        """Returns how many layers a container may have, None for no limit of its own."""
+        return self._policy.limits_of(container).max_layers
+
     def admit(self, credentials: Credentials, method: str, rule: Rule, container: str | None) -> Admitted:
         """Returns the caller of a method.
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
 from gradserve_server.security.identity import MAX_IDENTITY_BYTES, Identity
-from gradserve_server.security.own_limits import OwnLimits
+from gradserve_server.security.own_limits import ContainerLimits, OwnLimits
 from gradserve_server.security.policy import Policy
 from gradserve_server.security.roles import Role
 from gradserve_server.system_errors import reason_of
@@ -28,6 +28,10 @@ _LIMITS: Mapping[str, tuple[str, TypeAdapter[Any]]] = {
     "max_connections": ("a whole number", _COUNT),
     "max_region_bytes": ("a size such as 4GiB", _SIZE),
     "calls_per_second": ("a number greater than 0", TypeAdapter(Annotated[float, Field(gt=0, allow_inf_nan=False)])),
+}
+_CONTAINER_LIMITS: Mapping[str, tuple[str, TypeAdapter[Any]]] = {
+    "max_accumulators": ("a whole number", _COUNT),
+    "max_layers": ("a whole number", _COUNT),
 }
 _ROLES = {str(role): role for role in Role}
 _MAX_UID = (1 << 32) - 2
@@ -56,7 +60,7 @@ def read_policy(path: Path) -> Policy:
 
 
 def _policy(content: Mapping[str, Any]) -> Policy:
-    _check_keys(content, ("identities",), "")
+    _check_keys(content, ("identities", "containers"), "")
     identities = content.get("identities")
     if not isinstance(identities, dict) or not identities:
         raise AccessFileError("expected at least one table [identities.NAME]")
@@ -80,7 +84,16 @@ def _policy(content: Mapping[str, Any]) -> Policy:
             _add(by_certificate, _certificate(value, key), identity, key)
         for key, value in _entries(entry, "users", where):
             _add(by_uid, _uid(value, key), identity, key)
-    return Policy(by_token, by_certificate, by_uid)
+    return Policy(by_token, by_certificate, by_uid, _containers(content.get("containers", {})))
+
+
+def _containers(tables: object) -> Mapping[str, ContainerLimits]:
+    if not isinstance(tables, dict):
+        raise AccessFileError("containers: expected tables such as [containers.NAME]")
+    return {
+        name: ContainerLimits(**_given_limits(limits, f"containers.{name}", _CONTAINER_LIMITS))
+        for name, limits in tables.items()
+    }
 
 
 def _check_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
@@ -115,17 +128,22 @@ def _roles(roles: object, where: str) -> Mapping[str, Role]:
 
 
 def _limits(limits: object, where: str) -> OwnLimits:
+    return OwnLimits(**_given_limits(limits, where, _LIMITS))
+
+
+def _given_limits(limits: object, where: str, known: Mapping[str, tuple[str, TypeAdapter[Any]]]) -> dict[str, Any]:
+    example = next(name for name, (_, adapter) in known.items() if adapter is _COUNT)
     if not isinstance(limits, dict):
-        raise AccessFileError(f"{where}: expected a table such as {{ max_handles = 1000 }}")
-    _check_keys(limits, tuple(_LIMITS), f"{where}.")
+        raise AccessFileError(f"{where}: expected a table such as {{ {example} = 1000 }}")
+    _check_keys(limits, tuple(known), f"{where}.")
     found: dict[str, Any] = {}
     for name, value in limits.items():
-        expected, adapter = _LIMITS[name]
+        expected, adapter = known[name]
         try:
             found[name] = adapter.validate_python(value)
         except ValidationError:
             raise AccessFileError(f"{where}.{name}: expected {expected}, got {value!r}") from None
-    return OwnLimits(**found)
+    return found
 
 
 def _digest(value: object, key: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The limits of one identity."""
+"""The limits of one identity, and of one container."""
 
 from dataclasses import dataclass
 
@@ -25,3 +25,11 @@ class OwnLimits:
 
 
 NO_LIMITS = OwnLimits()
+
+
+@dataclass(frozen=True)
+class ContainerLimits:
+    """The limits of one container; None for none of its own."""
+
+    max_accumulators: int | None = None
+    max_layers: int | None = None

@@ -7,7 +7,8 @@ from functools import cached_property
 
 from gradserve_server.errors import UnauthenticatedError
 from gradserve_server.security.credentials import Credentials
-from gradserve_server.security.identity import Identity
+from gradserve_server.security.identity import ALL_CONTAINERS, Identity
+from gradserve_server.security.own_limits import ContainerLimits
 
 _INDEXED_BYTES = 2
 
@@ -20,11 +21,13 @@ class Policy:
         by_token: The identities by the digests of their tokens.
         by_certificate: The identities by the names in their certificates.
         by_uid: The identities by the users of Unix sockets.
+        containers: The limits of containers; "*" for all that have no entry of their own.
     """
 
     by_token: Mapping[bytes, Identity] = field(default_factory=dict, repr=False)
     by_certificate: Mapping[str, Identity] = field(default_factory=dict)
     by_uid: Mapping[int, Identity] = field(default_factory=dict)
+    containers: Mapping[str, ContainerLimits] = field(default_factory=dict)
 
     def identify(self, credentials: Credentials) -> Identity:
         """Returns the identity of a caller.
@@ -49,6 +52,10 @@ class Policy:
         raise UnauthenticatedError(
             "this server needs credentials: connect with token=, or set the environment variable GRADSERVE_TOKEN"
         )
+
+    def limits_of(self, container: str) -> ContainerLimits:
+        """Returns the limits of a container."""
+        return self.containers.get(container) or self.containers.get(ALL_CONTAINERS) or ContainerLimits()
 
     def _of_token(self, digest: bytes) -> Identity:
         """Returns the identity of a token. How long that takes tells at most how the token's digest begins."""
