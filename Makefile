@@ -31,7 +31,7 @@ CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-node demo serve test lint types protos check-protos face-types check-cudnn golden bench simulate fuzz image constraints clean
+.PHONY: help install install-node demo serve test lint types protos check-protos face-types check-cudnn golden bench simulate fuzz chaos soak image constraints clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -161,6 +161,12 @@ $(FUZZER_INSTALLED): $(INSTALLED)
 
 fuzz: $(FUZZER_INSTALLED)  ## Give servers, codecs and state directories inputs that are not valid, for MINUTES
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+
+chaos: $(INSTALLED)  ## Kill, stop and cut off workers and a durable server for MINUTES, and judge what came of it
+	$(BIN)/python -m tests.endurance.chaos --minutes $(MINUTES)
+
+soak: $(INSTALLED)  ## Load a server at full speed over every way for MINUTES: memory, descriptors and latencies must stay flat
+	$(BIN)/python -m tests.endurance.soak --minutes $(MINUTES)
 
 image:  ## Build the container image and check that it runs
 	deploy/image.sh

@@ -1,0 +1,53 @@
+"""The long programs judge rightly, and draw what they measured."""
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from tests.endurance import chaos, soak
+from tests.endurance.chaos import Entry
+from tests.endurance.picture import Series, draw, rates
+from tests.endurance.soak import Sample
+
+STEPS = [Entry(0.1 * step, step, "same") for step in range(200)]
+ALL = (True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("logs", "reached"),
+    [
+        ([STEPS, STEPS], ALL),
+        ([STEPS, [Entry(5.0, 50, "other")]], (True, True, False)),
+        ([[each for each in STEPS if not 15 < each.time < 16.2]], (False, False, True)),
+        ([[each for each in STEPS if each.time < 10 or each.step % 2]], (True, False, True)),
+    ],
+    ids=["quiet", "another average", "a pause", "half as fast"],
+)
+def test_chaos_is_judged(logs: list[list[Entry]], reached: tuple[bool, ...]) -> None:
+    result = chaos.judged(logs, [(15.0, "kill_worker"), (18.0, "cut_network")], 0.0, 10.0, 20.0)
+    verdicts = result["reached"]
+    assert isinstance(verdicts, dict)
+    assert tuple(verdicts.values()) == reached
+
+
+@pytest.mark.parametrize(
+    ("growth", "reached"),
+    [
+        ((0, 0, 0), ALL),
+        ((10, 0, 0), (False, True, True)),
+        ((0, 1, 0), (True, False, True)),
+        ((0, 0, 1), (True, True, False)),
+    ],
+    ids=["flat", "memory", "descriptors", "p99"],
+)
+def test_a_soak_is_judged(growth: tuple[int, int, int], reached: tuple[bool, ...]) -> None:
+    samples = [
+        Sample(time, 100 + growth[0] * time, 20 + growth[1] * time, 1.0 + growth[2] * time, 100) for time in range(60)
+    ]
+    assert tuple(soak.judged(samples).values()) == reached
+
+
+def test_pictures() -> None:
+    assert rates([0.1, 0.2, 1.5], 1.0) == [(0.0, 2.0), (1.0, 1.0)]
+    picture = draw("A & B", [Series("steps", [(0.0, 1.0), (2.0, 3.0)])], [(1.0, "kill_worker")])
+    assert len(ET.fromstring(picture).findall("{http://www.w3.org/2000/svg}line")) == 2
