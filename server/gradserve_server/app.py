@@ -226,6 +226,7 @@ class Server:
                 limits.reserved_share,
             ),
             in_flight=in_flight,
+            messages=InFlight(limits.max_queued_bytes),
             allocate=pool.empty,
             compute=self._compute,
             shared_memory=shared_memory,

@@ -29,7 +29,6 @@ def serving(idle_seconds: float) -> Iterator[LocalServer]:
     limits = LimitsConfig(
         max_message_bytes=ByteSize(4 * MIB),
         max_queued_bytes=ByteSize(MAX_SLOW * 4 * MIB),
-        max_inflight_bytes=ByteSize(8 * MIB),
         message_idle_seconds=idle_seconds,
     )
     with LocalServer(ServerConfig(limits=limits, runtime=RuntimeConfig(warm_up=False))) as local:
@@ -55,8 +54,8 @@ def half_a_request(path: str, stream: int, length: int = 3 * MIB) -> bytes:
     return headers(request_fields(path), stream) + frame(DATA, 0, stream, message(b"abc", length=length))
 
 
-def in_flight(local: LocalServer) -> int:
-    return local.inspect(lambda server: server._sockets._context.in_flight.used)
+def num_arriving(local: LocalServer) -> int:
+    return local.inspect(lambda server: server._sockets._context.messages.used)
 
 
 @contextlib.contextmanager
@@ -108,15 +107,15 @@ def test_long_messages_on_sockets_take_turns(patient: LocalServer) -> None:
     name = b"gradserve.v1.AccumulatorService.ApplyGradient"
     header = FrameHeader(FrameKind.CALL, name_bytes=len(name), message_bytes=3 * MIB)
     with contextlib.ExitStack() as using:
-        for _ in range(4):
+        for _ in range(7):
             client = using.enter_context(FrameClient.over_tcp(issue_ticket(patient.address)))
             client.hello(issue_ticket(patient.address).ticket)
             client.send(header, name + bytes(1000))
-        eventually(lambda: in_flight(patient) == 2 * header.head_bytes)  # there is no room for the others
+        eventually(lambda: num_arriving(patient) == 5 * header.head_bytes)  # there is no room for the others
         with gradserve.connect(patient.address) as client_of_others:
             assert client_of_others.server_info().version
-        assert in_flight(patient) == 2 * header.head_bytes
-    eventually(lambda: in_flight(patient) == 0)
+        assert num_arriving(patient) == 5 * header.head_bytes
+    eventually(lambda: num_arriving(patient) == 0)
 
 
 def test_a_stream_of_reflection_that_asks_nothing_ends() -> None:

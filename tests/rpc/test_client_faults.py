@@ -209,6 +209,9 @@ class Gone:
     def peer(self) -> str:
         return "ipv4:127.0.0.1:1"
 
+    def add_done_callback(self, _: object) -> None:
+        pass
+
     async def read(self) -> bytes:
         return b""
 

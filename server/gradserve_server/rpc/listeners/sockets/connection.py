@@ -242,7 +242,7 @@ class Connection:
         """Reads what comes before the payload; if that is long, once there is room for what arrives."""
         if header.head_bytes <= _SHORT_HEAD_BYTES:
             return await self._stream.read(header.head_bytes)
-        async with self._context.in_flight.hold(header.head_bytes):
+        async with self._context.messages.hold(header.head_bytes):
             return await self._stream.read(header.head_bytes)
 
     async def _answer(self, method: Method, message: bytes, call: Call) -> None:

@@ -31,6 +31,7 @@ class SocketContext:
         memory: The quota of bytes of tensors.
         fair: The connections and regions of all clients.
         in_flight: Bounds the payloads that are arriving.
+        messages: Bounds the long messages that are arriving.
         allocate: Returns uninitialised memory.
         compute: Copies large tensors.
         shared_memory: Makes the server's regions.
@@ -46,6 +47,7 @@ class SocketContext:
     memory: Quota
     fair: FairSockets
     in_flight: InFlight
+    messages: InFlight
     allocate: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
     compute: Compute
     shared_memory: SharedMemory
