@@ -187,6 +187,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=RESULTS / "chaos.json")
     arguments = parser.parse_args()
     result = run(arguments.minutes, arguments.every)
+    arguments.output.parent.mkdir(exist_ok=True)
     arguments.output.write_text(json.dumps(result, indent=1) + "\n")
     marks = [(float(at), str(fault)) for at, fault in result["marks"]]  # type: ignore[attr-defined]
     points = [(float(at), float(rate)) for at, rate in result["rates"]]  # type: ignore[attr-defined]

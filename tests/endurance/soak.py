@@ -152,6 +152,7 @@ def main() -> int:
     reached = judged(samples)
     machine = f"{os.cpu_count()} cores, {platform.machine()}"
     result = {"machine": machine, "reached": reached, "samples": [asdict(each) for each in samples]}
+    arguments.output.parent.mkdir(exist_ok=True)
     arguments.output.write_text(json.dumps(result, indent=1) + "\n")
     names = {
         "resident_mib": "memory of the server, MiB",

@@ -5,7 +5,7 @@ import pytest
 from tests.fuzz.fuzzing import fuzz
 from tests.fuzz.targets.table import TARGETS
 
-NUM_INPUTS = {"calls": 600, "codecs": 3000, "frames": 300, "state": 60}
+NUM_INPUTS = {"calls": 400, "codecs": 3000, "frames": 150, "state": 30}
 
 
 @pytest.mark.parametrize("name", TARGETS)
