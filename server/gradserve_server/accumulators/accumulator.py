@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import ParamSpec, Protocol, TypeVar
 
+from gradserve_server.accumulators.arguments import check_contribution, check_num_required
 from gradserve_server.accumulators.averages import KeptAverages, average_of_current
 from gradserve_server.accumulators.diagnosis import Diagnosis
 from gradserve_server.accumulators.events import GradientAnswered, RoundEnded, StepSet
@@ -13,6 +14,7 @@ from gradserve_server.accumulators.gradient import Average, Contribution, Gradie
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.journal import AccumulatorJournal
 from gradserve_server.accumulators.ledger import Ledger, Taken
+from gradserve_server.accumulators.member_bytes import MemberBytes
 from gradserve_server.accumulators.own_tasks import OwnTasks
 from gradserve_server.accumulators.results import AccumulatorState, Applied, Outcome
 from gradserve_server.accumulators.round_sum import RoundSum
@@ -20,16 +22,11 @@ from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.under_way import CallsUnderWay
 from gradserve_server.accumulators.waiting import TakeQueue, Waiter
 from gradserve_server.eager import Begun
-from gradserve_server.errors import DeadlineExceededError, InvalidArgumentError, ServiceError
-from gradserve_server.tensors.quotas import Account, Quota
+from gradserve_server.errors import DeadlineExceededError, ServiceError
+from gradserve_server.tensors.quotas import Quota
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_WORKER_BYTES = 512
-"""The memory of the id of a worker, at most."""
-_HELD_BYTES = 1280
-"""The memory of a gradient that is held for its order, beside its values."""
 
 
 class OpenGradient(Protocol):
@@ -87,14 +84,13 @@ class Accumulator:
         self._averages = averages
         self._journal = journal
         self._waiter_quota = waiters
-        self._bookkeeping = Account(bookkeeping)
+        self._member_bytes = MemberBytes(bookkeeping, ledger, holds_gradients=spec.deterministic)
         self._diagnosing = Diagnosis(ledger.rounds)
         self._queue = TakeQueue()
         self._under_way: CallsUnderWay[asyncio.Task[Applied] | Waiter] = CallsUnderWay()
         self._lock = asyncio.Lock()
         self._tasks = OwnTasks()
         self._closed: ServiceError | None = None
-        self._settle_bookkeeping()
 
     @property
     def num_accumulated(self) -> int:
@@ -148,7 +144,7 @@ class Accumulator:
             DeadlineExceededError: There were too few of them within `timeout` seconds; nothing has changed.
             AbortedError: The average of an earlier call is gone, or the accumulator was deleted.
         """
-        _check_num_required(num_required)
+        check_num_required(num_required)
         await self._forget_overdue(call)
         taken = self._recall(call)
         first = self._under_way.find(call)
@@ -196,7 +192,7 @@ class Accumulator:
         Raises:
             ServiceError: See `apply` and `take`. If the wait fails, the gradient stays in the round.
         """
-        _check_num_required(num_required)
+        check_num_required(num_required)
         with self._waiter_quota.hold():
             waiter = Waiter(num_required, call=call)
             try:
@@ -245,7 +241,7 @@ class Accumulator:
         self._averages.close(error)
         self._sum.close()
         self._ledger.close()
-        self._settle_bookkeeping()
+        self._member_bytes.close()
 
     # Recovery
 
@@ -317,19 +313,17 @@ class Accumulator:
         event = GradientAnswered(call, contribution, outcome, awaits_average=pull is not None)
         written = None
         if outcome is Outcome.ACCEPTED:
-            cost = _WORKER_BYTES * self._ledger.is_new(contribution.worker_id) + _HELD_BYTES * self.spec.deterministic
-            if cost:
-                self._bookkeeping.grow(cost)
+            self._member_bytes.grow(contribution)
             try:
                 written = await self._add(gradient, event)
             except BaseException:
-                self._settle_bookkeeping()
+                self._member_bytes.settle()
                 raise
         else:
             await self._journal.append(event)
         applied = self._ledger.answer(event)
         if self._closed is not None:
-            self._settle_bookkeeping()
+            self._member_bytes.settle()
         if pull is not None and applied.round is not None and not pull.answer.cancelled():
             pull.round = applied.round
             self._queue.append(pull)
@@ -367,7 +361,7 @@ class Accumulator:
                 self.close(error)
                 raise
         ended = self._ledger.end_round(event)
-        self._settle_bookkeeping()
+        self._member_bytes.settle()
         if self._closed is None:
             self._averages.add(average, answered)
             self._sum.settle()
@@ -401,12 +395,6 @@ class Accumulator:
                 self._queue.remove(head)
                 head.fail(error)
 
-    def _settle_bookkeeping(self) -> None:
-        """Counts what is kept of the members of rounds beside their gradients."""
-        held = self.num_accumulated if self.spec.deterministic else 0
-        used = _WORKER_BYTES * self._ledger.num_named + _HELD_BYTES * held
-        self._bookkeeping.settle(0 if self._closed is not None else used)
-
     # Calls, and waits
 
     async def _apply_once(
@@ -417,7 +405,7 @@ class Accumulator:
         pull: Waiter | None,
         one_per_worker: bool,
     ) -> tuple[Applied, bool]:
-        self._check_contribution(contribution)
+        check_contribution(self.name, self.spec, contribution)
         await self._forget_overdue(call)
         # In this order: a call that is remembered may be waiting for the disk.
         known = self._under_way.find(call) or self._recall(call)
@@ -496,17 +484,6 @@ class Accumulator:
     def _diagnosis(self) -> str:
         return self._diagnosing.text(len(self._queue))
 
-    def _check_contribution(self, contribution: Contribution) -> None:
-        if not (0 < contribution.weight < float("inf")):
-            raise InvalidArgumentError(
-                f"expected a positive, finite weight, got {contribution.weight:g}", field="weight"
-            )
-        if self.spec.deterministic and not contribution.worker_id:
-            raise InvalidArgumentError(
-                f"expected a worker_id for deterministic accumulator {self.name!r}, got an empty one",
-                field="worker_id",
-            )
-
     def _check_open(self) -> None:
         if self._closed is not None:
             raise self._closed.with_traceback(None)
@@ -518,10 +495,3 @@ async def _change_nothing() -> None:
 
 async def _drop(_gradient: Gradient) -> None:
     """Does nothing with a gradient."""
-
-
-def _check_num_required(num_required: int) -> None:
-    if num_required <= 0:
-        raise InvalidArgumentError(
-            f"Argument num_required must be positive, but was {num_required}", field="num_required"
-        )

@@ -14,7 +14,6 @@ from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, s
 from gradserve_server.accumulators.summation import Shapes
 from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.state.durability import Durability
 
 
 def checking_work(spec: AccumulatorSpec, gradient: Gradient) -> int:
@@ -74,8 +73,8 @@ def _is_checked(spec: AccumulatorSpec, gradient: Gradient) -> bool:
 
 
 def _is_copied(spec: AccumulatorSpec, gradient: Gradient) -> bool:
-    """Returns True for a gradient that others can change, if it is read more than once."""
-    return gradient.live and (_is_checked(spec, gradient) or spec.durability is Durability.GRADIENT)
+    """Returns True for a gradient that others can change, if it is checked before it is added."""
+    return gradient.live and _is_checked(spec, gradient)
 
 
 def _other_dtypes(spec: AccumulatorSpec, gradient: Gradient) -> bool:

@@ -48,7 +48,7 @@ class Gradient:
         owned: Whether the accumulator may take over the memory of the arrays, unless they are live.
         memory: The accounts of that memory.
         live: Whether some dense values are in memory of a client, who can change it at any time and has it back after
-            the call. They are read once, by the addition or the copy that is checked.
+            the call. They are read once by the addition, or the copy that is checked, and once by the disk.
         finite: The components whose values are known to be finite.
     """
 
