@@ -228,6 +228,7 @@ async def test_an_accumulator_that_is_deleted_while_the_disk_is_full(
 
     disk = await Disk.open(tmp_path / "state", Durability.GRADIENT)
     acc = await disk.create()
+    monkeypatch.setattr("gradserve_server.state.files.segments.Segments.allocate_free", lambda *_: None)
     monkeypatch.setattr("gradserve_server.state.files.segments.Segments.allocate", full)
     applying = asyncio.create_task(apply(acc, 1, call=call(1)))
     await asyncio.sleep(0)  # the gradient is being written

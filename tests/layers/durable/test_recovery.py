@@ -279,6 +279,7 @@ async def test_a_full_disk_refuses_changes_and_loses_nothing(tmp_path: Path, mon
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
+    monkeypatch.setattr("gradserve_server.state.files.segments.Segments.allocate_free", lambda *_: None)
     monkeypatch.setattr("gradserve_server.state.files.segments.Segments.allocate", full)
     for change in (worker.forward("b"), worker.layer.run_updates(()), worker.set_beta()):
         with pytest.raises(ResourceExhaustedError, match="no space in the state directory"):
