@@ -41,9 +41,7 @@ def test_chaos_is_judged(logs: list[list[Entry]], reached: tuple[bool, ...]) -> 
     ids=["flat", "memory", "descriptors", "p99"],
 )
 def test_a_soak_is_judged(growth: tuple[int, int, int], reached: tuple[bool, ...]) -> None:
-    samples = [
-        Sample(time, 100 + growth[0] * time, 20 + growth[1] * time, 1.0 + growth[2] * time, 100) for time in range(60)
-    ]
+    samples = [Sample(75.0 + i, 100 + growth[0] * i, 20 + growth[1] * i, 1.0 + growth[2] * i, 100) for i in range(60)]
     assert tuple(soak.judged(samples).values()) == reached
 
 
