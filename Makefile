@@ -31,7 +31,7 @@ CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-node demo serve test lint types protos check-protos face-types check-cudnn golden bench simulate fuzz chaos soak image constraints clean
+.PHONY: help install install-node demo serve test coverage lint types protos check-protos face-types check-cudnn golden bench simulate fuzz chaos soak image constraints clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -72,9 +72,11 @@ demo: $(DEMO_INSTALLED)  ## Train on real data with four workers, beside one pro
 serve: $(SERVER_INSTALLED)  ## Run a server on 127.0.0.1:50051
 	$(BIN)/gradserve serve $(SERVE_FLAGS)
 
-test: $(INSTALLED) $(NODE_INSTALLED)  ## Run every test and measure their coverage, or those of TEST_FLAGS
-	$(if $(TEST_FLAGS),,PYTEST_PLUGINS=tests.coverage) $(BIN)/python -m pytest $(or $(TEST_FLAGS),--ignore=tests/floods)
-	$(if $(TEST_FLAGS),,$(BIN)/python -m pytest tests/floods)  # they count calls, and measuring coverage makes more
+test: $(INSTALLED) $(NODE_INSTALLED)  ## Run every test, or those of TEST_FLAGS
+	$(BIN)/python -m pytest $(TEST_FLAGS)
+
+coverage: $(INSTALLED) $(NODE_INSTALLED)  ## Run the tests and measure which lines and branches they run
+	PYTEST_PLUGINS=tests.coverage $(BIN)/python -m pytest --ignore=tests/floods  # which count calls: measuring makes more
 
 lint: $(INSTALLED)  ## Check style, layers and protos
 	$(BIN)/ruff check .

@@ -1,6 +1,5 @@
 """Layers take no more memory besides inputs and outputs than they reserve."""
 
-import gc
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -60,7 +59,6 @@ def test_forward_and_backward(given: str, dtype: Any) -> None:
 
 def _measured(call: CheckedCall[Any, Any, Any, Any], compute: Callable[[], Any]) -> Any:
     """Returns the outputs; fails if they took more than the call reserves."""
-    gc.collect()
     tracemalloc.start()
     try:
         outputs = compute()

@@ -1,6 +1,5 @@
 """Ops take no more memory besides inputs and outputs than they reserve, and reserve not much more than they take."""
 
-import gc
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import fields
@@ -57,7 +56,6 @@ class Machine:
         """Returns the outputs; fails if the call took more than it reserves, or much less."""
         call = check_call(op, inputs, attributes)
         family = self._families[op.family]
-        gc.collect()
         tracemalloc.start()
         try:
             outputs = op.compute(family, inputs, attributes, call.plan)
