@@ -31,7 +31,7 @@ CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-node demo serve test coverage lint types protos check-protos face-types check-cudnn golden bench simulate fuzz chaos soak image constraints clean
+.PHONY: help install install-node demo serve test coverage lint types protos check-protos face-types check-processors check-cudnn golden bench simulate fuzz chaos soak image constraints clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -104,6 +104,9 @@ check-protos: $(PROTOC_INSTALLED)  ## Fail when the stubs are not those of the p
 
 face-types: $(INSTALLED)  ## Make the types of methods that return arrays or handles
 	$(BIN)/python deploy/generate_face_types.py client
+
+check-processors: $(INSTALLED)  ## Compile the kernels for other processors too, and check what they compute
+	ALL_PROCESSORS=1 $(BIN)/python -m pytest tests/processors
 
 $(CUDNN_INSTALLED): Makefile constraints.txt deploy/constraints-cuda13.txt
 	@echo "Installing cuDNN into $(CUDNN_VENV)"

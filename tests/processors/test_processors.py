@@ -23,6 +23,11 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "x86-64-v3, 16 numbers in a vector": ("--lanes", "16"),
 }
 
+IN_EVERY_RUN = "any x86-64"
+"""The processor that kernels are compiled for in every run; `make check-processors` takes minutes for all others."""
+checks_all = "ALL_PROCESSORS" in os.environ
+ONLY_ON_DEMAND = "takes a minute: make check-processors"
+
 is_x86 = platform.machine() in ("x86_64", "AMD64")
 has_v3 = is_x86 and all(llvm.get_host_cpu_features().get(name) for name in ("avx2", "bmi2", "f16c", "fma"))
 
@@ -46,6 +51,8 @@ def test_results(name: str, tmp_path: Path) -> None:
     """They are within bounds everywhere, and the same bits wherever a product is added in one step (FMA)."""
     if "v3" in name and not has_v3:
         pytest.skip("needs AVX2")
+    if name != IN_EVERY_RUN and not checks_all:
+        pytest.skip(ONLY_ON_DEMAND)
     environment = dict(PROCESSORS[name])
     options = OPTIONS[name]
     if "--lanes" in options:
@@ -56,6 +63,7 @@ def test_results(name: str, tmp_path: Path) -> None:
         assert done.stdout == digest_of_norms()
 
 
+@pytest.mark.skipif(not checks_all, reason=ONLY_ON_DEMAND)
 @pytest.mark.parametrize(("triple", "processor"), [OTHER_MACHINE], ids=lambda value: value)
 def test_a_process_has_all_that_the_kernels_need(triple: str, processor: str, tmp_path: Path) -> None:
     done = run("cross_compile", triple, processor, environment={"NUMBA_CACHE_DIR": str(tmp_path)})
