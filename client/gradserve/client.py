@@ -1,7 +1,6 @@
 """The blocking client. `gradserve.aio` has the asyncio client."""
 
 import os
-import uuid
 from typing import Self
 
 from gradserve.accumulators import (
@@ -12,7 +11,6 @@ from gradserve.accumulators import (
 from gradserve.address import Address
 from gradserve.batch_norm_layer import BatchNormLayer
 from gradserve.calls.client import ClientCalls
-from gradserve.calls.identity import RequestIds
 from gradserve.calls.time_limits import DEFAULT_TIMEOUT_SECONDS
 from gradserve.face import BlockingFace, BriefErrors, blocking, blocking_making
 from gradserve.public_names import shown
@@ -58,10 +56,6 @@ def connect(
     return Client(address, timeout=timeout, transport=transport, tls=tls, token=token)
 
 
-def _calls(settings: ConnectionSettings) -> ClientCalls:
-    return ClientCalls(RequestIds(uuid.uuid4().hex), settings.times, settings.kept_bytes)
-
-
 class Client(BlockingFace[ClientCalls]):
     """A connection to a gradserve server. Safe to use from several threads, but not after a fork."""
 
@@ -79,7 +73,7 @@ class Client(BlockingFace[ClientCalls]):
             place = Address.to_connect(address)
             settings = ConnectionSettings.wanted(timeout, transport, tls, token, os.environ)
             network = NetworkTransport((place,), settings)
-        self._begin(network, str(place), _calls(settings))
+        self._begin(network, str(place), ClientCalls.of_new_client(settings.times, settings.kept_bytes))
 
     @classmethod
     def _over(cls, transport: BlockingTransport, address: str, calls: ClientCalls) -> Self:

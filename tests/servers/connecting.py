@@ -1,6 +1,5 @@
 """Clients with other settings than those that users can give."""
 
-import uuid
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +7,6 @@ import gradserve
 import gradserve.aio
 from gradserve.address import Address
 from gradserve.calls.client import ClientCalls
-from gradserve.calls.identity import RequestIds
 from gradserve.calls.retries import RetryPolicy
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.transport.aio.transport import AsyncNetworkTransport
@@ -30,7 +28,7 @@ def connect_with_aio(address: str, settings: ConnectionSettings) -> gradserve.ai
 
 
 def calls_of(settings: ConnectionSettings) -> ClientCalls:
-    return ClientCalls(RequestIds(uuid.uuid4().hex), settings.times)
+    return ClientCalls.of_new_client(settings.times)
 
 
 def without_retries(timeout: float, transport: Transport = Transport.AUTO) -> ConnectionSettings:

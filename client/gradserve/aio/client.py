@@ -1,7 +1,6 @@
 """The asyncio client."""
 
 import os
-import uuid
 from typing import Self
 
 from gradserve.address import Address
@@ -13,7 +12,6 @@ from gradserve.aio.accumulators import (
 from gradserve.aio.batch_norm_layer import BatchNormLayer
 from gradserve.aio.raw_ops import RawOps
 from gradserve.calls.client import ClientCalls
-from gradserve.calls.identity import RequestIds
 from gradserve.calls.time_limits import DEFAULT_TIMEOUT_SECONDS
 from gradserve.face import AsyncFace, BriefErrors, awaiting, awaiting_making
 from gradserve.public_names import shown
@@ -58,10 +56,6 @@ def connect(
     return Client(address, timeout=timeout, transport=transport, tls=tls, token=token)
 
 
-def _calls(settings: ConnectionSettings) -> ClientCalls:
-    return ClientCalls(RequestIds(uuid.uuid4().hex), settings.times, settings.kept_bytes)
-
-
 class Client(AsyncFace[ClientCalls]):
     """A connection to a gradserve server. Belongs to the event loop in which it is made."""
 
@@ -79,7 +73,7 @@ class Client(AsyncFace[ClientCalls]):
             place = Address.to_connect(address)
             settings = ConnectionSettings.wanted(timeout, transport, tls, token, os.environ)
             network = AsyncNetworkTransport((place,), settings)
-        self._begin(network, str(place), _calls(settings))
+        self._begin(network, str(place), ClientCalls.of_new_client(settings.times, settings.kept_bytes))
 
     @classmethod
     def _over(cls, transport: AsyncTransport, address: str, calls: ClientCalls) -> Self:

@@ -278,18 +278,13 @@ class Accumulator:
     ) -> Applied:
         with self._ledger.room_for(call):
             return await open_gradient(
-                lambda given: self._answer_once_written(call, contribution, given, pull, one_per_worker)
+                lambda given: self._once_written(
+                    self._exclusively(self._answer, call, contribution, given, pull, one_per_worker)
+                )
             )
 
-    async def _answer_once_written(
-        self,
-        call: RequestId | None,
-        contribution: Contribution,
-        given: Gradient,
-        pull: Waiter | None,
-        one_per_worker: bool,
-    ) -> Applied:
-        applied, written = await self._exclusively(self._answer, call, contribution, given, pull, one_per_worker)
+    async def _once_written(self, answering: Awaitable[tuple[Applied, asyncio.Future[None] | None]]) -> Applied:
+        applied, written = await answering
         if written is not None:
             # Without the lock, so that the disk has the next gradient before it has this one.
             try:

@@ -34,6 +34,7 @@ from gradserve_server.state.files.errors import StateError
 from tests.accumulators.bench import F32, KEY, Bench, apply, opened, push_pull, take, value_of
 from tests.accumulators.durable.disk import Disk, ledger_of
 from tests.servers.polling import PATIENCE_SECONDS, eventually_async
+from tests.state.failing_disk import break_flushes, fill_disk
 
 LEVELS = [Durability.ROUND, Durability.GRADIENT]
 
@@ -223,13 +224,9 @@ async def test_space_for_an_average_that_never_comes_is_given_back(disk: Disk) -
 async def test_an_accumulator_that_is_deleted_while_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     disk = await Disk.open(tmp_path / "state", Durability.GRADIENT)
     acc = await disk.create()
-    monkeypatch.setattr("gradserve_server.state.files.segments.Segments.allocate_free", lambda *_: None)
-    monkeypatch.setattr("gradserve_server.state.files.segments.Segments.allocate", full)
+    fill_disk(monkeypatch)
     applying = asyncio.create_task(apply(acc, 1, call=call(1)))
     await asyncio.sleep(0)  # the gradient is being written
     disk.bench.registry.delete(KEY)
@@ -392,10 +389,7 @@ async def test_a_gradient_that_could_not_be_written_is_not_acknowledged_later(
     disk = await Disk.open(tmp_path / "state", Durability.GRADIENT)
     acc = await disk.create()
 
-    def broken(*_: Any) -> None:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr("os.fdatasync", broken)
+    break_flushes(monkeypatch)
     for _ in range(2):
         with pytest.raises(UnavailableError, match="the server stops"):
             await apply(acc, 1, call=call(1))
@@ -409,11 +403,7 @@ async def test_a_full_disk_refuses_gradients_and_rounds_and_loses_nothing(
     acc = await disk.create()
     await apply(acc, 1, call=call(1))
 
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("gradserve_server.state.files.segments.Segments.allocate_free", lambda *_: None)
-    monkeypatch.setattr("gradserve_server.state.files.segments.Segments.allocate", full)
+    fill_disk(monkeypatch)
     with pytest.raises(ResourceExhaustedError, match="no space in the state directory"):
         await apply(acc, 1, call=call(2))
     with pytest.raises(ResourceExhaustedError, match="no space in the state directory"):
@@ -436,10 +426,7 @@ async def test_nobody_sees_a_round_that_could_not_be_written(
     acc = await disk.create()
     await apply(acc, 1, call=call(1))
 
-    def broken(*_: Any) -> None:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr("os.fdatasync", broken)
+    break_flushes(monkeypatch)
     with pytest.raises(UnavailableError, match=r"the server stops: .*the state cannot be written: .*Input/output"):
         await take(acc, 1)
     assert (acc.state.global_step, acc.state.kept_steps) == (0, ())

@@ -31,6 +31,7 @@ from gradserve_server.state.files.errors import StateError
 from tests.layers.bench import KEY, LayerBench, bits, config_of
 from tests.layers.durable.disk import LayerDisk
 from tests.layers.test_events import CONFIGS, REMEMBERED, STEPS, Worker
+from tests.state.failing_disk import break_flushes, fill_disk
 
 
 @pytest.fixture
@@ -276,11 +277,7 @@ async def test_a_full_disk_refuses_changes_and_loses_nothing(tmp_path: Path, mon
     await worker.forward("a")
     before = durable(worker.layer)
 
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("gradserve_server.state.files.segments.Segments.allocate_free", lambda *_: None)
-    monkeypatch.setattr("gradserve_server.state.files.segments.Segments.allocate", full)
+    fill_disk(monkeypatch)
     for change in (worker.forward("b"), worker.layer.run_updates(()), worker.set_beta()):
         with pytest.raises(ResourceExhaustedError, match="no space in the state directory"):
             await change
@@ -306,10 +303,7 @@ async def test_nobody_sees_a_change_that_could_not_be_written(tmp_path: Path, mo
     await worker.forward("a")
     before = durable(worker.layer)
 
-    def broken(*_: Any) -> None:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr("os.fdatasync", broken)
+    break_flushes(monkeypatch)
     with pytest.raises(UnavailableError, match=r"the server stops: .*the state cannot be written: .*Input/output"):
         await worker.forward("b")
     assert durable(worker.layer) == before

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
+from typing import Self
+
 from gradserve.calls.accumulators.kept import DEFAULT_KEPT_BYTES, KeptMemory
 from gradserve.calls.accumulators.made import MadeAccumulators
 from gradserve.calls.batch_norm.made import MadeLayers
@@ -23,3 +26,8 @@ class ClientState:
         self._accumulators = MadeAccumulators(ids, self._private, KeptMemory(kept_bytes))
         self._layers = MadeLayers()
         self.raw_ops = RawOpsCalls(ids, self._timeout, self._accumulators)
+
+    @classmethod
+    def of_new_client(cls, times: TimeLimits, kept_bytes: int = DEFAULT_KEPT_BYTES) -> Self:
+        """Returns the state of a client that the server has never heard of."""
+        return cls(RequestIds(uuid.uuid4().hex), times, kept_bytes)

@@ -3,22 +3,13 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from gradserve_server.security.call_rates import CallRates
 from gradserve_server.security.identity import Identity
 from gradserve_server.security.shares import Shares
+from gradserve_server.tensors.quotas import Quota
 
 _RETRY_SECONDS = 0.5
-
-
-@dataclass
-class CallsUnderWay:
-    """The calls under way, and how many there may be."""
-
-    limit: int
-    used: int = 0
-    unit: str = "calls under way"
 
 
 class FairCalls:
@@ -26,7 +17,7 @@ class FairCalls:
 
     def __init__(self, max_calls: int, reserved: float) -> None:
         """Takes the most calls of all, and the fraction of them that is reserved for those who make few."""
-        self._under_way = CallsUnderWay(max_calls)
+        self._under_way = Quota(max_calls, "calls under way")
         self._shares = Shares(self._under_way, reserved, lambda limits: limits.max_calls, _RETRY_SECONDS)
         self._rates = CallRates(time.monotonic)
 
@@ -40,12 +31,12 @@ class FairCalls:
         self._shares.take(identity)
         try:
             self._rates.begin(identity)
-            self._under_way.used += 1
+            self._under_way.change(1)
         except BaseException:
             self._shares.give_back(identity.name)
             raise
         try:
             yield
         finally:
-            self._under_way.used -= 1
+            self._under_way.change(-1)
             self._shares.give_back(identity.name)
