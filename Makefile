@@ -14,7 +14,9 @@ MINUTES ?= 10
 CUDNN_TESTS := tests/devices/cuda/cudnn
 BUF := npx --yes @bufbuild/buf@1.75.0
 JAVASCRIPT := examples/javascript
-# Python compiles what is imported; compiling everything that is installed takes longer than half of the rest.
+# Python compiles what is imported, once, unless it is told to throw that away: then each process of the tests would
+# compile all that it imports. Compiling everything that is installed takes longer than half of the rest.
+unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := -m pip install --disable-pip-version-check --no-compile
 COMPILE = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --upgrade --quiet \
 	--no-header --no-annotate --no-emit-index-url

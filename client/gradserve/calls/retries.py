@@ -38,14 +38,15 @@ class RetryPolicy:
     Attributes:
         pauses: Seconds between attempts; there is one attempt more than pauses.
         restart_patience: The seconds of pauses, if that is more, once the server has answered, and may start again.
-        restart_pause: The length of those further pauses.
+        restart_pause: The length of those further pauses. A refused attempt costs next to nothing, and a long pause
+            after it would keep workers waiting for a server that is back.
         jitter: The fraction by which a pause is shortened or lengthened at random, so that not all clients call at once
             when a server comes back.
     """
 
     pauses: tuple[float, ...] = (0.1, 0.2, 0.4, 0.8)
     restart_patience: float = 15.0
-    restart_pause: float = 1.5
+    restart_pause: float = 0.4
     jitter: float = 0.2
 
     @classmethod

@@ -81,7 +81,7 @@ class Reconnecting:
     """
 
     first_pause: float = 0.1
-    longest_pause: float = 2.0
+    longest_pause: float = 0.5
     attempt: float = 20.0
 
 
