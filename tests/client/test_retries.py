@@ -112,7 +112,7 @@ def test_a_server_that_has_answered_may_be_starting_again() -> None:
         yield UNARY
         return (yield UNARY)
 
-    num_pauses = 4 + 9
+    num_pauses = 4 + 34
     server = Server("answer", *unavailable(*["no"] * num_pauses), "again")
     assert server.carry_out(two()) == "again"
     assert len(server.pauses) == num_pauses

@@ -21,7 +21,7 @@ USUAL = {
     "grpc.http2.max_pings_without_data": 0,
     "grpc.per_rpc_retry_buffer_size": 4 << 20,
     "grpc.initial_reconnect_backoff_ms": 100,
-    "grpc.max_reconnect_backoff_ms": 2_000,
+    "grpc.max_reconnect_backoff_ms": 500,
     "grpc.min_reconnect_backoff_ms": 20_000,
     "grpc.use_local_subchannel_pool": 1,
 }
