@@ -26,8 +26,8 @@ from gradserve_server.errors import UnavailableError
 from gradserve_server.layers.batch_norm.journal import MemoryLayerRecords
 from gradserve_server.layers.batch_norm.kind import BatchNormKind
 from gradserve_server.layers.registry import LayerRegistry
+from gradserve_server.leases.expiry import Expiry
 from gradserve_server.leases.lifetimes import Lifetimes
-from gradserve_server.leases.turn import Turn
 from gradserve_server.loop_watch import LoopWatch
 from gradserve_server.ops.runner import OpRunner
 from gradserve_server.ops.table import OPS
@@ -67,13 +67,10 @@ from gradserve_server.tensors.store import TensorStore
 
 _log = logging.getLogger(__name__)
 
-_EXPIRY_INTERVAL_SECONDS = 1.0
 _HANDLE_BYTES = 1024
 """The memory of a stored tensor or a kept forward without elements, measured."""
 _LAYER_BYTES = 24 << 10
 """The memory of a layer without variables and tags."""
-_ENDED_AT_ONCE = 256
-"""Leases looked at before other work gets its turn."""
 
 
 class Server:
@@ -120,14 +117,14 @@ class Server:
             memory=memory,
             beside={"sums": reducer},
         )
-        self._clock = parts.clock
-        self.lifetimes = Lifetimes(self._clock, config.leases.client_lease_seconds)
+        clock = parts.clock
+        self.lifetimes = Lifetimes(clock, config.leases.client_lease_seconds)
         self.store = TensorStore(
             pool=pool,
             memory=memory,
             handles=handles,
             leases=config.leases,
-            clock=self._clock,
+            clock=clock,
             new_handle=run.new_id,
             is_of_another_run=run.is_of_another,
             reserved=limits.reserved_share,
@@ -144,7 +141,7 @@ class Server:
             memory=memory,
             limits=limits,
             lifetimes=self.lifetimes,
-            clock=self._clock,
+            clock=clock,
             new_incarnation=run.new_id,
             is_of_another_run=run.is_of_another,
             most_in=unlimited if self.access is None else self.access.accumulators_in,
@@ -156,7 +153,7 @@ class Server:
             compute=self._compute,
             memory=memory,
             handles=handles,
-            clock=self._clock,
+            clock=clock,
             new_id=run.new_id,
             new_seed=parts.new_seed,
             records=MemoryLayerRecords() if self._state is None else self._state.layers,
@@ -168,10 +165,19 @@ class Server:
         )
         self._residence = residence = Residence(host, device, self._compute)
         in_flight = InFlight(limits.max_inflight_bytes)
-        tickets, self._socket_addresses = TicketOffice(self._clock), SocketAddresses()
+        tickets, self._socket_addresses = TicketOffice(clock), SocketAddresses()
         opener = TensorOpener(self.store, residence)
         longest = DeliveryLimits(limits.inline_limit_bytes, limits.max_message_bytes)
         deliverer = TensorDeliverer(self.store, residence, memory, longest)
+        self._leases = Expiry(
+            clock,
+            {
+                "averages that nobody asked for again": self.registry.expire,
+                "accumulators and layers": self.lifetimes.expire,
+                "tensors": self.store.expire,
+            },
+            {"forwards": self.layers.expire},
+        )
         started = time.monotonic()
         self._services = Services(
             tensors=TensorServicer(
@@ -278,7 +284,7 @@ class Server:
         bind_sockets(self._sockets, self._config.listen, bound, self._socket_addresses)
         self._sockets.serve()
         await self._listener.serve()
-        self._expiry = asyncio.create_task(self._expire_leases())
+        self._expiry = asyncio.create_task(self._leases.run())
         if self._watch is not None:
             self._watch.start()
         if self.access is not None:
@@ -326,32 +332,7 @@ class Server:
         self._compute.close()
         self._parallel.close()
 
-    async def _expire_leases(self) -> None:
-        while True:
-            await asyncio.sleep(_EXPIRY_INTERVAL_SECONDS)
-            self._clock.tick()
-            expired = {
-                "averages that nobody asked for again": await _expire_all(self.registry.expire),
-                "accumulators and layers": await _expire_all(self.lifetimes.expire),
-                "tensors": await _expire_all(self.store.expire),
-                "forwards": await self.layers.expire(),
-            }
-            for what, count in expired.items():
-                if count:
-                    _log.info("%d %s expired", count, what)
-
 
 def _anybody(_credentials: Credentials) -> Identity:
     """Returns the identity of everybody."""
     return ANONYMOUS
-
-
-async def _expire_all(expire: Callable[[Turn], int]) -> int:
-    """Deletes everything that has expired, a few at a time; returns how much it was."""
-    ended = 0
-    while True:
-        turn = Turn(_ENDED_AT_ONCE)
-        ended += expire(turn)
-        if not turn.is_over:
-            return ended
-        await asyncio.sleep(0)
