@@ -56,6 +56,7 @@ from gradserve_server.security.access import Access
 from gradserve_server.security.credentials import Credentials
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.security.tls import explicit_bulk_address, server_certificates, unprotected
+from gradserve_server.security.user_keys import UserKeys
 from gradserve_server.server_run import ServerRun
 from gradserve_server.server_state import open_state
 from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
@@ -96,7 +97,10 @@ class Server:
             OSError: It cannot be made or opened.
         """
         parts = parts or Parts()
-        self.access = None if config.security.access is None else Access(Path(config.security.access))
+        clock = parts.clock
+        self.access = None
+        if config.security.access is not None:
+            self.access = Access(Path(config.security.access), UserKeys(clock))
         self._config = config
         run = ServerRun(parts.new_id)
         limits = config.limits
@@ -117,7 +121,6 @@ class Server:
             memory=memory,
             beside={"sums": reducer},
         )
-        clock = parts.clock
         self.lifetimes = Lifetimes(clock, config.leases.client_lease_seconds)
         self.store = TensorStore(
             pool=pool,
@@ -239,6 +242,7 @@ class Server:
             readers=readers,
             max_message_bytes=limits.max_message_bytes,
             identify=_anybody if self.access is None else self.access.identify,
+            user_key=_no_key if self.access is None else self.access.user_key,
         )
         self._sockets = SocketListener(
             shared, config.runtime.stream_idle_seconds, self._certificates, max_connections=limits.max_connections
@@ -336,3 +340,8 @@ class Server:
 def _anybody(_credentials: Credentials) -> Identity:
     """Returns the identity of everybody."""
     return ANONYMOUS
+
+
+def _no_key(_credentials: Credentials) -> str:
+    """Returns no key: nobody needs one."""
+    return ""

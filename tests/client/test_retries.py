@@ -14,6 +14,7 @@ from gradserve.calls.exchange import (
     DescribeTransport,
     Download,
     Exchange,
+    Introduce,
     Operation,
     Pause,
     Together,
@@ -28,6 +29,7 @@ from gradserve.errors import (
     InvalidArgumentError,
     NotFoundError,
     ResourceExhaustedError,
+    UnauthenticatedError,
     UnavailableError,
 )
 from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
@@ -53,6 +55,7 @@ class Server:
         takes: How many seconds an attempt takes.
         timeouts: Of the attempts so far.
         pauses: So far.
+        introductions: How many there were so far.
     """
 
     def __init__(self, *answers: Any, takes: float = 0.0) -> None:
@@ -60,6 +63,7 @@ class Server:
         self.takes = takes
         self.timeouts: list[float | None] = []
         self.pauses: list[float] = []
+        self.introductions = 0
         self.contact = Contact()
         self._now = 1000.0
 
@@ -79,6 +83,9 @@ class Server:
             self.pauses.append(step.seconds)
             self._now += step.seconds
             return None
+        if isinstance(step.exchange, Introduce):
+            self.introductions += 1
+            return self.answers.pop(0)
         self.timeouts.append(step.timeout)
         self._now += self.takes
         return self.answers.pop(0)
@@ -170,6 +177,49 @@ def test_other_errors_are_not_tried_again(error: GradserveError) -> None:
     with pytest.raises(type(error)) as raised:
         Server(error).carry_out(one(UNARY))
     assert not hasattr(raised.value, "__notes__")
+
+
+@pytest.mark.parametrize("exchange", [UNARY, UPLOAD, DOWNLOAD], ids=["unary", "upload", "download"])
+def test_a_caller_who_is_not_known_is_introduced(exchange: Exchange) -> None:
+    server = Server(UnauthenticatedError("who?"), None, "answer")
+    assert server.carry_out(one(exchange)) == "answer"
+    assert server.introductions == 1
+
+
+def test_a_caller_who_is_introduced_anew_after_a_restart() -> None:
+    server = Server(
+        UnauthenticatedError("who?"), None, UnavailableError("gone"), UnauthenticatedError("who?"), None, "answer"
+    )
+    assert server.carry_out(one(UNARY)) == "answer"
+    assert server.introductions == 2
+
+
+def test_an_introduction_that_meets_no_server_is_made_again() -> None:
+    server = Server(
+        UnauthenticatedError("who?"), UnavailableError("gone"), UnauthenticatedError("who?"), None, "answer"
+    )
+    assert server.carry_out(one(UNARY)) == "answer"
+    assert (server.introductions, len(server.pauses)) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ([""], "who?"),
+        (
+            ["no socket"],
+            "who?; without a token, users are known only where they share memory with the server (no socket)",
+        ),
+        ([None, UnauthenticatedError("never heard of you")], "never heard of you"),
+    ],
+)
+def test_a_caller_who_stays_unknown(answers: list[Any], message: str) -> None:
+    server = Server(UnavailableError("gone"), UnauthenticatedError("who?"), *answers)
+    with pytest.raises(UnauthenticatedError) as raised:
+        server.carry_out(one(UNARY))
+    assert str(raised.value) == message
+    assert raised.value.__notes__ == ["an earlier attempt failed: gone"]
+    assert server.introductions == 1
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import logging
 import os
 import pwd
+import time
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.security.own_limits import OwnLimits
 from gradserve_server.security.peer import PeerCertificate
 from gradserve_server.security.roles import Role
+from gradserve_server.security.user_keys import UserKeys
 from tests.security.serving import entry, replace_file
 
+KEYS = UserKeys(time.monotonic)
 TOKEN = new_token()
 DIGEST = f"sha256:{digest_of(TOKEN).hex()}"
 
@@ -131,14 +134,14 @@ def test_a_wrong_file_is_refused_with_the_place(tmp_path: Path, text: str, messa
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AccessFileError, match="no such file or directory"):
-        Access(tmp_path / "nowhere.toml")
+        Access(tmp_path / "nowhere.toml", KEYS)
 
 
 def test_a_changed_file_is_read_again_and_a_broken_one_is_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     path = tmp_path / "access.toml"
     path.write_text(entry("before", {}, TOKEN))
-    access = Access(path)
+    access = Access(path, KEYS)
     shown = Credentials(token_digest=digest_of(TOKEN))
     for text, name, logged in (
         (entry("before", {}, TOKEN), "before", "read the access file"),

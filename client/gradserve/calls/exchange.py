@@ -146,6 +146,19 @@ class Download:
         return times.stream(self.num_bytes)
 
 
+class Introduce(NamedTuple):
+    """Has the calls over gRPC that follow show who the user of a client at a Unix socket is.
+
+    The answer is None, or why that is not possible: in words, or empty if nothing can be done about it. `with_retries`
+    makes it after a call whose caller was not known.
+
+    Attributes:
+        target: The server's index among those of the transport.
+    """
+
+    target: int = 0
+
+
 @dataclass(frozen=True)
 class Pause:
     """A pause, answered by None."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 from gradserve.calls.exchange import (
     Background,
     Download,
+    Introduce,
     Local,
     Operation,
     Pause,
@@ -20,11 +21,17 @@ from gradserve.calls.exchange import (
 from gradserve.calls.restarts import is_of_another_run
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.conversion.argument import Argument
-from gradserve.errors import AbortedError, GradserveError, ResourceExhaustedError, UnavailableError
+from gradserve.errors import (
+    AbortedError,
+    GradserveError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 
 T = TypeVar("T")
 
-_Failure: TypeAlias = UnavailableError | ResourceExhaustedError | AbortedError
+_Failure: TypeAlias = UnavailableError | ResourceExhaustedError | AbortedError | UnauthenticatedError
 """An error after which an exchange may be repeated."""
 _Sent: TypeAlias = Unary | Whole | Upload | Download
 RESTART_PATIENCE_VARIABLE = "GRADSERVE_RESTART_PATIENCE"
@@ -90,7 +97,7 @@ class Contact:
 class Attempt(NamedTuple):
     """One attempt of an exchange, which may take `timeout` seconds; None for no limit."""
 
-    exchange: _Sent
+    exchange: _Sent | Introduce
     timeout: float | None
 
 
@@ -107,8 +114,9 @@ def with_retries(
 ) -> Attempts[T]:
     """Carries out an operation, and repeats exchanges that end with UnavailableError.
 
-    An exchange that another run of the server has refused is renewed and repeated, too, and one that the server has
-    refused because of a limit after the time that it has named.
+    An exchange that another run of the server has refused is renewed and repeated, too, one that the server has
+    refused because of a limit after the time that it has named, and one whose caller it did not know after an
+    introduction.
 
     Every exchange may be sent twice, because calls that must count once have an id and a broken upload leaves nothing.
     Only what reads a tensor for the last time is not repeated: a download, a call that says so.
@@ -148,6 +156,8 @@ def with_retries(
                     except AbortedError as error:
                         if _renewal_after(exchange, error) is None:
                             raise
+                        failure = error
+                    except UnauthenticatedError as error:
                         failure = error
                     if failure is not None:
                         further = _FurtherAttempts(exchange, times, policy, clock, contact)
@@ -197,6 +207,15 @@ class _FurtherAttempts:
                 if end - self._clock() - pause <= 0:
                     raise failure from None
                 yield Pause(pause)
+            elif isinstance(failure, UnauthenticatedError):
+                try:
+                    yield from self._introduction(failure, end)
+                except UnavailableError as error:
+                    failure = error
+                    continue
+                except UnauthenticatedError as error:
+                    _note(error, failures)
+                    raise
             elif renewal := _renewal_after(self._exchange, failure):
                 self._contact.is_made = True
                 yield from with_retries(renewal(), self._times, self._policy, self._clock, self._contact)
@@ -205,6 +224,11 @@ class _FurtherAttempts:
                 return (yield Attempt(self._exchange, None if left == math.inf else left))
             except UnavailableError as error:
                 failure = error
+            except UnauthenticatedError as error:
+                if isinstance(failure, UnauthenticatedError):  # in spite of an introduction
+                    _note(error, failures)
+                    raise
+                failure = error
             except GradserveError as error:
                 if isinstance(error, ResourceExhaustedError) and error.retry_after is not None:
                     failure = error
@@ -212,9 +236,21 @@ class _FurtherAttempts:
                 if isinstance(error, AbortedError) and _renewal_after(self._exchange, error):
                     failure = error
                     continue
-                if failures:
-                    error.add_note(f"an earlier attempt failed: {failures[0]}")
+                _note(error, failures)
                 raise
+
+    def _introduction(self, failure: UnauthenticatedError, end: float) -> Attempts[None]:
+        """Tells the server who the caller is."""
+        left = max(end - self._clock(), 0.0)
+        why_not = yield Attempt(Introduce(self._exchange.target), None if left == math.inf else left)
+        if why_not is None:
+            return
+        if why_not:
+            raise UnauthenticatedError(
+                f"{failure.message}; without a token, users are known only where they share memory with the server "
+                f"({why_not})"
+            ) from None
+        raise failure from None
 
 
 def _renewal_after(exchange: _Sent, error: AbortedError) -> Callable[[], Operation[None]] | None:
@@ -227,6 +263,12 @@ def _renewal_after(exchange: _Sent, error: AbortedError) -> Callable[[], Operati
         case Whole(call):
             return call.renewal
     return None
+
+
+def _note(error: GradserveError, failures: list[UnavailableError]) -> None:
+    """Adds the first failure to another error."""
+    if failures:
+        error.add_note(f"an earlier attempt failed: {failures[0]}")
 
 
 def _is_repeatable(exchange: _Sent) -> bool:

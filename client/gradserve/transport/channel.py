@@ -14,8 +14,8 @@ from gradserve.security.certificates import CertificateFiles, Certificates
 from gradserve.transport import methods
 from gradserve.transport.route import Route, is_loopback
 from gradserve.transport.settings import ConnectionSettings
+from gradserve.transport.shown import Shown
 from gradserve.transport.status import error_from_status, explain
-from gradserve.transport.token import Token
 
 _log = logging.getLogger("gradserve")
 
@@ -42,12 +42,12 @@ class OpenChannel:
         unary: Returns the function that makes a unary call, by the names of service and method.
     """
 
-    def __init__(self, channel: Any, token: Token | None) -> None:
-        put, get, shown = methods.PUT_TENSORS, methods.GET_TENSORS, functools.partial(_showing, token)
+    def __init__(self, channel: Any, shown: Shown) -> None:
+        put, get, show = methods.PUT_TENSORS, methods.GET_TENSORS, functools.partial(_showing, shown)
         self.close: Callable[[], Any] = channel.close
-        self.put: Any = shown(channel.stream_unary(put.path, put.encode, put.decode))
-        self.get: Any = shown(channel.unary_stream(get.path, get.encode, get.decode))
-        self.unary = functools.cache(functools.partial(_make_unary, channel, shown))
+        self.put: Any = show(channel.stream_unary(put.path, put.encode, put.decode))
+        self.get: Any = show(channel.unary_stream(get.path, get.encode, get.decode))
+        self.unary = functools.cache(functools.partial(_make_unary, channel, show))
 
 
 class Channel(Protocol):
@@ -74,20 +74,20 @@ class Channel(Protocol):
         ...
 
 
-def make_channel(address: Address, settings: ConnectionSettings, maker: ChannelMaker) -> Channel:
+def make_channel(address: Address, settings: ConnectionSettings, shown: Shown, maker: ChannelMaker) -> Channel:
     """Returns a channel to a server; TCP is encrypted if the settings have certificates."""
     if address.path or settings.certificates is None:
-        return PlainChannel(address, settings, maker)
-    return EncryptedChannel(address, settings, settings.certificates, maker)
+        return PlainChannel(address, settings, shown, maker)
+    return EncryptedChannel(address, settings, settings.certificates, shown, maker)
 
 
 class PlainChannel:
     """A `Channel` that is not encrypted."""
 
-    def __init__(self, address: Address, settings: ConnectionSettings, maker: ChannelMaker) -> None:
+    def __init__(self, address: Address, settings: ConnectionSettings, shown: Shown, maker: ChannelMaker) -> None:
         self.route = Route.to(address)
         options = (*channel_options(settings), *self.route.options)
-        self.now = OpenChannel(maker.insecure_channel(address.target, options=options), settings.token)
+        self.now = OpenChannel(maker.insecure_channel(address.target, options=options), shown)
         self.opened = [self.now]
         if settings.token is not None and address.host and not is_loopback(address.host):
             _log.warning("the token for %s travels unencrypted: whoever listens on the way can use it", address)
@@ -104,12 +104,17 @@ class EncryptedChannel:
     """
 
     def __init__(
-        self, address: Address, settings: ConnectionSettings, files: CertificateFiles, maker: ChannelMaker
+        self,
+        address: Address,
+        settings: ConnectionSettings,
+        files: CertificateFiles,
+        shown: Shown,
+        maker: ChannelMaker,
     ) -> None:
         self.route = Route.to(address)
         self._files = files
         self._certificates = files.current()
-        self._open = functools.partial(_open_encrypted, address, settings, self.route, maker)
+        self._open = functools.partial(_open_encrypted, address, settings, self.route, shown, maker)
         self.opened = [self._open(self._certificates)]
         self._lock = threading.Lock()
 
@@ -132,11 +137,16 @@ class EncryptedChannel:
 
 
 def _open_encrypted(
-    address: Address, settings: ConnectionSettings, route: Route, maker: ChannelMaker, certificates: Certificates
+    address: Address,
+    settings: ConnectionSettings,
+    route: Route,
+    shown: Shown,
+    maker: ChannelMaker,
+    certificates: Certificates,
 ) -> OpenChannel:
     credentials = channel_credentials(certificates)
     options = (*channel_options(settings), *route.options)
-    return OpenChannel(maker.secure_channel(address.target, credentials, options=options), settings.token)
+    return OpenChannel(maker.secure_channel(address.target, credentials, options=options), shown)
 
 
 def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
@@ -176,27 +186,27 @@ def closed() -> GradserveError:
     return CallCancelledError("the client is closed")
 
 
-def _make_unary(channel: Any, shown: Callable[[Any], Any], service: str, method: str) -> Any:
+def _make_unary(channel: Any, show: Callable[[Any], Any], service: str, method: str) -> Any:
     found = methods.unary_method(service, method)
-    return shown(channel.unary_unary(found.path, found.encode, found.decode))
+    return show(channel.unary_unary(found.path, found.encode, found.decode))
 
 
-class _WithToken:
-    """A function of a channel that makes calls, each with a token."""
+class _Showing:
+    """A function of a channel that makes calls, each of which shows who makes it."""
 
-    def __init__(self, call: Any, token: Token) -> None:
+    def __init__(self, call: Any, shown: Shown) -> None:
         self._call = call
-        self._metadata = token.metadata
+        self._shown = shown
 
     def __call__(self, request: Any, *, timeout: float | None) -> Any:
-        return self._call(request, timeout=timeout, metadata=self._metadata)
+        return self._call(request, timeout=timeout, metadata=self._shown.metadata)
 
     def future(self, request: Any, *, timeout: float | None) -> Any:
-        return self._call.future(request, timeout=timeout, metadata=self._metadata)
+        return self._call.future(request, timeout=timeout, metadata=self._shown.metadata)
 
 
-def _showing(token: Token | None, call: Any) -> Any:
-    return call if token is None else _WithToken(call, token)
+def _showing(shown: Shown, call: Any) -> Any:
+    return _Showing(call, shown) if shown.is_something else call
 
 
 def _milliseconds(seconds: float) -> int:

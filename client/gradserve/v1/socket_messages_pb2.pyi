@@ -71,7 +71,9 @@ class Hello(_message.Message):
     def __init__(self, ticket: _Optional[bytes] = ..., client_id: _Optional[str] = ..., strand_key: _Optional[bytes] = ..., strand: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("strand_key",)
+    __slots__ = ("strand_key", "user_key")
     STRAND_KEY_FIELD_NUMBER: _ClassVar[int]
+    USER_KEY_FIELD_NUMBER: _ClassVar[int]
     strand_key: bytes
-    def __init__(self, strand_key: _Optional[bytes] = ...) -> None: ...
+    user_key: str
+    def __init__(self, strand_key: _Optional[bytes] = ..., user_key: _Optional[str] = ...) -> None: ...

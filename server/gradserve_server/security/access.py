@@ -2,16 +2,17 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gradserve_server.errors import PermissionDeniedError
+from gradserve_server.errors import PermissionDeniedError, UnauthenticatedError
 from gradserve_server.limits import quoted
 from gradserve_server.security.access_file import AccessFileError, read_policy
 from gradserve_server.security.credentials import Credentials
 from gradserve_server.security.identity import Identity
 from gradserve_server.security.roles import Role
 from gradserve_server.security.rules import Rule
+from gradserve_server.security.user_keys import UserKeys
 
 _log = logging.getLogger(__name__)
 
@@ -37,13 +38,14 @@ class Admitted:
 class Access:
     """Decides who may call what. Used on the event loop only."""
 
-    def __init__(self, path: Path) -> None:
-        """Reads the file.
+    def __init__(self, path: Path, keys: UserKeys) -> None:
+        """Reads the file. Takes the keys of users, too.
 
         Raises:
             AccessFileError: It is not valid.
         """
         self._path = path
+        self._keys = keys
         self._seen = _signature(path)
         self._policy = read_policy(path)
 
@@ -53,7 +55,17 @@ class Access:
         Raises:
             UnauthenticatedError: The caller shows no credentials, or unknown ones.
         """
+        if credentials.user_key:
+            if not credentials.is_local:
+                raise UnauthenticatedError("the key of a user counts at Unix sockets only")
+            credentials = replace(credentials, uid=self._keys.user_of(credentials.user_key))
         return self._policy.identify(credentials)
+
+    def user_key(self, credentials: Credentials) -> str:
+        """Returns a key for a user at a Unix socket who shows nothing else; for others, nothing."""
+        if credentials.uid is None or credentials.token_digest or credentials.certificate:
+            return ""
+        return self._keys.issue(credentials.uid)
 
     def accumulators_in(self, container: str) -> int | None:
         """Returns how many accumulators a container may have, None for no limit of its own."""

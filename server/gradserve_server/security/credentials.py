@@ -20,12 +20,14 @@ class Credentials:
         certificate: Its checked certificate; None without one.
         uid: The user at the other end of a Unix socket, as the kernel says; None if unknown.
         is_local: Whether the call came through a Unix socket, which then may tell the user later.
+        user_key: The key of its user, instead of a token; empty if it showed none.
     """
 
     token_digest: bytes = field(default=b"", repr=False)
     certificate: PeerCertificate | None = None
     uid: int | None = None
     is_local: bool = False
+    user_key: str = field(default="", repr=False)
 
 
 NO_CREDENTIALS = Credentials()

@@ -1,11 +1,13 @@
-"""Streams from a server that does not follow the protos are errors of the server's."""
+"""Streams from a server that does not follow the protos are errors of the server's, and those that end early."""
 
 from collections.abc import Sequence
 
+import grpc
 import numpy as np
 import pytest
 
 import gradserve
+from gradserve.transport.aio.server import _put
 from gradserve.transport.streams import DownloadParts
 from gradserve.v1 import tensor_messages_pb2, tensor_pb2
 
@@ -45,3 +47,14 @@ def test_malformed_downloads(
 def test_a_download() -> None:
     (array,) = download(HEADER, CHUNK[:4], CHUNK[4:])
     np.testing.assert_array_equal(array, np.ones(2, np.float32))
+
+
+async def test_an_upload_whose_status_grpc_has_lost_may_be_tried_again() -> None:
+    async def upload(details: str) -> None:
+        nothing = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, details)
+
+    with pytest.raises(gradserve.UnavailableError, match="gRPC lost the reason"):
+        await _put(upload("Internal error from Core"))
+    with pytest.raises(grpc.aio.AioRpcError):
+        await _put(upload("a fault of the server"))

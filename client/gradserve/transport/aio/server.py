@@ -7,16 +7,21 @@ from typing import Any
 import grpc
 
 from gradserve.address import Address
-from gradserve.calls.exchange import NOT_CARRIED, Download, Reply, Unary, Upload, Whole
+from gradserve.calls.exchange import NOT_CARRIED, Download, Introduce, Reply, Unary, Upload, Whole
 from gradserve.calls.retries import Attempt
+from gradserve.errors import UnavailableError
 from gradserve.memory.client_memory import ClientMemory
 from gradserve.results import TransportInfo
 from gradserve.transport.aio.sockets import AsyncSockets
 from gradserve.transport.channel import closed, make_channel
 from gradserve.transport.settings import ConnectionSettings
+from gradserve.transport.shown import Shown
 from gradserve.transport.sockets.time_limit import TimeLimit
 from gradserve.transport.streams import DownloadParts, upload_parts
 from gradserve.wire.payload import Array
+
+_NO_STATUS = "Internal error from Core"
+"""gRPC's words instead of the status of a stream, if the server ends it while a message is being sent."""
 
 
 class AsyncServer:
@@ -26,8 +31,9 @@ class AsyncServer:
         """Takes the server's address, its index among those of the transport, and the client's settings and memory."""
         self._settings = settings
         self._closed = False
-        self._channel = make_channel(address, settings, grpc.aio)
-        self._sockets = AsyncSockets(self._channel.route, target, settings, memory, self._ask)
+        shown = Shown.to(address, settings)
+        self._channel = make_channel(address, settings, shown, grpc.aio)
+        self._sockets = AsyncSockets(self._channel.route, target, settings, memory, shown, self._ask)
 
     @property
     def info(self) -> TransportInfo:
@@ -38,9 +44,11 @@ class AsyncServer:
         """Makes a call; returns its answer."""
         match attempt:
             case Attempt(Upload() as upload, timeout):
-                return await self._answer(self._channel.now.put(upload_parts(upload), timeout=timeout))
+                return await self._answer(_put(self._channel.now.put(upload_parts(upload), timeout=timeout)))
             case Attempt(Download(request), timeout):
                 return await self._answer(_read(self._channel.now.get(request, timeout=timeout)))
+            case Attempt(Introduce(), timeout):
+                return await self._sockets.introduce(TimeLimit(timeout, self._settings))
             case Attempt(Whole(call, over_grpc, num_bytes), timeout):
                 reply = await self._call(call, timeout, over_grpc=over_grpc, num_bytes=num_bytes)
                 return NOT_CARRIED if reply is None else reply
@@ -87,6 +95,17 @@ class AsyncServer:
             if self._closed and (task is None or not task.cancelling()):
                 raise closed() from None
             raise
+
+
+async def _put(call: Any) -> Any:
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        if error.details() == _NO_STATUS:
+            raise UnavailableError(
+                "the server ended the upload before it had all of it; gRPC lost the reason"
+            ) from None
+        raise
 
 
 async def _read(call: Any) -> list[Array]:

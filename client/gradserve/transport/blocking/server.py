@@ -6,13 +6,14 @@ from typing import Any
 import grpc
 
 from gradserve.address import Address
-from gradserve.calls.exchange import NOT_CARRIED, Download, Reply, Unary, Upload, Whole
+from gradserve.calls.exchange import NOT_CARRIED, Download, Introduce, Reply, Unary, Upload, Whole
 from gradserve.calls.retries import Attempt
 from gradserve.memory.client_memory import ClientMemory
 from gradserve.results import TransportInfo
 from gradserve.transport.blocking.sockets import BlockingSockets, Watch
 from gradserve.transport.channel import closed, make_channel
 from gradserve.transport.settings import ConnectionSettings
+from gradserve.transport.shown import Shown
 from gradserve.transport.sockets.time_limit import TimeLimit
 from gradserve.transport.streams import DownloadParts, upload_parts
 from gradserve.wire.payload import Array
@@ -25,8 +26,9 @@ class BlockingServer:
         """Takes the server's address, its index among those of the transport, and the client's settings and memory."""
         self._settings = settings
         self._closed = False
-        self._channel = make_channel(address, settings, grpc)
-        self._sockets = BlockingSockets(self._channel.route, target, settings, memory, self._ask)
+        shown = Shown.to(address, settings)
+        self._channel = make_channel(address, settings, shown, grpc)
+        self._sockets = BlockingSockets(self._channel.route, target, settings, memory, shown, self._ask)
 
     @property
     def info(self) -> TransportInfo:
@@ -50,6 +52,8 @@ class BlockingServer:
                 return None if reply is None else reply.message
             case Upload() | Download():
                 return self._answer(lambda: self._stream(exchange, timeout, watch))
+            case Introduce():
+                return self._sockets.introduce(TimeLimit(timeout, self._settings))
 
     def start_over_grpc(self, unary: Unary, timeout: float | None) -> Any:
         """Starts a unary call over gRPC; returns gRPC's future for it."""

@@ -10,6 +10,7 @@ from gradserve.results import TransportInfo
 from gradserve.transport.carrying import carry_out
 from gradserve.transport.route import Route
 from gradserve.transport.settings import ConnectionSettings
+from gradserve.transport.shown import Shown
 from gradserve.transport.sockets.blocking import BlockingConnection
 from gradserve.transport.sockets.carrier import AddStrands, AskForTicket, Carrier, CarrierStep, Connect
 from gradserve.transport.sockets.connection import silent
@@ -32,13 +33,14 @@ class BlockingSockets:
         target: int,
         settings: ConnectionSettings,
         memory: ClientMemory,
+        shown: Shown,
         over_grpc: Callable[[Unary, float | None], Any],
     ) -> None:
-        """Takes the route to the server, its index, settings and memory, and the function that makes a call over gRPC.
+        """Takes the route to the server, its index, the client's settings and memory, and what calls over gRPC show.
 
         `over_grpc` takes a call and its time limit, None for none; it returns the response or raises a GradserveError.
         """
-        self._carrier: Carrier[BlockingConnection] = Carrier(route, target, settings, memory)
+        self._carrier: Carrier[BlockingConnection] = Carrier(route, target, settings, memory, shown)
         self._is_used = self._carrier.is_used
         self._target = target
         self._settings = settings
@@ -74,6 +76,10 @@ class BlockingSockets:
             self._carrier.failed(connection, error)
             raise
         return self._carrier.answered(connection, outcome)
+
+    def introduce(self, limit: TimeLimit) -> str | None:
+        """Shows the user of this client to the server; see `Introduce`."""
+        return carry_out(self._carrier.introduce(limit), self._perform)
 
     def close(self) -> None:
         """Closes the connections; calls under way in other threads end with CallCancelledError."""

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias
 
@@ -20,6 +21,7 @@ from gradserve.results import TransportInfo
 from gradserve.transport.channel import closed
 from gradserve.transport.route import Route
 from gradserve.transport.settings import ConnectionSettings, Way
+from gradserve.transport.shown import Shown
 from gradserve.transport.sockets.choice import Choice
 from gradserve.transport.sockets.payloads import FollowingPayloads, Payloads
 from gradserve.transport.sockets.places import Place, find_places
@@ -84,9 +86,15 @@ CarrierStep: TypeAlias = AskForTicket | Connect | AddStrands[Any]
 class Carrier(Generic[ConnectionT]):
     """The sockets of one server. Safe to use from several threads."""
 
-    def __init__(self, route: Route, target: int, settings: ConnectionSettings, memory: ClientMemory) -> None:
-        """Takes the route to the server, its index among those of the transport, and what its connections share."""
+    def __init__(
+        self, route: Route, target: int, settings: ConnectionSettings, memory: ClientMemory, shown: Shown
+    ) -> None:
+        """Takes the route to the server, its index among those of the transport, and what its connections share.
+
+        Calls over gRPC show the key of the user, once `introduce` has got one.
+        """
         self._route = route
+        self._shown = shown
         self._target = target
         self._server_name = route.address.host or "localhost"
         self._client_id = uuid.uuid4().hex
@@ -176,12 +184,43 @@ class Carrier(Generic[ConnectionT]):
         else:
             self._choice.widened(1 + self._num_strands)
 
-    def _try_places(self, limit: TimeLimit) -> Generator[CarrierStep, Any, ConnectionT | None]:
+    def introduce(self, limit: TimeLimit) -> Generator[CarrierStep, Any, str | None]:
+        """Opens a connection for the key of the user; see `Introduce`.
+
+        Raises:
+            GradserveError: The server cannot be reached, or has no room.
+        """
+        if not self._shown.takes_key:
+            return ""
+        try:
+            issued: messages_pb2.IssueTicketResponse = yield self._ask(limit)
+        except UnauthenticatedError:
+            return ""
+        found = find_places(issued.addresses, self._route, (Way.SHARED_MEMORY,))
+        if not found.places:
+            return found.reasons[0]
+        place = found.places[0]
+        try:
+            connection: ConnectionT = yield Connect(
+                place, issued.ticket, self._client_id, self._payloads_at(place), self._server_name
+            )
+        except (UnauthenticatedError, UnavailableError) as error:
+            if isinstance(error, UnavailableError) and place.may_be_opened:
+                raise  # the server was there a moment ago
+            return f"{place.way}: {error}"
+        with closing(connection):
+            self._shown.show_user(connection.user_key)
+        return None
+
+    def _ask(self, limit: TimeLimit) -> AskForTicket:
         # Of any size: how large the replies will be is not known.
         request = messages_pb2.IssueTicketRequest(
             client_id=self._client_id, direction=messages_pb2.IssueTicketRequest.DIRECTION_BOTH
         )
-        ask = AskForTicket(Unary("SocketService", "IssueTicket", request, target=self._target), limit)
+        return AskForTicket(Unary("SocketService", "IssueTicket", request, target=self._target), limit)
+
+    def _try_places(self, limit: TimeLimit) -> Generator[CarrierStep, Any, ConnectionT | None]:
+        ask = self._ask(limit)
         try:
             issued: messages_pb2.IssueTicketResponse = yield ask
             found = find_places(issued.addresses, self._route, self._choice.ways)

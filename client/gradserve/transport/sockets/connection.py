@@ -29,6 +29,7 @@ class Connection:
         last_used: When it became idle, by a monotonic clock.
         is_sending: Whether a request is on its way.
         strand_key: The key that opens strands; empty if the connection cannot have any.
+        user_key: The key with which calls over gRPC show the user; empty if the server gives none.
         largest_reply: The size of the largest payload that was received.
     """
 
@@ -41,6 +42,7 @@ class Connection:
         self.last_used = 0.0
         self.is_sending = False
         self.strand_key = b""
+        self.user_key = ""
         self.largest_reply = 0
         self._strands: list[ConnectedSocket] = []
         self._has_decided = False

@@ -40,8 +40,10 @@ _MAX_MESSAGE_BYTES = (1 << 31) - 1
 _STATUSES = {code.value[0]: code for code in grpc.StatusCode}
 
 
-def hello(ticket: bytes, client_id: str, payloads: Payloads, inbox: Inbox) -> Conversation[bytes | GradserveError]:
-    """Opens the connection; returns the key for its strands, empty if it has none, or the server's error.
+def hello(
+    ticket: bytes, client_id: str, payloads: Payloads, inbox: Inbox
+) -> Conversation[socket_messages_pb2.Welcome | GradserveError]:
+    """Opens the connection; returns what the server gives to it, or the server's error.
 
     Raises:
         InternalError: What answers does not follow the specification.
@@ -52,7 +54,7 @@ def hello(ticket: bytes, client_id: str, payloads: Payloads, inbox: Inbox) -> Co
         inbox.check_rest()
         if answer.code:
             return _error_in(answer, body)
-        return socket_messages_pb2.Welcome.FromString(bytes(body)).strand_key
+        return socket_messages_pb2.Welcome.FromString(bytes(body))
     except (DecodeError, FrameError) as error:
         raise _malformed(error) from None
 

@@ -1,5 +1,6 @@
 """The places where a server's sockets may be, as it says, and as they can be reached from here."""
 
+import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,11 @@ class Place:
     host: str = ""
     port: int = 0
     path: str = ""
+
+    @property
+    def may_be_opened(self) -> bool:
+        """True unless it is a Unix socket that is not there, or not for this user."""
+        return not self.path or os.access(self.path, os.W_OK)
 
     def __str__(self) -> str:
         if self.path:

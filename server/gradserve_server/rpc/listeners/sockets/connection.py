@@ -141,7 +141,7 @@ class Connection:
         if hello.strand_key:
             return await self._become_strand(hello)
         grant = self._context.tickets.redeem(hello.ticket, hello.client_id, self._stream.peer)
-        shown = replace(grant.credentials, uid=self._stream.peer_uid())
+        shown = replace(grant.credentials, uid=self._stream.peer_uid(), user_key="")
         identity = self._context.identify(shown)
         self._context.fair.open(identity)
         self._owner = self._client_regions.owner = identity
@@ -149,10 +149,12 @@ class Connection:
         self._grant = grant
         if self._has_regions:
             self._context.readers.count += 1
-            return await self._stream.write([FrameHeader(FrameKind.REPLY).pack()])
-        self._strand_key = self._context.strand_keys.issue(self._strands)
-        welcome = messages_pb2.Welcome(strand_key=self._strand_key).SerializeToString()
-        return await self._stream.write([FrameHeader(FrameKind.REPLY, message_bytes=len(welcome)).pack() + welcome])
+            welcome = messages_pb2.Welcome(user_key=self._context.user_key(shown))
+        else:
+            self._strand_key = self._context.strand_keys.issue(self._strands)
+            welcome = messages_pb2.Welcome(strand_key=self._strand_key)
+        message = welcome.SerializeToString()
+        return await self._stream.write([FrameHeader(FrameKind.REPLY, message_bytes=len(message)).pack() + message])
 
     async def _become_strand(self, hello: messages_pb2.Hello) -> None:
         if self._has_regions:

@@ -38,6 +38,7 @@ class SocketContext:
         readers: Counts the clients that read averages in place.
         max_message_bytes: The longest message, without its payload.
         identify: Returns who has shown some credentials; raises UnauthenticatedError if nobody has these.
+        user_key: Returns the key with which the user of a connection makes calls over gRPC; empty if it needs none.
         strand_keys: The keys to connections that get strands.
     """
 
@@ -54,4 +55,5 @@ class SocketContext:
     readers: Readers
     max_message_bytes: int
     identify: Callable[[Credentials], Identity]
+    user_key: Callable[[Credentials], str]
     strand_keys: StrandKeys = field(default_factory=StrandKeys)
