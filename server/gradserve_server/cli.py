@@ -71,7 +71,7 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
     from gradserve_server.errors import ServiceError
     from gradserve_server.security.access_file import AccessFileError
     from gradserve_server.security.tls import setting_of
-    from gradserve_server.state.files.errors import StateError
+    from gradserve_server.state.files.errors import DamagedError, StateError
 
     allow_many_descriptors()
     keep_freed_memory()
@@ -108,6 +108,10 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
         raise click.ClickException(f"{settings['device'].source}: {error}") from None
     except AccessFileError as error:
         raise SettingsError(f"{settings['access'].source}: {error}") from None
+    except DamagedError as error:
+        raise click.ClickException(
+            f"{error}; `gradserve state check` lists all that is damaged, `gradserve state repair` removes it"
+        ) from None
     except (OSError, StateError, ServiceError) as error:
         raise click.ClickException(str(error)) from None
     end_process()

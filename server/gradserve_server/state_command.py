@@ -142,7 +142,7 @@ def _opened(directory: Path) -> "Iterator[StateStore]":
     from gradserve_server.state.files.store import StateStore
 
     try:
-        store = StateStore(StateDirectory(directory, make=False))
+        store = StateStore(StateDirectory(directory, make=False), damaged=True)
     except (StateError, OSError) as error:
         raise click.ClickException(str(error)) from None
     try:

@@ -1,5 +1,6 @@
 """`gradserve state`: directories that are whole, damaged, in use, or none."""
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -134,6 +135,34 @@ def test_an_accumulator_that_cannot_be_used_is_removed(directory: Path) -> None:
     assert result.output.startswith("remove accumulator c/model: ")
     result = run("check", directory)
     assert (result.exit_code, result.output.splitlines()[0]) == (0, LISTED.splitlines()[1])
+
+
+@pytest.mark.parametrize("size", [None, 0, 5000, (4 << 20) + 1])
+def test_a_segment_that_is_cut_off_or_gone(directory: Path, size: int | None) -> None:
+    segment = directory / "segments" / "000001.segment"
+    if size is None:
+        segment.unlink()
+    else:
+        os.truncate(segment, size)
+    assert run("check", directory).exit_code == 1
+    assert run("repair", directory, "--yes").exit_code == 0
+    result = run("check", directory)
+    assert result.exit_code == 0, result.output
+    with LocalServer(config(directory)) as server, gradserve.connect(server.address) as client:
+        made = client.conditional_accumulator("float32", (1 << 20,), shared_name="new", container="c")
+        made.apply_grad(np.ones(1 << 20, np.float32))
+        assert made.take_grad(1)[-1] == 1
+    result = run("check", directory)
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("columns", ["extents = '[[1]]'", "arrays = 'x'", "extents = '[[1, 0, 4096]]'"])
+def test_a_value_whose_place_is_damaged(directory: Path, columns: str) -> None:
+    with sqlite3.connect(directory / "metadata.sqlite") as connection:
+        connection.execute(f"UPDATE blob SET {columns} WHERE id = (SELECT blob FROM gradient)")
+    assert "1 of 2 accumulators" in run("check", directory).output
+    assert run("repair", directory, "--yes").exit_code == 0
+    assert run("check", directory).exit_code == 0
 
 
 @pytest.mark.parametrize(

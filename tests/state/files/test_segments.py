@@ -46,7 +46,7 @@ def test_values_keep_their_bytes_while_others_come_and_go(
     free = segments.num_free
     segments.close()
     again = Segments(segments.path(1).parent, SEGMENT)
-    again.occupy(each for extents, _ in values.values() for each in extents)
+    assert again.occupy({number: extents for number, (extents, _) in values.items()}) == {}
     assert again.num_free == free
     again.close()
 
@@ -88,8 +88,10 @@ def test_extents_that_cannot_be(tmp_path: Path, extents: list[Extent], message: 
     segments.allocate(1)
     segments.close()
     again = Segments(tmp_path / "s", SEGMENT)
-    with pytest.raises(StateError, match=message):
-        again.occupy(extents)
+    faults = again.occupy(dict(enumerate([[each] for each in extents])))
+    assert [number for number, fault in faults.items() if message in fault] == [len(extents) - 1]
+    assert len(faults) == 1
+    assert again.num_free == SEGMENT - sum(each.num_bytes for each in extents[:-1])
     again.close()
 
 

@@ -23,7 +23,7 @@ from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.resources import ResourceKey
 from gradserve_server.security.identity import owner_named
 from gradserve_server.state.durability import Durability
-from gradserve_server.state.files.errors import StateError
+from gradserve_server.state.files.errors import DamagedError
 from gradserve_server.state.files.store import Change, StateStore
 from gradserve_server.state.files.values import Allocate
 from gradserve_server.state.journal import NoJournal
@@ -102,7 +102,7 @@ class FileRecords:
             allocate: Allocates memory for their values.
 
         Raises:
-            StateError: Something is damaged.
+            DamagedError: Something is damaged.
             ResourceExhaustedError: Less is allowed than what is there.
         """
         self._registry = registry
@@ -160,9 +160,9 @@ class FileRecords:
         except DAMAGES as error:
             raise self._damaged(key, error) from error
 
-    def _damaged(self, what: _Row | ResourceKey, error: Exception) -> StateError:
+    def _damaged(self, what: _Row | ResourceKey, error: Exception) -> DamagedError:
         key = what.key if isinstance(what, _Row) else what
-        return StateError(f"{self._store.path}: the record of accumulator {str(key)!r} cannot be used: {error}")
+        return DamagedError(f"{self._store.path}: the record of accumulator {str(key)!r} cannot be used: {error}")
 
     # Shorter journals
 

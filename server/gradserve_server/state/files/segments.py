@@ -7,7 +7,7 @@ overwriting blocks that are there.
 import bisect
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +43,11 @@ class Extent:
 def whole_blocks(num_bytes: int) -> int:
     """Returns the space that so many bytes take up."""
     return -(-num_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+
+
+def _usable(num_bytes: int) -> int:
+    """Returns how much of a file is whole blocks: all of it, unless it was cut off."""
+    return num_bytes // _BLOCK_BYTES * _BLOCK_BYTES
 
 
 class Segments:
@@ -97,28 +102,40 @@ class Segments:
     def _count_free(self) -> int:
         return sum(each.num_bytes for free in self._free.values() for each in free)
 
-    def occupy(self, extents: Iterable[Extent]) -> None:
+    def occupy(self, blobs: Mapping[int, Sequence[Extent]]) -> dict[int, str]:
         """Notes what is in use, once, before anything is allocated.
 
-        Raises:
-            StateError: Two of them overlap, or lie outside of their segment.
+        Args:
+            blobs: The space of each blob, by its number.
+
+        Returns:
+            The blobs that cannot be there, each with the reason: their segment is missing or too short, or another blob
+            is in the same place. Their space is not noted.
         """
-        by_segment: dict[int, list[Extent]] = {}
-        for each in extents:
-            by_segment.setdefault(each.segment, []).append(each)
+        faults: dict[int, str] = {}
+        by_segment: dict[int, list[tuple[Extent, int]]] = {}
+        for number, extents in blobs.items():
+            for each in extents:
+                if each.segment not in self._sizes:
+                    faults[number] = f"{self.path(each.segment)}: the file is missing"
+                elif each.offset + whole_blocks(each.num_bytes) > self._sizes[each.segment]:
+                    end, size = each.offset + whole_blocks(each.num_bytes), self._sizes[each.segment]
+                    faults[number] = f"{self.path(each.segment)}: expected {end} bytes or more, got {size}"
+                else:
+                    by_segment.setdefault(each.segment, []).append((each, number))
         for segment, used in by_segment.items():
-            if segment not in self._sizes:
-                raise StateError(f"{self.path(segment)}: the file is missing")
             free, start = [], 0
-            for each in sorted(used, key=lambda each: each.offset):
+            for each, number in sorted(used, key=lambda pair: pair[0].offset):
+                if number in faults:
+                    continue
                 if each.offset < start:
-                    raise StateError(f"{self.path(segment)}: two values are in the same place, at {each.offset}")
+                    faults[number] = f"{self.path(segment)}: two values are in the same place, at {each.offset}"
+                    continue
                 free.append(Extent(segment, start, each.offset - start))
                 start = each.offset + whole_blocks(each.num_bytes)
-            if start > self._sizes[segment]:
-                raise StateError(f"{self.path(segment)}: expected {start} bytes or more, got {self._sizes[segment]}")
-            free.append(Extent(segment, start, self._sizes[segment] - start))
+            free.append(Extent(segment, start, _usable(self._sizes[segment]) - start))
             self._free[segment] = [each for each in free if each.num_bytes]
+        return faults
 
     def allocate(self, num_bytes: int) -> list[Extent]:
         """Returns free space; makes segments if there is not enough.
@@ -229,7 +246,7 @@ class Segments:
         size = os.fstat(descriptor).st_size
         self._descriptors[number], self._sizes[number] = descriptor, size
         with self._change_free:
-            self._free[number] = [Extent(number, 0, size)] if size else []
+            self._free[number] = [Extent(number, 0, _usable(size))] if _usable(size) else []
 
 
 def _flush_folder(folder: Path) -> None:

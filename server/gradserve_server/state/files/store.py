@@ -15,7 +15,7 @@ from typing import Any
 from gradserve_server.errors import ResourceExhaustedError, ServiceError, UnavailableError
 from gradserve_server.state.files.database import UNREADABLE, open_database
 from gradserve_server.state.files.directory import StateDirectory
-from gradserve_server.state.files.errors import StateError
+from gradserve_server.state.files.errors import DamagedError, StateError
 from gradserve_server.state.files.segments import Extent, Segments, whole_blocks
 from gradserve_server.state.files.values import (
     Allocate,
@@ -100,11 +100,17 @@ class StateStore:
     flush fails, nobody knows what is on disk: the store then refuses everything, and the server has to stop.
     """
 
-    def __init__(self, directory: StateDirectory) -> None:
+    def __init__(self, directory: StateDirectory, *, damaged: bool = False) -> None:
         """Takes over a directory, and opens the state in it.
 
+        Args:
+            directory: The directory.
+            damaged: Whether to open it even if blobs are not where they should be, to look at the rest or to remove
+                them. Otherwise that is an error.
+
         Raises:
-            StateError: It is damaged, or of a later version.
+            DamagedError: Blobs are not where they should be.
+            StateError: The metadata are damaged, or of a later version.
             OSError: A file cannot be opened.
         """
         self._directory = directory
@@ -112,8 +118,12 @@ class StateStore:
             files.callback(directory.close)
             self._database = files.enter_context(contextlib.closing(open_database(directory.database)))
             self._segments = files.enter_context(contextlib.closing(Segments(directory.segments)))
-            self._blobs = self._read_blobs()
-            self._segments.occupy(each for stored in self._blobs.values() for each in stored.extents)
+            self._blobs, self._faults = self._read_blobs()
+            self._faults |= self._segments.occupy({number: blob.extents for number, blob in self._blobs.items()})
+            if self._faults and not damaged:
+                raise DamagedError(next(iter(self._faults.values())))
+            for number in self._faults:
+                self._blobs.pop(number, None)
             self._files = files.pop_all()
         self._numbers = itertools.count(max(self._blobs, default=0) + 1)
         self._entries: deque[_Entry] = deque()
@@ -229,9 +239,11 @@ class StateStore:
         """Returns the arrays of a blob.
 
         Raises:
-            StateError: They are damaged.
+            DamagedError: They are damaged.
             MemoryError: There is no memory for them.
         """
+        if number in self._faults:
+            raise DamagedError(self._faults[number])
         stored = self._blobs[number]
         arrays = [allocate(shape, dtype) for dtype, shape in stored.specs]
         pieces = bytes_of(arrays)
@@ -241,7 +253,7 @@ class StateStore:
         damaged = first_damaged(pieces, stored.checksums)
         if damaged is not None:
             path, offset = self._place(stored.extents, damaged)
-            raise StateError(f"{path}: the values at {offset} are damaged: their checksum differs")
+            raise DamagedError(f"{path}: the values at {offset} are damaged: their checksum differs")
         return arrays
 
     def _fill(self, piece: memoryview, extents: list[Extent]) -> list[Extent]:
@@ -262,14 +274,15 @@ class StateStore:
             position -= each.num_bytes
         return self._directory.database, 0
 
-    def _read_blobs(self) -> dict[int, StoredArrays]:
-        found = {}
+    def _read_blobs(self) -> tuple[dict[int, StoredArrays], dict[int, str]]:
+        """Returns the blobs, and why others cannot be read."""
+        found, faults = {}, {}
         for number, *columns in self.rows("SELECT id, arrays, extents, checksums FROM blob"):
             try:
                 found[number] = StoredArrays.of_row(*columns)
             except (ValueError, TypeError) as error:
-                raise StateError(f"{self._directory.database}: blob {number} is damaged: {error}") from error
-        return found
+                faults[number] = f"{self._directory.database}: blob {number} is damaged: {error}"
+        return found, faults
 
     # The thread
 

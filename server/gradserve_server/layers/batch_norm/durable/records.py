@@ -26,7 +26,7 @@ from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.resources import ResourceKey
 from gradserve_server.security.identity import owner_named
 from gradserve_server.state.durability import Durability
-from gradserve_server.state.files.errors import StateError
+from gradserve_server.state.files.errors import DamagedError
 from gradserve_server.state.files.store import Change, StateStore
 from gradserve_server.state.files.values import Allocate
 from gradserve_server.state.journal import NoJournal
@@ -107,7 +107,7 @@ class FileLayerRecords:
             to_host: Brings values to the host's memory, from now on.
 
         Raises:
-            StateError: Something is damaged.
+            DamagedError: Something is damaged.
             ResourceExhaustedError: Less is allowed than what is there.
         """
         self._to_host = to_host
@@ -119,7 +119,7 @@ class FileLayerRecords:
             except ResourceExhaustedError:
                 raise
             except DAMAGES as error:
-                raise StateError(
+                raise DamagedError(
                     f"{self._store.path}: the record of layer {str(key)!r} cannot be used: {error}"
                 ) from error
         return len(rows)
@@ -165,7 +165,7 @@ def read_tensors(store: StateStore, number: int, config: BatchNormConfig, alloca
     """Returns the tensors of a layer.
 
     Raises:
-        StateError: Their values are damaged.
+        DamagedError: Their values are damaged.
         ValueError, TypeError, KeyError, IndexError: Their records are.
     """
     rows = store.rows("SELECT name, place, blob FROM layer_variable WHERE layer = ?", number)
