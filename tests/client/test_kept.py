@@ -1,11 +1,9 @@
 """Which gradients a client keeps, and for how long."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
-from gradserve.calls.accumulators.kept import Copying, KeptGradients, KeptMemory
+from gradserve.calls.accumulators.kept import KeptGradients, KeptMemory
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 
 ARRAY = np.arange(4, dtype=np.float64)
@@ -13,8 +11,7 @@ ARRAY = np.arange(4, dtype=np.float64)
 
 def accept(kept: KeptGradients, number: int, round_: int, server: str = "a", *, num_rounds: int = 0) -> None:
     answer = messages_pb2.ApplyGradientResponse(round=round_, num_rounds=num_rounds)
-    with Copying(kept.memory, [ARRAY]) as copying:
-        kept.accepted(number, answer, server, lambda _: messages_pb2.ApplyGradientRequest(), copying)
+    kept.accepted(number, answer, server, lambda _: messages_pb2.ApplyGradientRequest(), [ARRAY])
 
 
 def elsewhere(kept: KeptGradients, server: str) -> list[int]:
@@ -66,23 +63,3 @@ def test_memory_is_limited_and_comes_back(kept: KeptGradients) -> None:
     accept(kept, 7, 2)  # the same again
     assert [each.arrays is None for each in kept.accepted_elsewhere("b")] == [False, False, False]
     assert kept.forget() == 3
-
-
-LARGE = np.arange(1 << 20, dtype=np.float64)
-
-
-@pytest.mark.parametrize("array", [ARRAY, LARGE], ids=["small", "large"])
-def test_copies_that_nobody_takes_are_given_back(array: np.ndarray[Any, np.dtype[np.float64]]) -> None:
-    memory = KeptMemory(array.nbytes + 2048)
-    for _ in range(3):
-        with Copying(memory, [array]):
-            """The call fails, or its gradient ends the round."""
-    with Copying(memory, [array]) as copying:
-        copies = copying.take()
-    assert copies is not None
-    assert np.array_equal(copies[0], array)
-    with Copying(memory, [array]) as copying:
-        assert copying.take() is None
-    memory.release(copies)
-    with Copying(memory, [array]) as copying:
-        assert copying.take() is not None

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 from gradserve.memory.pool import BufferPool
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
@@ -14,8 +14,6 @@ DEFAULT_KEPT_BYTES = 1 << 30
 _IDLE_BYTES = 256 << 20
 _REQUEST_BYTES = 2048
 """The memory of a kept request, beside its arrays."""
-_AHEAD_BYTES = 8 << 20
-"""Copying less takes hardly longer than starting a thread for it."""
 
 MakeRequest: TypeAlias = Callable[[Sequence[tensor_pb2.Tensor]], messages_pb2.ApplyGradientRequest]
 """Makes the request of an apply from the messages of its arrays."""
@@ -31,18 +29,21 @@ class KeptMemory:
         self._lock = threading.Lock()
         self._used = 0
 
-    def room_for(self, arrays: Sequence[Array]) -> tuple[Array, ...] | None:
-        """Returns arrays for copies of these, which `release` has to follow; None if there is no room for them."""
+    def copies_of(self, arrays: Sequence[Array]) -> tuple[Array, ...] | None:
+        """Returns copies of arrays, which `release` has to follow; None if there is no room for them."""
         num_bytes = _bytes_of(arrays)
         with self._lock:
             if self._used + num_bytes > self._max_bytes:
                 return None
             self._used += num_bytes
         try:
-            return tuple([self._pool.empty(array.shape, array.dtype) for array in arrays])
+            copies = tuple([self._pool.empty(array.shape, array.dtype) for array in arrays])
         except MemoryError:
             self._give_back(num_bytes)
             return None
+        for copy, array in zip(copies, arrays, strict=True):
+            copy[...] = array
+        return copies
 
     def release(self, copies: Sequence[Array]) -> None:
         """Gives back the room of copies."""
@@ -55,50 +56,6 @@ class KeptMemory:
 
 def _bytes_of(arrays: Sequence[Array]) -> int:
     return _REQUEST_BYTES + sum([array.nbytes for array in arrays])
-
-
-class Copying:
-    """Copies the arrays of a gradient: large ones in a thread, while the server gets them.
-
-    A context manager, which lasts as long as the call with the gradient. Copies that nobody takes are given back at its
-    end.
-    """
-
-    def __init__(self, memory: KeptMemory, arrays: Sequence[Array]) -> None:
-        """Begins to copy arrays if they are large. They must not change until `take`, or the end."""
-        self._memory = memory
-        self._arrays = arrays
-        self._copies: tuple[Array, ...] | None = None
-        self._thread: threading.Thread | None = None
-        if _bytes_of(arrays) >= _AHEAD_BYTES:
-            self._copies = memory.room_for(arrays)
-            if self._copies is not None:
-                self._thread = threading.Thread(target=_copy, args=(arrays, self._copies), name="gradserve-kept")
-                self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        copies, self._copies = self._copies, None
-        if copies is not None:
-            self._memory.release(copies)
-
-    def take(self) -> tuple[Array, ...] | None:
-        """Returns the copies, which `KeptMemory.release` has to follow; None if there is no room for them."""
-        if self._thread is not None:
-            self._thread.join()
-        elif self._copies is None:
-            self._copies = self._memory.room_for(self._arrays)
-            if self._copies is not None:
-                _copy(self._arrays, self._copies)
-        copies, self._copies = self._copies, None
-        return copies
-
-
-def _copy(arrays: Sequence[Array], copies: Sequence[Array]) -> None:
-    for copy, array in zip(copies, arrays, strict=True):
-        copy[...] = array
 
 
 @dataclass(eq=False)
@@ -145,7 +102,7 @@ class KeptGradients:
         answer: messages_pb2.ApplyGradientResponse,
         server: str,
         request: MakeRequest,
-        copying: Copying | None,
+        arrays: Sequence[Array] | None,
     ) -> None:
         """Keeps a gradient that a server has accepted, unless its round has ended already.
 
@@ -154,7 +111,7 @@ class KeptGradients:
             answer: What the server said.
             server: The incarnation of the server.
             request: Makes its request anew.
-            copying: Copies its arrays; None if the client does not have them.
+            arrays: Its arrays, which are copied; None if the client does not have them.
         """
         self.learned(server, answer.num_rounds)
         if answer.num_rounds >= answer.round:
@@ -164,7 +121,7 @@ class KeptGradients:
         if known is not None:
             known.round, known.server = answer.round, server
         else:
-            copies = None if copying is None else copying.take()
+            copies = None if arrays is None else self.memory.copies_of(arrays)
             with self._lock:
                 if not self._by_number:
                     self._first_round = answer.round

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
-from gradserve.calls.accumulators.kept import Copying, KeptGradients, KeptMemory, MakeRequest
+from gradserve.calls.accumulators.kept import KeptGradients, KeptMemory, MakeRequest
 from gradserve.calls.exchange import Operation, Pause, Reply, Unary
 from gradserve.calls.restarts import is_of_another_run
 from gradserve.calls.tensors.operations import call_with_arrays
@@ -117,16 +117,12 @@ class AccumulatorSession:
             raise
         self.check()
 
-    def copying(self, arrays: Sequence[Array]) -> Copying | None:
-        """Begins to copy the arrays of a gradient that is about to be sent; None if gradients are not kept."""
-        return None if self.kept is None else Copying(self.kept.memory, arrays)
-
     def accepted(
         self,
         request: messages_pb2.ApplyGradientRequest,
         answer: messages_pb2.ApplyGradientResponse,
         again: MakeRequest,
-        copying: Copying | None,
+        arrays: Sequence[Array] | None,
     ) -> Operation[None]:
         """Notes a gradient that the server has accepted.
 
@@ -134,13 +130,13 @@ class AccumulatorSession:
             request: The request.
             answer: The answer.
             again: Makes the request anew.
-            copying: Copies the arrays of the gradient; None if the client does not have them all.
+            arrays: The arrays of the gradient; None if the client does not have them all.
         """
         if self._is_lost_with_server:
             self._count(answer)
         elif self.kept is not None:
             server = request.accumulator.server_incarnation
-            self.kept.accepted(request.request_id.sequence, answer, server, again, copying)
+            self.kept.accepted(request.request_id.sequence, answer, server, again, arrays)
             if len(self.kept) and self._keeping is not None:
                 yield from self._keeping()
 

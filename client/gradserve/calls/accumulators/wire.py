@@ -135,19 +135,17 @@ class AccumulatorWire:
             sent = self._apply_request(fields, number, values, tensors)
             return sent
 
-        copying = None if has_handles else self._session.copying(arrays)
-        with copying or contextlib.nullcontext():
-            try:
-                reply = yield from call_with_arrays(
-                    _SERVICE, "ApplyGradient", arrays, request, released=not has_handles, renew=self._session.renew
-                )
-            except GradserveError as error:
-                _identify(error, number)
-                raise
-            answer: messages_pb2.ApplyGradientResponse = reply.message
-            if self._session.notes_gradients and answer.round:
-                again = partial(self._apply_request, fields, number, _without_arrays(values))
-                yield from self._session.accepted(sent, answer, again, copying)
+        try:
+            reply = yield from call_with_arrays(
+                _SERVICE, "ApplyGradient", arrays, request, released=not has_handles, renew=self._session.renew
+            )
+        except GradserveError as error:
+            _identify(error, number)
+            raise
+        answer: messages_pb2.ApplyGradientResponse = reply.message
+        if self._session.notes_gradients and answer.round:
+            again = partial(self._apply_request, fields, number, _without_arrays(values))
+            yield from self._session.accepted(sent, answer, again, None if has_handles else arrays)
         return ApplyResult(_OUTCOMES[answer.outcome], answer.duplicate, answer.global_step, answer.num_accumulated)
 
     def take(
