@@ -47,10 +47,11 @@ def _guided(name: str, seconds: float, seed: int) -> bool:
         found.mkdir()
         for number, data in enumerate(TARGETS[name]().corpus + found_before(name)):
             (corpus / str(number)).write_bytes(data)
-        flags = [f"-max_total_time={seconds:.0f}", f"-seed={seed + 1}", f"-artifact_prefix={found}/", "-timeout=60"]
-        limits = ["-rss_limit_mb=4096", "-max_len=20000", "-print_final_stats=1"]
+        flags = [f"-seed={seed + 1}", f"-artifact_prefix={found}/", "-timeout=60"]
+        limits = ["-rss_limit_mb=4096", "-max_len=20000"]
         done = subprocess.run(
-            [sys.executable, "-m", "tests.fuzz.guided", name, *flags, *limits, str(corpus)], check=False
+            [sys.executable, "-m", "tests.fuzz.guided", name, f"{seconds:.0f}", *flags, *limits, str(corpus)],
+            check=False,
         )
         for path in found.iterdir():
             (FOUND / name).mkdir(parents=True, exist_ok=True)
