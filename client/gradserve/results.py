@@ -288,6 +288,9 @@ class ServerInfo:
         sockets: Its sockets beside gRPC: "HOST:PORT", with "*" for the host of its gRPC address, or "unix:PATH".
         transport: The way that this client's calls take.
         incarnation: A random id of this run of the server, empty if it is too old to have one.
+        identities: What the caller uses, by its name, if the server has access control; for an admin of all
+            containers, what each identity uses. Names as in ShareUsage in the protos.
+        containers: What containers use, likewise; see GetServerInfoResponse in the protos.
     """
 
     version: str
@@ -300,3 +303,5 @@ class ServerInfo:
     sockets: tuple[str, ...]
     transport: TransportInfo
     incarnation: str = ""
+    identities: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    containers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

@@ -33,7 +33,6 @@ from gradserve_server.ops.runner import OpRunner
 from gradserve_server.ops.table import OPS
 from gradserve_server.own_file import OwnFile
 from gradserve_server.parts import Parts
-from gradserve_server.resources import unlimited
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.boundary.access import AccessChecks
@@ -46,32 +45,29 @@ from gradserve_server.rpc.listeners.sockets.fair_sockets import FairSockets
 from gradserve_server.rpc.listeners.sockets.listener import SocketListener
 from gradserve_server.rpc.listeners.sockets.methods import methods_of
 from gradserve_server.rpc.listeners.sockets.places import bind_sockets
-from gradserve_server.rpc.server_info.service import ServerServicer, Usage
+from gradserve_server.rpc.server_info.service import ServerServicer
+from gradserve_server.rpc.server_info.usage import Usage
 from gradserve_server.rpc.services import Services
 from gradserve_server.rpc.sockets.addresses import SocketAddresses
 from gradserve_server.rpc.sockets.service import SocketServicer
 from gradserve_server.rpc.sockets.tickets import TicketOffice
 from gradserve_server.rpc.tensors.service import TensorServicer
-from gradserve_server.security.access import Access
+from gradserve_server.security.access import Access, share_rules
 from gradserve_server.security.credentials import Credentials
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.security.tls import explicit_bulk_address, server_certificates, unprotected
 from gradserve_server.security.user_keys import UserKeys
+from gradserve_server.server_quotas import ServerQuotas
 from gradserve_server.server_run import ServerRun
 from gradserve_server.server_state import open_state
 from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
 from gradserve_server.tensors.inflight import InFlight
 from gradserve_server.tensors.opening import TensorOpener
-from gradserve_server.tensors.quotas import Cost, Quota
+from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
 
 _log = logging.getLogger(__name__)
-
-_HANDLE_BYTES = 1024
-"""The memory of a stored tensor or a kept forward without elements, measured."""
-_LAYER_BYTES = 24 << 10
-"""The memory of a layer without variables and tags."""
 
 
 class Server:
@@ -105,9 +101,8 @@ class Server:
         run = ServerRun(parts.new_id)
         limits = config.limits
         pool = BufferPool(config.runtime.pool_bytes)
-        memory = Quota(limits.max_bytes, "bytes of tensor memory")
-        bookkeeping = Quota(limits.bookkeeping_bytes, "bytes of bookkeeping")
-        handles = Quota(limits.max_handles, "tensor handles", each=Cost(bookkeeping, _HANDLE_BYTES))
+        self._quotas = quotas = ServerQuotas(limits, share_rules(limits.reserved_share, self.access))
+        memory, bookkeeping, handles, rules = quotas.memory, quotas.bookkeeping, quotas.handles, quotas.rules
         host = CpuDevice(pool)
         device = parts.choose_device(config.runtime.device, host, parts.devices)
         self._compute = ThreadCompute(config.runtime.compute_threads)
@@ -130,7 +125,6 @@ class Server:
             clock=clock,
             new_handle=run.new_id,
             is_of_another_run=run.is_of_another,
-            reserved=limits.reserved_share,
         )
         self._on_failure = on_failure
         self._state = open_state(config.state)
@@ -147,7 +141,7 @@ class Server:
             clock=clock,
             new_incarnation=run.new_id,
             is_of_another_run=run.is_of_another,
-            most_in=unlimited if self.access is None else self.access.accumulators_in,
+            rules=rules,
             records=MemoryRecords() if self._state is None else self._state.accumulators,
         )
         self._allocate = pool.empty
@@ -161,11 +155,7 @@ class Server:
             new_seed=parts.new_seed,
             records=MemoryLayerRecords() if self._state is None else self._state.layers,
         )
-        layers = Quota(limits.max_layers, "layers", each=Cost(bookkeeping, _LAYER_BYTES))
-        most_layers = unlimited if self.access is None else self.access.layers_in
-        self.layers = LayerRegistry(
-            self._batch_norm, layers, self.lifetimes, bookkeeping, run.is_of_another, most_layers
-        )
+        self.layers = LayerRegistry(self._batch_norm, quotas.layers, self.lifetimes, bookkeeping, run.is_of_another)
         self._residence = residence = Residence(host, device, self._compute)
         in_flight = InFlight(limits.max_inflight_bytes)
         tickets, self._socket_addresses = TicketOffice(clock), SocketAddresses()
@@ -182,6 +172,14 @@ class Server:
             {"forwards": self.layers.expire},
         )
         started = time.monotonic()
+        self.usage = Usage(
+            memory=memory,
+            handles=handles,
+            accumulators=self.registry.count,
+            waiters=self.registry.waiters,
+            layers=quotas.layers,
+            bookkeeping=bookkeeping,
+        )
         self._services = Services(
             tensors=TensorServicer(
                 self.store,
@@ -210,15 +208,13 @@ class Server:
                 ops_prepared=lambda: self.runner.is_prepared,
                 limits=limits,
                 leases=config.leases,
-                usage=Usage(memory, handles, self.registry.count, self.registry.waiters, self.layers.count),
+                usage=self.usage,
                 uptime=lambda: time.monotonic() - started,
                 sockets=self._socket_addresses,
                 incarnation=run.incarnation,
             ),
             sockets=SocketServicer(tickets, self._socket_addresses),
-            access=None
-            if self.access is None
-            else AccessChecks(self.access, FairCalls(limits.max_calls, limits.reserved_share)),
+            access=None if self.access is None else AccessChecks(self.access, FairCalls(limits.max_calls, rules)),
             interceptors=parts.interceptors,
         )
         self._certificates = server_certificates(config.tls)
@@ -232,7 +228,7 @@ class Server:
                 limits.max_connections,
                 Quota(limits.max_region_bytes, "bytes of clients' shared memory"),
                 Quota(max_regions(), "regions of clients' shared memory"),
-                limits.reserved_share,
+                rules,
             ),
             in_flight=in_flight,
             messages=InFlight(limits.max_queued_bytes),
@@ -276,10 +272,11 @@ class Server:
             OSError: An address cannot be bound, or the file cannot be written.
         """
         if self._state is not None:
-            count = await self._state.restore(self.registry, self._allocate)
-            num_layers = self._state.layers.restore(
-                self.layers, self._batch_norm, self._allocate, self._residence.copy_to_host
-            )
+            with self._quotas.rules.suspended():
+                count = await self._state.restore(self.registry, self._allocate)
+                num_layers = self._state.layers.restore(
+                    self.layers, self._batch_norm, self._allocate, self._residence.copy_to_host
+                )
             self._state.start(self._on_failure)
             _log.info("restored %d accumulators and %d layers from %s", count, num_layers, self._state.path)
         listen = [Address.to_listen(address) for address in self._config.listen.listen]

@@ -204,6 +204,12 @@ def info(address: str, timeout: float, **tls: Any) -> None:
         click.echo(f"{title}:")
         for name, value in values.items():
             click.echo(f"  {name}: {value:,}")
+    for title, shares in (("identity", description.identities), ("container", description.containers)):
+        if shares:
+            click.echo(f"in use by {title}:")
+        for name, share in shares.items():
+            used = ", ".join(f"{what} {value:,}" for what, value in share.items() if value)
+            click.echo(f"  {name}: {used or 'nothing'}")
 
 
 @cli.command()

@@ -7,11 +7,11 @@ from functools import partial
 from itertools import islice, takewhile
 from typing import Any, Generic, Protocol, TypeVar
 
-from gradserve_server.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from gradserve_server.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from gradserve_server.leases.lifetime import SHARED, Lifetime
 from gradserve_server.leases.lifetimes import Life, Lifetimes
 from gradserve_server.leases.tombstones import Tombstones
-from gradserve_server.limits import MAX_NAME_BYTES, check_length, quoted
+from gradserve_server.limits import MAX_NAME_BYTES, check_length
 from gradserve_server.security.identity import ANONYMOUS, Identity
 
 DEFAULT_CONTAINER = "default"
@@ -33,10 +33,6 @@ class ResourceKey:
 
     def __str__(self) -> str:
         return f"{self.container}/{self.name}"
-
-
-def unlimited(_container: str) -> None:
-    """Returns None: a container may have any number of resources."""
 
 
 class Resource(Protocol):
@@ -79,7 +75,6 @@ class Directory(Generic[ResourceT]):
         delete: Delete,
         article: str = "an",
         is_of_another_run: Callable[[str], bool] = _never,
-        most_in: Callable[[str], int | None] = unlimited,
     ) -> None:
         """Takes the kind of its resources, and what ends them.
 
@@ -89,9 +84,7 @@ class Directory(Generic[ResourceT]):
             delete: Deletes a resource whose lease has ended, with `remove`.
             article: The article of the kind, for messages.
             is_of_another_run: Tells incarnations of resources that an earlier run of the server made.
-            most_in: Returns how many resources a container may have, None for any number.
         """
-        self._most_in = most_in
         self._is_of_another_run = is_of_another_run
         self._kind = kind
         self._article = article
@@ -117,18 +110,6 @@ class Directory(Generic[ResourceT]):
                 f"{self._kind} {str(key)!r} exists, private to somebody else", field=f"{self._kind}.name"
             )
         return entry.resource
-
-    def check_room(self, container: str) -> None:
-        """Checks that a container may have one more resource.
-
-        Raises:
-            ResourceExhaustedError: It has as many as it may have.
-        """
-        most, used = self._most_in(container), len(self._names.get((container, ""), ()))
-        if most is not None and used >= most:
-            raise ResourceExhaustedError(
-                f"too many {self._kind}s in the container {quoted(container)}: {used} in use, {most} allowed"
-            )
 
     def _entry(self, key: ResourceKey) -> _Entry[ResourceT] | None:
         if not key.name:

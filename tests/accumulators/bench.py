@@ -25,7 +25,9 @@ from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.leases.lifetime import SHARED, Lifetime
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.resources import ResourceKey
+from gradserve_server.security.shares import ShareRules
 from gradserve_server.state.journal import Journal, NoJournal
+from gradserve_server.tensors.fair_quota import FairQuota
 from gradserve_server.tensors.quotas import Quota
 
 F32 = np.dtype(np.float32)
@@ -50,8 +52,8 @@ class Bench:
         **limits: Any,
     ) -> None:
         self.now = 0.0
-        self.memory = memory or Quota(limit, "bytes of tensor memory")
-        self.bookkeeping = Quota(bookkeeping, "bytes of bookkeeping")
+        self.memory = memory or FairQuota(limit, "bytes of tensor memory", ShareRules())
+        self.bookkeeping = FairQuota(bookkeeping, "bytes of bookkeeping", ShareRules())
         self.lifetimes = Lifetimes(lambda: self.now, 60.0)
         self.registry = AccumulatorRegistry(
             compute=compute or InlineCompute(),

@@ -94,7 +94,7 @@ async def test_averages_kept_for_calls_that_do_not_come_again(bench: Bench) -> N
 
 def forwards_of(count: int, expires: float) -> list[Forward]:
     quota = Quota(1 << 40, "bytes")
-    return [Forward(str(number), Fate(), Account(quota), expires=expires) for number in range(count)]
+    return [Forward(str(number), Fate(), Account(quota), Account(quota), expires=expires) for number in range(count)]
 
 
 def expiring(forwards: list[Forward]) -> Expiries[Forward]:

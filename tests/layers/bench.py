@@ -29,7 +29,9 @@ from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import make_families
 from gradserve_server.ops.runner import OpRunner
 from gradserve_server.resources import ResourceKey
+from gradserve_server.security.shares import ShareRules
 from gradserve_server.state.journal import Journal, NoJournal
+from gradserve_server.tensors.fair_quota import FairQuota
 from gradserve_server.tensors.quotas import Quota
 
 KEY = ResourceKey("test", "layer")
@@ -50,7 +52,7 @@ class LayerBench:
     ) -> None:
         """Takes `families` of ops and layers together with their device; without, the CPU's."""
         self.now = 0.0
-        self.memory = Quota(limit, "bytes of tensor memory")
+        self.memory = FairQuota(limit, "bytes of tensor memory", ShareRules())
         self.handles = Quota(1 << 20, "tensor handles")
         self._device = device or CpuDevice(BufferPool(0))
         if families is None:

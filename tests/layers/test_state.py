@@ -57,7 +57,7 @@ def test_what_was_reserved_for_a_forward_becomes_what_is_kept_of_it(
     reserved, seen = Account(bench.memory), []
 
     def delivered(outputs: Any) -> None:
-        reserved.hand_over(outputs.nbytes)
+        Account(bench.memory).take_over(outputs.nbytes, reserved)
         seen.append((reserved.used, bench.memory.used))
 
     call = ForwardCall(keep_for_backward=True)

@@ -13,7 +13,7 @@ from gradserve_server.security.access import Access
 from gradserve_server.security.access_file import AccessFileError, read_policy
 from gradserve_server.security.credentials import Credentials, digest_of, new_token
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.security.own_limits import OwnLimits
+from gradserve_server.security.own_limits import ContainerLimits, OwnLimits
 from gradserve_server.security.peer import PeerCertificate
 from gradserve_server.security.roles import Role
 from gradserve_server.security.user_keys import UserKeys
@@ -38,9 +38,15 @@ def test_an_identity_has_what_the_file_says(tmp_path: Path) -> None:
         max_bytes = "4GiB"
         max_handles = 7
         max_calls = 3
+        max_waiters = 2
         calls_per_second = 2.5
         max_connections = 5
         max_region_bytes = 99
+        [containers.mnist]
+        max_bytes = "1GiB"
+        max_accumulators = 5
+        max_layers = 6
+        max_waiters = 7
         """
     )
     policy = read_policy(path)
@@ -52,7 +58,10 @@ def test_an_identity_has_what_the_file_says(tmp_path: Path) -> None:
         Credentials(uid=4000000000),
     )
     (trainer,) = {policy.identify(each).name: policy.identify(each) for each in shown}.values()
-    assert trainer.limits == OwnLimits(4 << 30, 7, 3, 2.5, 5, 99)
+    assert policy.limits_of("trainer") == OwnLimits(4 << 30, 7, 3, 2, 2.5, 5, 99)
+    assert policy.limits_of("somebody else") == OwnLimits()
+    assert policy.container_limits("mnist") == ContainerLimits(1 << 30, 5, 6, 7)
+    assert policy.container_limits("other") == ContainerLimits()
     assert (trainer.role_in("mnist"), trainer.role_in("other"), trainer.highest_role) == (
         Role.CHIEF,
         Role.WORKER,

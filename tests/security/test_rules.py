@@ -13,6 +13,7 @@ from gradserve_server.rpc.boundary.access import AccessChecks
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.fair_calls import FairCalls
 from gradserve_server.security.rules import RULES
+from gradserve_server.security.shares import ShareRules
 from gradserve_server.testing import LocalServer
 from tests.security.serving import TOKENS
 from tests.servers.frames import FrameClient, issue_ticket
@@ -140,7 +141,7 @@ def test_every_served_method_has_a_rule(guarded: LocalServer) -> None:
 def test_a_method_without_a_rule_is_refused(guarded: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
     method = METHODS["GetServerInfo"]
     monkeypatch.setattr("gradserve_server.rpc.boundary.access.RULES", {})
-    checks = guarded.inspect(lambda server: AccessChecks(server.access, FairCalls(9, 0)))  # type: ignore[arg-type]
+    checks = guarded.inspect(lambda server: AccessChecks(server.access, FairCalls(9, ShareRules())))  # type: ignore[arg-type]
 
     async def answer(_request: Any, _call: Call) -> None:
         raise AssertionError("it was called")

@@ -17,8 +17,8 @@ from gradserve_server.rpc.boundary.fair_calls import FairCalls
 from gradserve_server.rpc.listeners.sockets.fair_sockets import FairSockets
 from gradserve_server.security.call_rates import CallRates
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.security.own_limits import OwnLimits
-from gradserve_server.security.shares import Shares
+from gradserve_server.security.own_limits import NO_LIMITS, OwnLimits
+from gradserve_server.security.shares import ShareRules, Shares
 from gradserve_server.tensors.quotas import Quota
 from gradserve_server.testing import LocalServer
 from tests.bad_input.requests import Take, ref
@@ -37,58 +37,63 @@ class Whole:
     unit: str = "things"
 
 
+def rules_of(reserved: float = 0.0, **limits: OwnLimits) -> ShareRules:
+    return ShareRules(reserved, lambda name: limits.get(name, NO_LIMITS))
+
+
 class TestShares:
-    def take(self, shares: Shares, whole: Whole, identity: Identity, amount: int) -> None:
-        shares.take(identity, amount)
+    def take(self, shares: Shares, whole: Whole, name: str, amount: int) -> None:
+        shares.named(name).take(amount)
         whole.used += amount
 
     def test_the_reserve_is_for_those_who_hold_no_more_than_that(self) -> None:
         whole = Whole()
-        shares = Shares(whole, 0.1, lambda _: None)
-        self.take(shares, whole, WORKER, 90)
+        shares = Shares(whole, rules_of(0.1), lambda _: None)
+        self.take(shares, whole, "worker", 90)
         with pytest.raises(ResourceExhaustedError) as raised:
-            shares.take(WORKER)
+            shares.named("worker").take()
         assert raised.value.message == (
             "too many things of 'worker': 1 asked for, 90 in use; 90 of 100 are in use altogether, and the last 10 are "
             "for those who use no more than that"
         )
-        self.take(shares, whole, COLLEAGUE, 10)
+        self.take(shares, whole, "colleague", 10)
         with pytest.raises(ResourceExhaustedError):
-            shares.take(COLLEAGUE)
-        shares.give_back("worker", 30)
+            shares.named("colleague").take()
+        shares.named("worker").give_back(30)
         whole.used -= 30
-        self.take(shares, whole, COLLEAGUE, 20)
+        self.take(shares, whole, "colleague", 20)
         assert (shares.held_by("worker"), shares.held_by("colleague")) == (60, 30)
 
     def test_what_the_limit_counts_already(self) -> None:
-        whole = Whole(used=90)
-        shares = Shares(whole, 0.1, lambda _: None)
-        shares.take(WORKER, 20, is_counted=True)
+        shares = Shares(Whole(used=90), rules_of(0.1), lambda _: None)
+        shares.named("worker").check(20, counted=20)
         with pytest.raises(ResourceExhaustedError):
-            shares.take(WORKER, 20)
+            shares.named("worker").check(20, counted=19)
 
     def test_without_access_control_nobody_has_a_share(self) -> None:
-        shares = Shares(Whole(used=99), 0.1, lambda _: 0)
-        shares.take(ANONYMOUS, 1000)
-        shares.give_back(ANONYMOUS.name, 1000)
-        assert shares.held_by("") == 0
+        shares = Shares(Whole(used=99), rules_of(0.1), lambda _: 0)
+        shares.of(ANONYMOUS).take(1000)
+        assert list(shares) == []
 
     def test_a_limit_of_its_own(self) -> None:
-        shares = Shares(Whole(), 0.1, lambda limits: limits.max_handles, retry_after=2.0)
-        limited = Identity("limited", limits=OwnLimits(max_handles=3))
-        shares.take(limited, 3)
+        rules = rules_of(limited=OwnLimits(max_handles=3))
+        share = Shares(Whole(), rules, lambda limits: limits.max_handles, retry_after=2.0).named("limited")
+        share.take(3)
         with pytest.raises(ResourceExhaustedError, match="of 'limited': 1 asked for, 3 in use, 3 allowed") as raised:
-            shares.take(limited)
+            share.take()
         assert raised.value.retry_after == 2.0
-        shares.give_back("limited", 3)
-        shares.take(limited, 2)
+        share.take(0)
+        with rules.suspended():
+            share.take()
+        share.give_back(4)
+        share.take(2)
 
 
 @pytest.mark.parametrize(("rate", "at_once", "wait"), [(2.0, 2, 0.5), (10.0, 10, 0.1), (0.5, 1, 2.0), (1.5, 1, 1 / 3)])
 def test_call_rates(rate: float, at_once: int, wait: float) -> None:
     now = 100.0
-    rates = CallRates(lambda: now)
-    limited = Identity("limited", limits=OwnLimits(calls_per_second=rate))
+    rates = CallRates(lambda: now, rules_of(limited=OwnLimits(calls_per_second=rate)).of_identity)
+    limited = Identity("limited")
     for _ in range(2):
         for _ in range(at_once):
             rates.begin(limited)
@@ -103,8 +108,8 @@ def test_call_rates(rate: float, at_once: int, wait: float) -> None:
 
 
 def test_calls_that_are_refused_are_under_way_no_longer() -> None:
-    calls = FairCalls(max_calls=10, reserved=0.2)
-    limited = Identity("limited", limits=OwnLimits(calls_per_second=1.0))
+    calls = FairCalls(max_calls=10, rules=rules_of(0.2, limited=OwnLimits(calls_per_second=1.0)))
+    limited = Identity("limited")
     with calls.call_of(limited):
         for _ in range(100):
             with pytest.raises(ResourceExhaustedError), calls.call_of(limited):
@@ -159,8 +164,7 @@ def test_one_identity_cannot_fill_the_memory(local: LocalServer) -> None:
         handles[:2] = [worker.put(block)]
         worker.delete(*handles)
         colleague.delete(others)
-    held = local.inspect(lambda server: server.store._owned._memory._held)
-    assert held == {}
+    assert local.inspect(lambda server: [each.held for each in server.usage.memory.identities]) == [0, 0]
 
 
 def test_an_identity_has_limits_of_its_own(local: LocalServer) -> None:
@@ -232,8 +236,8 @@ class TestSockets:
 
 def test_regions_of_an_identity() -> None:
     region_bytes, regions = Quota(100, "bytes of shared memory"), Quota(10, "regions")
-    sockets = FairSockets(10, region_bytes, regions, 0.2)
-    limited = Identity("limited", limits=OwnLimits(max_region_bytes=30))
+    sockets = FairSockets(10, region_bytes, regions, rules_of(0.2, limited=OwnLimits(max_region_bytes=30)))
+    limited = Identity("limited")
     sockets.add_region(limited, 30)
     with pytest.raises(ResourceExhaustedError, match="bytes of shared memory of 'limited': 1 asked for, 30 in use"):
         sockets.add_region(limited, 1)
@@ -260,7 +264,7 @@ def test_a_container_has_limits_of_its_own(local: LocalServer) -> None:
         create(colleague, "b")
         with pytest.raises(
             gradserve.ResourceExhaustedError,
-            match="accumulators in the container 'small': 2 in use, 2 allowed",
+            match="too many accumulators in the container 'small': 1 asked for, 2 in use, 2 allowed",
         ):
             create(colleague, "c")
         create(colleague, "a")  # exists

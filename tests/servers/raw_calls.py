@@ -1,5 +1,6 @@
 """Calls as any gRPC client may send them, past everything that gradserve's own client makes right."""
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -46,29 +47,32 @@ class Failure:
         code: Its status.
         message: What was said.
         field: The violated field of the google.rpc.BadRequest, None when there is none.
+        retry_after: The seconds of the google.rpc.RetryInfo, None when there is none.
     """
 
     code: grpc.StatusCode
     message: str
     field: str | None
+    retry_after: float | None = dataclasses.field(default=None, compare=False)
 
 
 def failure_of(error: Any) -> Failure:
     """Reads a grpc.RpcError; the details must agree with the status."""
-    field = None
+    field = retry_after = None
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
             status = status_pb2.Status.FromString(value)
             assert (status.code, status.message) == (error.code().value[0], error.details())
             for detail in status.details:
-                violation = error_details_pb2.BadRequest()
+                violation, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
                 if detail.Unpack(violation):
                     (only,) = violation.field_violations
                     assert only.description == error.details()
                     field = only.field
                 else:
-                    assert detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR)
-    return Failure(error.code(), error.details(), field)
+                    assert detail.Unpack(retry)
+                    retry_after = retry.retry_delay.ToNanoseconds() / 1e9
+    return Failure(error.code(), error.details(), field, retry_after)
 
 
 class RawCalls:

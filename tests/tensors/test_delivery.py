@@ -175,17 +175,14 @@ def test_what_was_reserved_for_an_inline_result_is_given_back(delivering: Delive
     assert delivering.world.used == (0, 0)
 
 
-def test_an_account_hands_over_what_it_has_and_takes_the_rest(delivering: Delivering) -> None:
+def test_a_part_of_an_account(delivering: Delivering) -> None:
     memory = delivering.world.memory
     account = Account(memory)
     account.grow(10)
-    account.hand_over(4)
-    assert (account.used, memory.used) == (6, 10)
-    account.hand_over(16)
-    assert (account.used, memory.used) == (0, 20)
-    with pytest.raises(ResourceExhaustedError):
-        account.hand_over(memory.limit)
-    assert memory.used == 20
+    part = account.split(4)
+    assert (account.used, part.used, memory.used) == (6, 4, 10)
+    part.settle(0)
+    assert (account.used, memory.used) == (6, 6)
 
 
 def test_a_holder_takes_over_what_another_reserved(delivering: Delivering) -> None:

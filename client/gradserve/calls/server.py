@@ -1,5 +1,7 @@
 """Operations on the server itself."""
 
+from collections.abc import Iterable
+
 from google.protobuf.duration_pb2 import Duration
 
 from gradserve.calls.exchange import DescribeTransport, Operation, Unary
@@ -10,7 +12,7 @@ from gradserve.v1 import socket_messages_pb2
 
 def server_info() -> Operation[ServerInfo]:
     """Describes the server."""
-    request = messages_pb2.GetServerInfoRequest()
+    request = messages_pb2.GetServerInfoRequest(with_shares=True)
     reply: messages_pb2.GetServerInfoResponse = yield Unary("ServerService", "GetServerInfo", request)
     transport: TransportInfo = yield DescribeTransport()
     return ServerInfo(
@@ -24,6 +26,8 @@ def server_info() -> Operation[ServerInfo]:
         sockets=_addresses(reply.sockets),
         transport=transport,
         incarnation=reply.incarnation,
+        identities=_shares(reply.identities),
+        containers=_shares(reply.containers),
     )
 
 
@@ -39,6 +43,11 @@ def _host(host: str) -> str:
 def _numbers(message: messages_pb2.ServerLimits | messages_pb2.ServerUsage) -> dict[str, float]:
     values = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
     return {name: _seconds(value) if isinstance(value, Duration) else value for name, value in values.items()}
+
+
+def _shares(shares: Iterable[messages_pb2.ShareUsage]) -> dict[str, dict[str, int]]:
+    names = [field.name for field in messages_pb2.ShareUsage.DESCRIPTOR.fields if field.name != "name"]
+    return {share.name: {name: getattr(share, name) for name in names} for share in shares}
 
 
 def _seconds(duration: Duration) -> float:

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from gradserve.v1 import socket_messages_pb2 as gradserve_dot_v1_dot_socket__messages__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"gradserve/v1/server_messages.proto\x12\x0cgradserve.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\"gradserve/v1/socket_messages.proto\"\x16\n\x14GetServerInfoRequest\"\xbb\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12%\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32\x14.gradserve.v1.Device\x12*\n\x06limits\x18\x03 \x01(\x0b\x32\x1a.gradserve.v1.ServerLimits\x12(\n\x05usage\x18\x04 \x01(\x0b\x32\x19.gradserve.v1.ServerUsage\x12)\n\x06uptime\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x14\n\x0cops_prepared\x18\x07 \x01(\x08\x12.\n\x07sockets\x18\x08 \x01(\x0b\x32\x1d.gradserve.v1.SocketAddresses\x12\x13\n\x0bincarnation\x18\t \x01(\t\"G\n\x06\x44\x65vice\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x1a\n\x12total_memory_bytes\x18\x03 \x01(\x03\"\x8a\x03\n\x0cServerLimits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\x03\x12\x1a\n\x12inline_limit_bytes\x18\x02 \x01(\x03\x12\x11\n\tmax_bytes\x18\x03 \x01(\x03\x12\x13\n\x0bmax_handles\x18\x04 \x01(\x03\x12\x18\n\x10max_accumulators\x18\x05 \x01(\x03\x12\x13\n\x0bmax_waiters\x18\x06 \x01(\x03\x12\x11\n\tid_window\x18\x07 \x01(\x03\x12\x30\n\rdefault_lease\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tmax_lease\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nmax_layers\x18\n \x01(\x03\x12\x34\n\x11undelivered_lease\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0c\x63lient_lease\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\"x\n\x0bServerUsage\x12\x11\n\tnum_bytes\x18\x01 \x01(\x03\x12\x13\n\x0bnum_handles\x18\x02 \x01(\x03\x12\x18\n\x10num_accumulators\x18\x03 \x01(\x03\x12\x13\n\x0bnum_waiters\x18\x04 \x01(\x03\x12\x12\n\nnum_layers\x18\x05 \x01(\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"gradserve/v1/server_messages.proto\x12\x0cgradserve.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\"gradserve/v1/socket_messages.proto\"+\n\x14GetServerInfoRequest\x12\x13\n\x0bwith_shares\x18\x01 \x01(\x08\"\x97\x03\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12%\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32\x14.gradserve.v1.Device\x12*\n\x06limits\x18\x03 \x01(\x0b\x32\x1a.gradserve.v1.ServerLimits\x12(\n\x05usage\x18\x04 \x01(\x0b\x32\x19.gradserve.v1.ServerUsage\x12)\n\x06uptime\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x14\n\x0cops_prepared\x18\x07 \x01(\x08\x12.\n\x07sockets\x18\x08 \x01(\x0b\x32\x1d.gradserve.v1.SocketAddresses\x12\x13\n\x0bincarnation\x18\t \x01(\t\x12,\n\nidentities\x18\n \x03(\x0b\x32\x18.gradserve.v1.ShareUsage\x12,\n\ncontainers\x18\x0b \x03(\x0b\x32\x18.gradserve.v1.ShareUsage\"G\n\x06\x44\x65vice\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x1a\n\x12total_memory_bytes\x18\x03 \x01(\x03\"\xa9\x03\n\x0cServerLimits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\x03\x12\x1a\n\x12inline_limit_bytes\x18\x02 \x01(\x03\x12\x11\n\tmax_bytes\x18\x03 \x01(\x03\x12\x13\n\x0bmax_handles\x18\x04 \x01(\x03\x12\x18\n\x10max_accumulators\x18\x05 \x01(\x03\x12\x13\n\x0bmax_waiters\x18\x06 \x01(\x03\x12\x11\n\tid_window\x18\x07 \x01(\x03\x12\x30\n\rdefault_lease\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tmax_lease\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nmax_layers\x18\n \x01(\x03\x12\x34\n\x11undelivered_lease\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0c\x63lient_lease\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1d\n\x15max_bookkeeping_bytes\x18\r \x01(\x03\"\x93\x01\n\x0bServerUsage\x12\x11\n\tnum_bytes\x18\x01 \x01(\x03\x12\x13\n\x0bnum_handles\x18\x02 \x01(\x03\x12\x18\n\x10num_accumulators\x18\x03 \x01(\x03\x12\x13\n\x0bnum_waiters\x18\x04 \x01(\x03\x12\x12\n\nnum_layers\x18\x05 \x01(\x03\x12\x19\n\x11\x62ookkeeping_bytes\x18\x06 \x01(\x03\"\xa0\x01\n\nShareUsage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnum_bytes\x18\x02 \x01(\x03\x12\x13\n\x0bnum_handles\x18\x03 \x01(\x03\x12\x18\n\x10num_accumulators\x18\x04 \x01(\x03\x12\x13\n\x0bnum_waiters\x18\x05 \x01(\x03\x12\x12\n\nnum_layers\x18\x06 \x01(\x03\x12\x19\n\x11\x62ookkeeping_bytes\x18\x07 \x01(\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,13 +34,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gradserve.v1.server_message
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETSERVERINFOREQUEST']._serialized_start=120
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=142
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=145
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=460
-  _globals['_DEVICE']._serialized_start=462
-  _globals['_DEVICE']._serialized_end=533
-  _globals['_SERVERLIMITS']._serialized_start=536
-  _globals['_SERVERLIMITS']._serialized_end=930
-  _globals['_SERVERUSAGE']._serialized_start=932
-  _globals['_SERVERUSAGE']._serialized_end=1052
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=163
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=166
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=573
+  _globals['_DEVICE']._serialized_start=575
+  _globals['_DEVICE']._serialized_end=646
+  _globals['_SERVERLIMITS']._serialized_start=649
+  _globals['_SERVERLIMITS']._serialized_end=1074
+  _globals['_SERVERUSAGE']._serialized_start=1077
+  _globals['_SERVERUSAGE']._serialized_end=1224
+  _globals['_SHAREUSAGE']._serialized_start=1227
+  _globals['_SHAREUSAGE']._serialized_end=1387
 # @@protoc_insertion_point(module_scope)

@@ -11,11 +11,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GetServerInfoRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("with_shares",)
+    WITH_SHARES_FIELD_NUMBER: _ClassVar[int]
+    with_shares: bool
+    def __init__(self, with_shares: bool = ...) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "devices", "limits", "usage", "uptime", "device", "ops_prepared", "sockets", "incarnation")
+    __slots__ = ("version", "devices", "limits", "usage", "uptime", "device", "ops_prepared", "sockets", "incarnation", "identities", "containers")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +27,8 @@ class GetServerInfoResponse(_message.Message):
     OPS_PREPARED_FIELD_NUMBER: _ClassVar[int]
     SOCKETS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    IDENTITIES_FIELD_NUMBER: _ClassVar[int]
+    CONTAINERS_FIELD_NUMBER: _ClassVar[int]
     version: str
     devices: _containers.RepeatedCompositeFieldContainer[Device]
     limits: ServerLimits
@@ -34,7 +38,9 @@ class GetServerInfoResponse(_message.Message):
     ops_prepared: bool
     sockets: _socket_messages_pb2.SocketAddresses
     incarnation: str
-    def __init__(self, version: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., limits: _Optional[_Union[ServerLimits, _Mapping]] = ..., usage: _Optional[_Union[ServerUsage, _Mapping]] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., device: _Optional[str] = ..., ops_prepared: bool = ..., sockets: _Optional[_Union[_socket_messages_pb2.SocketAddresses, _Mapping]] = ..., incarnation: _Optional[str] = ...) -> None: ...
+    identities: _containers.RepeatedCompositeFieldContainer[ShareUsage]
+    containers: _containers.RepeatedCompositeFieldContainer[ShareUsage]
+    def __init__(self, version: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., limits: _Optional[_Union[ServerLimits, _Mapping]] = ..., usage: _Optional[_Union[ServerUsage, _Mapping]] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., device: _Optional[str] = ..., ops_prepared: bool = ..., sockets: _Optional[_Union[_socket_messages_pb2.SocketAddresses, _Mapping]] = ..., incarnation: _Optional[str] = ..., identities: _Optional[_Iterable[_Union[ShareUsage, _Mapping]]] = ..., containers: _Optional[_Iterable[_Union[ShareUsage, _Mapping]]] = ...) -> None: ...
 
 class Device(_message.Message):
     __slots__ = ("name", "description", "total_memory_bytes")
@@ -47,7 +53,7 @@ class Device(_message.Message):
     def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., total_memory_bytes: _Optional[int] = ...) -> None: ...
 
 class ServerLimits(_message.Message):
-    __slots__ = ("max_message_bytes", "inline_limit_bytes", "max_bytes", "max_handles", "max_accumulators", "max_waiters", "id_window", "default_lease", "max_lease", "max_layers", "undelivered_lease", "client_lease")
+    __slots__ = ("max_message_bytes", "inline_limit_bytes", "max_bytes", "max_handles", "max_accumulators", "max_waiters", "id_window", "default_lease", "max_lease", "max_layers", "undelivered_lease", "client_lease", "max_bookkeeping_bytes")
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     INLINE_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +66,7 @@ class ServerLimits(_message.Message):
     MAX_LAYERS_FIELD_NUMBER: _ClassVar[int]
     UNDELIVERED_LEASE_FIELD_NUMBER: _ClassVar[int]
     CLIENT_LEASE_FIELD_NUMBER: _ClassVar[int]
+    MAX_BOOKKEEPING_BYTES_FIELD_NUMBER: _ClassVar[int]
     max_message_bytes: int
     inline_limit_bytes: int
     max_bytes: int
@@ -72,18 +79,39 @@ class ServerLimits(_message.Message):
     max_layers: int
     undelivered_lease: _duration_pb2.Duration
     client_lease: _duration_pb2.Duration
-    def __init__(self, max_message_bytes: _Optional[int] = ..., inline_limit_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., max_handles: _Optional[int] = ..., max_accumulators: _Optional[int] = ..., max_waiters: _Optional[int] = ..., id_window: _Optional[int] = ..., default_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_layers: _Optional[int] = ..., undelivered_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., client_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    max_bookkeeping_bytes: int
+    def __init__(self, max_message_bytes: _Optional[int] = ..., inline_limit_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., max_handles: _Optional[int] = ..., max_accumulators: _Optional[int] = ..., max_waiters: _Optional[int] = ..., id_window: _Optional[int] = ..., default_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_layers: _Optional[int] = ..., undelivered_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., client_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_bookkeeping_bytes: _Optional[int] = ...) -> None: ...
 
 class ServerUsage(_message.Message):
-    __slots__ = ("num_bytes", "num_handles", "num_accumulators", "num_waiters", "num_layers")
+    __slots__ = ("num_bytes", "num_handles", "num_accumulators", "num_waiters", "num_layers", "bookkeeping_bytes")
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_HANDLES_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCUMULATORS_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITERS_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    BOOKKEEPING_BYTES_FIELD_NUMBER: _ClassVar[int]
     num_bytes: int
     num_handles: int
     num_accumulators: int
     num_waiters: int
     num_layers: int
-    def __init__(self, num_bytes: _Optional[int] = ..., num_handles: _Optional[int] = ..., num_accumulators: _Optional[int] = ..., num_waiters: _Optional[int] = ..., num_layers: _Optional[int] = ...) -> None: ...
+    bookkeeping_bytes: int
+    def __init__(self, num_bytes: _Optional[int] = ..., num_handles: _Optional[int] = ..., num_accumulators: _Optional[int] = ..., num_waiters: _Optional[int] = ..., num_layers: _Optional[int] = ..., bookkeeping_bytes: _Optional[int] = ...) -> None: ...
+
+class ShareUsage(_message.Message):
+    __slots__ = ("name", "num_bytes", "num_handles", "num_accumulators", "num_waiters", "num_layers", "bookkeeping_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_HANDLES_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCUMULATORS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    BOOKKEEPING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    num_bytes: int
+    num_handles: int
+    num_accumulators: int
+    num_waiters: int
+    num_layers: int
+    bookkeeping_bytes: int
+    def __init__(self, name: _Optional[str] = ..., num_bytes: _Optional[int] = ..., num_handles: _Optional[int] = ..., num_accumulators: _Optional[int] = ..., num_waiters: _Optional[int] = ..., num_layers: _Optional[int] = ..., bookkeeping_bytes: _Optional[int] = ...) -> None: ...

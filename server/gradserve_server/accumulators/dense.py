@@ -78,6 +78,16 @@ class DenseSums:
             if not _adoptable(value, dtype, owned=gradient.is_adoptable)
         )
 
+    def adopted(self, gradient: Gradient) -> int:
+        """Returns the bytes of an adoptable gradient's memory that adding it takes over."""
+        if self._sums:
+            return 0
+        return sum(
+            value.nbytes
+            for value, dtype in zip(self._values(gradient), self._dtypes.values(), strict=True)
+            if _adoptable(value, dtype, owned=True)
+        )
+
     def stage(self, gradient: Gradient, weight: float, memory: Sequence[Array] | None = None) -> Callable[[], None]:
         """Prepares an addition; returns the function that decides it. The gradient must not change until `finish`.
 

@@ -1,7 +1,7 @@
 """The accumulators of a server, by container and name."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from sys import getsizeof
 
 from gradserve_server.accumulators.accumulator import Accumulator
@@ -13,6 +13,7 @@ from gradserve_server.accumulators.identity import CallMemory
 from gradserve_server.accumulators.journal import AccumulatorJournal, Records
 from gradserve_server.accumulators.kept_bytes import KeptBytes
 from gradserve_server.accumulators.ledger import Answer, Ledger
+from gradserve_server.accumulators.own_quotas import OwnQuotas
 from gradserve_server.accumulators.private_copies import PrivateCopies
 from gradserve_server.accumulators.round_sum import RoundSum
 from gradserve_server.accumulators.spec import AccumulatorSpec
@@ -26,14 +27,17 @@ from gradserve_server.errors import AbortedError, AlreadyExistsError, ServiceErr
 from gradserve_server.leases.lifetime import SHARED, Lifetime
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.leases.turn import Turn
-from gradserve_server.resources import Directory, ResourceKey, unlimited
+from gradserve_server.resources import Directory, ResourceKey
 from gradserve_server.security.identity import ANONYMOUS, Identity
+from gradserve_server.security.shares import ShareRules
+from gradserve_server.tensors.fair_quota import FairQuota
 from gradserve_server.tensors.quotas import Cost, Quota
 
 _ACCUMULATOR_BYTES = 12 << 10
 """The memory of an accumulator of nothing, measured."""
 _WAITER_BYTES = 12 << 10
 """The memory of a call that waits, measured."""
+_RETRY_SECONDS = 0.5
 
 
 class AccumulatorRegistry:
@@ -57,9 +61,10 @@ class AccumulatorRegistry:
         new_incarnation: Callable[[], str],
         records: Records,
         is_of_another_run: Callable[[str], bool] = lambda _: False,
-        most_in: Callable[[str], int | None] = unlimited,
+        rules: ShareRules | None = None,
     ) -> None:
         """Takes, among others, a monotonic `clock` in seconds, a source of unique incarnations, and one of journals."""
+        rules = rules or ShareRules()
         self._compute = compute
         self._reducer = reducer
         self._allocate = allocate
@@ -70,12 +75,27 @@ class AccumulatorRegistry:
         self._new_incarnation = new_incarnation
         self.records = records
         self._accumulators: Directory[Accumulator] = Directory(
-            "accumulator", lifetimes, self._end, is_of_another_run=is_of_another_run, most_in=most_in
+            "accumulator", lifetimes, self._end, is_of_another_run=is_of_another_run
         )
         self._expiries: Deadlines[KeptAverages] = Deadlines()
         self.bookkeeping = bookkeeping
-        self.count = Quota(limits.max_accumulators, "accumulators", each=Cost(bookkeeping, _ACCUMULATOR_BYTES))
-        self.waiters = Quota(limits.max_waiters, "waiting calls", each=Cost(bookkeeping, _WAITER_BYTES))
+        self.count = FairQuota(
+            limits.max_accumulators,
+            "accumulators",
+            rules,
+            each=Cost(bookkeeping, _ACCUMULATOR_BYTES),
+            of_container=lambda limits: limits.max_accumulators,
+        )
+        self.waiters = FairQuota(
+            limits.max_waiters,
+            "waiting calls",
+            rules,
+            each=Cost(bookkeeping, _WAITER_BYTES),
+            of_identity=lambda limits: limits.max_waiters,
+            of_container=lambda limits: limits.max_waiters,
+            retry_after=_RETRY_SECONDS,
+        )
+        self._quotas: dict[ResourceKey, OwnQuotas] = {}
 
     def create(self, key: ResourceKey, spec: AccumulatorSpec, lifetime: Lifetime = SHARED) -> tuple[Accumulator, bool]:
         """Returns the accumulator of this name, and whether it is new.
@@ -97,20 +117,15 @@ class AccumulatorRegistry:
             return found, False
         if spec.durability is None:
             spec = spec.with_durability(self.records.default)
-        self._accumulators.check_room(key.container)
-        self.count.acquire()
-        try:
-            self.bookkeeping.acquire(_names_bytes(key) + spec.bookkeeping_bytes)
-        except ServiceError:
-            self.count.release()
-            raise
+        quotas = self._begin(key, spec)
         try:
             incarnation = self._new_incarnation()
             journal = self.records.begin(key, spec, lifetime, incarnation)
         except ServiceError:
             self._release(key, spec)
             raise
-        accumulator = self._make(key, spec, incarnation, self._new_ledger(), journal)
+        ledger = Ledger(self.new_call_memory(quotas.bookkeeping))
+        accumulator = self._make(key, spec, incarnation, ledger, journal, quotas)
         self._accumulators.add(key, accumulator, lifetime)
         return accumulator, True
 
@@ -128,9 +143,7 @@ class AccumulatorRegistry:
         Raises:
             ResourceExhaustedError: The server has reached its limit of accumulators.
         """
-        self.count.acquire()
-        self.bookkeeping.acquire(_names_bytes(key) + spec.bookkeeping_bytes)
-        accumulator = self._make(key, spec, incarnation, ledger, journal)
+        accumulator = self._make(key, spec, incarnation, ledger, journal, self._begin(key, spec))
         self._accumulators.add(key, accumulator, lifetime)
         return accumulator
 
@@ -155,6 +168,20 @@ class AccumulatorRegistry:
     def use(self, key: ResourceKey, incarnation: str = "") -> AbstractContextManager[Accumulator]:
         """Finds an accumulator as `get` does, and prevents its expiry while a call uses it."""
         return self._accumulators.use(key, incarnation)
+
+    @contextmanager
+    def waiting(self, user: Identity) -> Iterator[None]:
+        """Counts a call that may wait, for the caller; what it waits for counts it in its container.
+
+        Raises:
+            ResourceExhaustedError: Too many calls of the caller wait.
+        """
+        share = self.waiters.identities.of(user)
+        share.take()
+        try:
+            yield
+        finally:
+            share.give_back()
 
     def lifetime(self, key: ResourceKey) -> Lifetime:
         """Returns the lifetime of an existing accumulator."""
@@ -191,11 +218,12 @@ class AccumulatorRegistry:
         incarnation: str,
         ledger: Ledger,
         journal: AccumulatorJournal,
+        quotas: OwnQuotas,
     ) -> Accumulator:
         kept = KeptBytes()
         undelivered = UndeliveredAverages(self._limits.undelivered_lease_seconds, self._clock, kept)
         history = AverageHistory(spec.keep_averages, kept)
-        averages = KeptAverages(history, undelivered, kept, self._memory, self._expiries.add, journal.forget)
+        averages = KeptAverages(history, undelivered, kept, quotas.memory, self._expiries.add, journal.forget)
         return Accumulator(
             str(key),
             spec,
@@ -205,7 +233,7 @@ class AccumulatorRegistry:
                 spec,
                 make_summation(spec, self._reducer, self._allocate),
                 compute=self._compute,
-                memory=self._memory,
+                memory=quotas.memory,
                 make_room=averages.make_room,
                 average_memory=self._make_average_memory(),
                 copies=PrivateCopies(self._reducer, self._allocate),
@@ -213,12 +241,13 @@ class AccumulatorRegistry:
             ),
             averages=averages,
             journal=journal,
-            waiters=self.waiters,
-            bookkeeping=self.bookkeeping,
+            waiters=quotas.waiters,
+            bookkeeping=quotas.bookkeeping,
         )
 
-    def _new_ledger(self) -> Ledger:
-        return Ledger(self.new_call_memory(self.bookkeeping))
+    def bookkeeping_of(self, key: ResourceKey) -> Quota:
+        """Returns the bookkeeping quota for an accumulator of this name and creator."""
+        return self.bookkeeping.part(key.user, key.container)
 
     def new_call_memory(self, bookkeeping: Quota) -> CallMemory[Answer]:
         """Returns an empty memory of calls, for one accumulator, which counts in a quota of bytes."""
@@ -230,9 +259,20 @@ class AccumulatorRegistry:
             bookkeeping=bookkeeping,
         )
 
+    def _begin(self, key: ResourceKey, spec: AccumulatorSpec) -> OwnQuotas:
+        of_creator = key.user, key.container
+        quotas = OwnQuotas(
+            self._memory.part(*of_creator),
+            self.bookkeeping_of(key),
+            self.count.part(*of_creator),
+            self.waiters.part(ANONYMOUS, key.container),  # and for who waits
+        )
+        quotas.begin(_names_bytes(key) + spec.bookkeeping_bytes)
+        self._quotas[key] = quotas
+        return quotas
+
     def _release(self, key: ResourceKey, spec: AccumulatorSpec) -> None:
-        self.count.release()
-        self.bookkeeping.release(_names_bytes(key) + spec.bookkeeping_bytes)
+        self._quotas.pop(key).end(_names_bytes(key) + spec.bookkeeping_bytes)
 
     def expire(self, turn: Turn) -> int:
         """Releases averages kept for calls whose lease has ended, in one turn; returns the number of calls."""

@@ -96,7 +96,7 @@ class RoundSum:
         shapes = self._shapes if joins else None
         num_bytes = await self._pass(copied_bytes, self._spec, gradient)
         if num_bytes:
-            self._reserve(self._copied, num_bytes)
+            self._make_room_for(lambda: self._copied.grow(num_bytes))
         work = await self._pass(checking_work, self._spec, gradient)
         checked = await self._run(work, checked_gradient, self._spec, gradient, shapes, self._copies, self._reducer)
         return replace(checked, memory=(self._copied,)) if num_bytes else checked
@@ -107,7 +107,11 @@ class RoundSum:
         Raises:
             ResourceExhaustedError: There is not enough memory; nothing has changed.
         """
-        self._reserve(self._account, await self._pass(self._summation.growth, gradient))
+        growth = await self._pass(self._summation.growth, gradient)
+        if growth:
+            self._make_room_for(lambda: self._account.grow(growth))
+        if gradient.is_adoptable:
+            await self._expect(gradient)
         shapes = await self._pass(value_shapes, gradient)
         begins_there = self._shapes is None and self._sums_there and not gradient.is_adoptable
         memory = self._memory_to_read_in_place(shapes) if begins_there else None
@@ -163,8 +167,11 @@ class RoundSum:
         """
         nbytes = 0 if self._closed else self._summation.nbytes
         for giver in givers:
+            # Checked by `stage`.
             grown = max(nbytes - self._account.used, 0)
-            self._account.take_over(min(giver.used, grown), giver)
+            taken = min(giver.used, grown)
+            giver.settle(giver.used - taken)
+            self._account.settle(self._account.used + taken)
         self._account.settle(nbytes)
 
     def close(self) -> None:
@@ -190,10 +197,21 @@ class RoundSum:
         except (MemoryError, ResourceExhaustedError):
             return None
 
-    def _reserve(self, account: Account, num_bytes: int) -> None:
+    async def _expect(self, gradient: Gradient) -> None:
+        """Makes sure that the owners of this sum may hold the memory of a gradient that it takes over."""
+        num_bytes = await self._pass(self._summation.adopted, gradient)
+        if not num_bytes:
+            return
+        try:
+            self._make_room_for(lambda: self._account.expect(num_bytes, gradient.memory))
+        except BaseException:
+            self.settle()
+            raise
+
+    def _make_room_for(self, reserve: Callable[[], None]) -> None:
         while True:
             try:
-                return account.grow(num_bytes)
+                return reserve()
             except ResourceExhaustedError:
                 if not self._make_room():
                     raise

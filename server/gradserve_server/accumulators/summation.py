@@ -37,6 +37,10 @@ class Summation(Protocol):
         """Returns the most bytes of the memory quota that adding `gradient` takes."""
         ...
 
+    def adopted(self, gradient: Gradient) -> int:
+        """Returns the bytes of an adoptable gradient's memory that adding it takes over."""
+        ...
+
     def stage(
         self, gradient: Gradient, contribution: Contribution, memory: Sequence[Array] | None = None
     ) -> "Staged[None]":
@@ -129,6 +133,10 @@ class ArrivalOrderSum:
         values: Mapping[str, Any] = gradient.values
         return self._dense.growth(gradient) + sum(each.growth(values[name]) for name, each in self._sparse.items())
 
+    def adopted(self, gradient: Gradient) -> int:
+        """Returns the bytes of an adoptable gradient's memory that adding it takes over."""
+        return self._dense.adopted(gradient)
+
     def stage(
         self, gradient: Gradient, contribution: Contribution, memory: Sequence[Array] | None = None
     ) -> Staged[None]:
@@ -213,6 +221,10 @@ class WorkerOrderSum:
     def growth(self, gradient: Gradient) -> int:
         """Returns the bytes of the memory quota that holding `gradient` takes."""
         return 0 if gradient.is_adoptable else gradient.nbytes
+
+    def adopted(self, gradient: Gradient) -> int:
+        """Returns the bytes of an adoptable gradient's memory that holding it takes over: all of them."""
+        return gradient.nbytes
 
     def stage(
         self, gradient: Gradient, contribution: Contribution, memory: Sequence[Array] | None = None

@@ -15,7 +15,7 @@ from gradserve_server.layers.kind import ConfigT, LayerKind, LayerT
 from gradserve_server.leases.lifetime import SHARED, Lifetime
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.limits import MAX_ID_BYTES, check_length
-from gradserve_server.resources import Directory, ResourceKey, unlimited
+from gradserve_server.resources import Directory, ResourceKey
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.quotas import Quota
 
@@ -49,17 +49,17 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         lifetimes: Lifetimes,
         bookkeeping: Quota,
         is_of_another_run: Callable[[str], bool] = lambda _: False,
-        most_in: Callable[[str], int | None] = unlimited,
     ) -> None:
         """Takes the kind that makes layers, the lifetimes that end them, and the quotas of layers and bookkeeping.
 
-        `is_of_another_run` tells incarnations of layers that an earlier run of the server made, `most_in` how many a
-        container may have.
+        `is_of_another_run` tells incarnations of layers that an earlier run of the server made.
         """
         self._bookkeeping = bookkeeping
         self.count = count
         self._kind = kind
-        self._layers: Directory[LayerT] = Directory("layer", lifetimes, self._delete, "a", is_of_another_run, most_in)
+        self._layers: Directory[LayerT] = Directory("layer", lifetimes, self._delete, "a", is_of_another_run)
+        self._quotas: dict[LayerT, tuple[Quota, Quota]] = {}
+        """The quotas of layers and bookkeeping from which each layer takes."""
         # Usually only a few of many layers keep forwards.
         self._keeping: dict[ResourceKey, LayerT] = {}
 
@@ -147,7 +147,7 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         Raises:
             ResourceExhaustedError: There are too many layers, or there is no memory for it.
         """
-        layer = self._counted(partial(make, partial(self._note_forwards, key)))
+        layer = self._counted(key, partial(make, partial(self._note_forwards, key)))
         self._layers.add(key, layer, lifetime, layer.collections)
         return layer
 
@@ -281,21 +281,24 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         return count
 
     def _new(self, key: ResourceKey, config: ConfigT, creation_id: str) -> LayerT:
-        self._layers.check_room(key.container)
-        return self._counted(partial(self._kind.make, key, config, creation_id, partial(self._note_forwards, key)))
+        make = partial(self._kind.make, key, config, creation_id, partial(self._note_forwards, key))
+        return self._counted(key, make)
 
-    def _counted(self, make: Callable[[], LayerT]) -> LayerT:
-        self.count.acquire()
+    def _counted(self, key: ResourceKey, make: Callable[[], LayerT]) -> LayerT:
+        """Returns a new layer, which counts for its creator and in its container."""
+        count, bookkeeping = self.count.part(key.user, key.container), self._bookkeeping.part(key.user, key.container)
+        count.acquire()
         try:
             layer = make()
             try:
-                self._bookkeeping.acquire(layer.bookkeeping_bytes)
+                bookkeeping.acquire(layer.bookkeeping_bytes)
             except BaseException:
                 layer.close()
                 raise
         except BaseException:
-            self.count.release()
+            count.release()
             raise
+        self._quotas[layer] = count, bookkeeping
         return layer
 
     def _begin(self, key: ResourceKey, layer: LayerT, lifetime: Lifetime) -> None:
@@ -309,6 +312,7 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
             self._keeping.pop(key, None)
 
     def _close(self, layer: LayerT) -> None:
-        self.count.release()
-        self._bookkeeping.release(layer.bookkeeping_bytes)
+        count, bookkeeping = self._quotas.pop(layer)
+        count.release()
+        bookkeeping.release(layer.bookkeeping_bytes)
         layer.close()

@@ -10,8 +10,10 @@ from gradserve_server.limits import quoted
 from gradserve_server.security.access_file import AccessFileError, read_policy
 from gradserve_server.security.credentials import Credentials
 from gradserve_server.security.identity import Identity
+from gradserve_server.security.own_limits import ContainerLimits, OwnLimits
 from gradserve_server.security.roles import Role
 from gradserve_server.security.rules import Rule
+from gradserve_server.security.shares import ShareRules
 from gradserve_server.security.user_keys import UserKeys
 
 _log = logging.getLogger(__name__)
@@ -67,13 +69,13 @@ class Access:
             return ""
         return self._keys.issue(credentials.uid)
 
-    def accumulators_in(self, container: str) -> int | None:
-        """Returns how many accumulators a container may have, None for no limit of its own."""
-        return self._policy.limits_of(container).max_accumulators
+    def limits_of(self, name: str) -> OwnLimits:
+        """Returns the limits of the identity of this name."""
+        return self._policy.limits_of(name)
 
-    def layers_in(self, container: str) -> int | None:
-        """Returns how many layers a container may have, None for no limit of its own."""
-        return self._policy.limits_of(container).max_layers
+    def container_limits(self, container: str) -> ContainerLimits:
+        """Returns the limits of a container."""
+        return self._policy.container_limits(container)
 
     def admit(self, credentials: Credentials, method: str, rule: Rule, container: str | None) -> Admitted:
         """Returns the caller of a method.
@@ -144,3 +146,10 @@ def _denied(
 def no_rule(method: str) -> PermissionDeniedError:
     """Returns the error of a method that has no rule."""
     return PermissionDeniedError(f"nobody may call {method}: it has no rule")
+
+
+def share_rules(reserved: float, access: Access | None) -> ShareRules:
+    """Returns the rules of a server; on one without access control nobody has a share, and nothing has limits."""
+    if access is None:
+        return ShareRules(has_identities=False)
+    return ShareRules(reserved, access.limits_of, access.container_limits)

@@ -25,13 +25,16 @@ _LIMITS: Mapping[str, tuple[str, TypeAdapter[Any]]] = {
     "max_bytes": ("a size such as 4GiB", _SIZE),
     "max_handles": ("a whole number", _COUNT),
     "max_calls": ("a whole number", _COUNT),
+    "max_waiters": ("a whole number", _COUNT),
     "max_connections": ("a whole number", _COUNT),
     "max_region_bytes": ("a size such as 4GiB", _SIZE),
     "calls_per_second": ("a number greater than 0", TypeAdapter(Annotated[float, Field(gt=0, allow_inf_nan=False)])),
 }
 _CONTAINER_LIMITS: Mapping[str, tuple[str, TypeAdapter[Any]]] = {
+    "max_bytes": ("a size such as 4GiB", _SIZE),
     "max_accumulators": ("a whole number", _COUNT),
     "max_layers": ("a whole number", _COUNT),
+    "max_waiters": ("a whole number", _COUNT),
 }
 _ROLES = {str(role): role for role in Role}
 _MAX_UID = (1 << 32) - 2
@@ -67,6 +70,7 @@ def _policy(content: Mapping[str, Any]) -> Policy:
     by_token: dict[bytes, Identity] = {}
     by_certificate: dict[str, Identity] = {}
     by_uid: dict[int, Identity] = {}
+    limits: dict[str, OwnLimits] = {}
     for name, entry in identities.items():
         where = f"identities.{name}"
         if not _NAME.fullmatch(name):
@@ -76,15 +80,15 @@ def _policy(content: Mapping[str, Any]) -> Policy:
         if not isinstance(entry, dict):
             raise AccessFileError(f"{where}: expected a table")
         _check_keys(entry, _KEYS, f"{where}.")
-        limits = _limits(entry.get("limits", {}), f"{where}.limits")
-        identity = Identity(name, _roles(entry.get("roles"), f"{where}.roles"), limits)
+        limits[name] = _limits(entry.get("limits", {}), f"{where}.limits")
+        identity = Identity(name, _roles(entry.get("roles"), f"{where}.roles"))
         for key, value in _entries(entry, "tokens", where):
             _add(by_token, _digest(value, key), identity, key)
         for key, value in _entries(entry, "certificates", where):
             _add(by_certificate, _certificate(value, key), identity, key)
         for key, value in _entries(entry, "users", where):
             _add(by_uid, _uid(value, key), identity, key)
-    return Policy(by_token, by_certificate, by_uid, _containers(content.get("containers", {})))
+    return Policy(by_token, by_certificate, by_uid, limits, _containers(content.get("containers", {})))
 
 
 def _containers(tables: object) -> Mapping[str, ContainerLimits]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.security.identity import Identity
+from gradserve_server.security.own_limits import OwnLimits
 
 _PRUNED_AT = 1024
 
@@ -14,9 +15,10 @@ class CallRates:
     After a pause, it may begin the calls of a whole second at once. Not thread-safe: used on the event loop only.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """Takes a monotonic clock in seconds."""
+    def __init__(self, clock: Callable[[], float], limits_of: Callable[[str], OwnLimits]) -> None:
+        """Takes a monotonic clock in seconds, and what returns the limits of an identity by its name."""
         self._clock = clock
+        self._limits_of = limits_of
         self._next: dict[str, float] = {}
         """The time at which the calls of each identity would have begun, were they evenly spaced."""
 
@@ -26,7 +28,7 @@ class CallRates:
         Raises:
             ResourceExhaustedError: There were too many; this one does not count.
         """
-        rate = identity.limits.calls_per_second
+        rate = self._limits_of(identity.name).calls_per_second
         if rate is None:
             return
         now = self._clock()

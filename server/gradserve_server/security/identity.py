@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gradserve_server.security.own_limits import NO_LIMITS, OwnLimits
 from gradserve_server.security.roles import Role
 
 ALL_CONTAINERS = "*"
@@ -18,12 +17,10 @@ class Identity:
     Attributes:
         name: Its name. It has no "/", which ends it in the ids of what belongs to it.
         roles: Its roles by container; "*" for all containers that have no entry of their own.
-        limits: Its own limits.
     """
 
     name: str
     roles: Mapping[str, Role] = field(default_factory=dict, repr=False, hash=False)
-    limits: OwnLimits = field(default=NO_LIMITS, repr=False)
 
     def role_in(self, container: str) -> Role | None:
         """Returns its role in a container, None if it has none."""
@@ -64,3 +61,9 @@ ANONYMOUS = Identity("", {ALL_CONTAINERS: Role.ADMIN})
 def owner_named(name: str) -> Identity:
     """Returns the identity of this name, which reaches what belongs to it and nothing else; ANONYMOUS for no name."""
     return Identity(name) if name else ANONYMOUS
+
+
+def owner_of(owned_id: str) -> Identity:
+    """Returns the identity to which an id belongs that `own` returned, as `owner_named` does."""
+    name, separator, _ = owned_id.partition("/")
+    return owner_named(name if separator else "")

@@ -8,7 +8,7 @@ from functools import cached_property
 from gradserve_server.errors import UnauthenticatedError
 from gradserve_server.security.credentials import Credentials
 from gradserve_server.security.identity import ALL_CONTAINERS, Identity
-from gradserve_server.security.own_limits import ContainerLimits
+from gradserve_server.security.own_limits import NO_CONTAINER_LIMITS, NO_LIMITS, ContainerLimits, OwnLimits
 
 _INDEXED_BYTES = 2
 
@@ -21,12 +21,14 @@ class Policy:
         by_token: The identities by the digests of their tokens.
         by_certificate: The identities by the names in their certificates.
         by_uid: The identities by the users of Unix sockets.
+        limits: The limits of identities, by their names.
         containers: The limits of containers; "*" for all that have no entry of their own.
     """
 
     by_token: Mapping[bytes, Identity] = field(default_factory=dict, repr=False)
     by_certificate: Mapping[str, Identity] = field(default_factory=dict)
     by_uid: Mapping[int, Identity] = field(default_factory=dict)
+    limits: Mapping[str, OwnLimits] = field(default_factory=dict)
     containers: Mapping[str, ContainerLimits] = field(default_factory=dict)
 
     def identify(self, credentials: Credentials) -> Identity:
@@ -53,9 +55,13 @@ class Policy:
             "this server needs credentials: connect with token=, or set the environment variable GRADSERVE_TOKEN"
         )
 
-    def limits_of(self, container: str) -> ContainerLimits:
+    def limits_of(self, name: str) -> OwnLimits:
+        """Returns the limits of the identity of this name; none for one that is unknown."""
+        return self.limits.get(name, NO_LIMITS)
+
+    def container_limits(self, container: str) -> ContainerLimits:
         """Returns the limits of a container."""
-        return self.containers.get(container) or self.containers.get(ALL_CONTAINERS) or ContainerLimits()
+        return self.containers.get(container) or self.containers.get(ALL_CONTAINERS) or NO_CONTAINER_LIMITS
 
     def _of_token(self, digest: bytes) -> Identity:
         """Returns the identity of a token. How long that takes tells at most how the token's digest begins."""

@@ -1,11 +1,15 @@
-"""Fair shares of a limit among identities."""
+"""Fair shares of a limit among identities, and the limits of containers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.limits import quoted
 from gradserve_server.security.identity import Identity
-from gradserve_server.security.own_limits import OwnLimits
+from gradserve_server.security.own_limits import NO_CONTAINER_LIMITS, NO_LIMITS, ContainerLimits, OwnLimits
 
 
 class Shared(Protocol):
@@ -16,76 +20,200 @@ class Shared(Protocol):
     unit: str
 
 
+def _no_limits(_name: str) -> OwnLimits:
+    return NO_LIMITS
+
+
+def _no_container_limits(_container: str) -> ContainerLimits:
+    return NO_CONTAINER_LIMITS
+
+
+class ShareRules:
+    """How much of what all share an identity or a container may hold.
+
+    Attributes:
+        reserved: The fraction of each limit that is for identities that hold no more than that.
+        of_identity: Returns the limits of an identity of its own, by its name.
+        of_container: Returns the limits of a container.
+        has_identities: Whether the server tells its callers apart.
+        are_in_force: Whether anything is refused.
+    """
+
+    def __init__(
+        self,
+        reserved: float = 0.0,
+        of_identity: Callable[[str], OwnLimits] = _no_limits,
+        of_container: Callable[[str], ContainerLimits] = _no_container_limits,
+        *,
+        has_identities: bool = True,
+    ) -> None:
+        """Takes the attributes."""
+        self.reserved = reserved
+        self.of_identity = of_identity
+        self.of_container = of_container
+        self.has_identities = has_identities
+        self.are_in_force = True
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Refuses nothing during a block, in which a server takes back what it had before a restart."""
+        self.are_in_force = False
+        try:
+            yield
+        finally:
+            self.are_in_force = True
+
+
+class Share:
+    """What one identity, or one container, holds of a limit.
+
+    Attributes:
+        name: Its name.
+        held: What it holds.
+
+    Not thread-safe: used on the event loop only.
+    """
+
+    __slots__ = ("__weakref__", "_refuse", "held", "name")
+
+    def __init__(self, name: str, refuse: "Callable[[Share, int, int], None]") -> None:
+        """Takes the name, and what raises if the share may not have an amount more."""
+        self.name = name
+        self.held = 0
+        self._refuse = refuse
+
+    def check(self, amount: int, counted: int = 0) -> None:
+        """Checks that it may hold `amount` more, of which the limit counts `counted` as used already.
+
+        Raises:
+            ResourceExhaustedError: It may not.
+        """
+        if amount > 0:
+            self._refuse(self, amount, counted)
+
+    def take(self, amount: int = 1) -> None:
+        """Adds to what it holds.
+
+        Raises:
+            ResourceExhaustedError: It would hold too much; nothing has changed.
+        """
+        self.check(amount)
+        self.held += amount
+
+    def give_back(self, amount: int = 1) -> None:
+        """Subtracts from what it holds."""
+        self.held -= amount
+
+
 class Shares:
     """What each identity holds of a limit.
 
     A part of the limit is reserved for those who hold no more than that part: however much others take, somebody new
-    gets something. The anonymous identity, which everybody is without access control, has no share.
-
-    Not thread-safe: used on the event loop only.
+    gets something. The anonymous identity, which everybody is without access control, is refused nothing.
     """
 
     def __init__(
         self,
         whole: Shared,
-        reserved: float,
+        rules: ShareRules,
         own_limit: Callable[[OwnLimits], int | None],
         retry_after: float | None = None,
     ) -> None:
-        """Takes the limit, the fraction that is reserved, and the limit that an identity has of its own.
+        """Takes the limit, the rules, and which limit an identity has of its own.
 
         Args:
             whole: The limit.
-            reserved: The fraction.
-            own_limit: Returns the limit of an identity of its own, None for none.
+            rules: The rules.
+            own_limit: Picks the limit of an identity of its own, None for none.
             retry_after: Seconds after which somebody who was refused may try again; None if waiting does not help.
         """
         self._whole = whole
-        self._reserved = reserved
+        self._rules = rules
         self._own_limit = own_limit
         self._retry_after = retry_after
-        self._held: dict[str, int] = {}
+        # Never removed: the access file names all of them.
+        self._shares: dict[str, Share] = {}
+
+    def of(self, identity: Identity) -> Share:
+        """Returns the share of an identity."""
+        return self.named(identity.name)
+
+    def named(self, name: str) -> Share:
+        """Returns the share of the identity of this name."""
+        share = self._shares.get(name)
+        if share is None:
+            share = self._shares[name] = Share(name, self._refuse)
+        return share
 
     def held_by(self, name: str) -> int:
         """Returns what the identity of this name holds."""
-        return self._held.get(name, 0)
+        share = self._shares.get(name)
+        return 0 if share is None else share.held
 
-    def take(self, identity: Identity, amount: int = 1, *, is_counted: bool = False) -> None:
-        """Adds to what an identity holds.
+    def __iter__(self) -> Iterator[Share]:
+        """Iterates over the shares of all identities that have a name."""
+        return (share for name, share in self._shares.items() if name)
 
-        Args:
-            identity: The identity.
-            amount: The amount.
-            is_counted: Whether the limit counts the amount as used already.
-
-        Raises:
-            ResourceExhaustedError: It holds too much; nothing has changed.
-        """
-        if not identity.name:
+    def _refuse(self, share: Share, amount: int, counted: int) -> None:
+        whole, rules, held = self._whole, self._rules, share.held
+        if not share.name or not rules.are_in_force:
             return
-        whole, held = self._whole, self.held_by(identity.name)
-        own = self._own_limit(identity.limits)
+        own = self._own_limit(rules.of_identity(share.name))
         if own is not None and held + amount > own:
             raise ResourceExhaustedError(
-                f"too many {whole.unit} of {identity.name!r}: {amount} asked for, {held} in use, {own} allowed",
+                f"too many {whole.unit} of {share.name!r}: {amount} asked for, {held} in use, {own} allowed",
                 retry_after=self._retry_after,
             )
-        reserve = int(whole.limit * self._reserved)
-        used = whole.used + (0 if is_counted else amount)
-        if used > whole.limit - reserve and held + amount > reserve:
+        reserve = int(whole.limit * rules.reserved)
+        if whole.used + amount - counted > whole.limit - reserve and held + amount > reserve:
             raise ResourceExhaustedError(
-                f"too many {whole.unit} of {identity.name!r}: {amount} asked for, {held} in use; {whole.used} of "
+                f"too many {whole.unit} of {share.name!r}: {amount} asked for, {held} in use; {whole.used} of "
                 f"{whole.limit} are in use altogether, and the last {reserve} are for those who use no more than that",
                 retry_after=self._retry_after,
             )
-        self._held[identity.name] = held + amount
 
-    def give_back(self, name: str, amount: int = 1) -> None:
-        """Subtracts from what the identity of this name holds."""
-        if not name:
+
+class ContainerShares:
+    """What each container holds of a limit."""
+
+    def __init__(
+        self,
+        whole: Shared,
+        rules: ShareRules,
+        own_limit: Callable[[ContainerLimits], int | None],
+        retry_after: float | None = None,
+    ) -> None:
+        """Takes the limit, the rules, and which limit a container has of its own; for the arguments see `Shares`."""
+        self._whole = whole
+        self._rules = rules
+        self._own_limit = own_limit
+        self._retry_after = retry_after
+        # Clients choose the names, so a share lives only as long as somebody counts in it.
+        self._shares: WeakValueDictionary[str, Share] = WeakValueDictionary()
+
+    def named(self, name: str) -> Share:
+        """Returns the share of the container of this name."""
+        share = self._shares.get(name)
+        if share is None:
+            share = self._shares[name] = Share(name, self._refuse)
+        return share
+
+    def held_by(self, name: str) -> int:
+        """Returns what the container of this name holds."""
+        share = self._shares.get(name)
+        return 0 if share is None else share.held
+
+    def names(self, most: int) -> list[str]:
+        """Returns the names of containers in which something may be, at most so many."""
+        return list(islice(self._shares, most))
+
+    def _refuse(self, share: Share, amount: int, _counted: int) -> None:
+        if not self._rules.are_in_force:
             return
-        left = self._held[name] - amount
-        if left:
-            self._held[name] = left
-        else:
-            del self._held[name]
+        own = self._own_limit(self._rules.of_container(share.name))
+        if own is not None and share.held + amount > own:
+            raise ResourceExhaustedError(
+                f"too many {self._whole.unit} in the container {quoted(share.name)}: {amount} asked for, "
+                f"{share.held} in use, {own} allowed",
+                retry_after=self._retry_after,
+            )

@@ -1,15 +1,26 @@
 """Quotas shared by everything on the server."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.security.identity import Identity
+from gradserve_server.security.shares import Share
 
 
 class Quota:
     """A limit on an amount that is in use at one time.
 
+    Attributes:
+        limit: The limit.
+        used: What is in use.
+        unit: The unit for messages.
+        owners: The shares in which everything that is taken counts, too.
+
     Not thread-safe: used on the event loop only.
     """
+
+    owners: Sequence[Share] = ()
 
     def __init__(self, limit: int, unit: str, *, each: "Cost | None" = None) -> None:
         """Takes the limit, and what is limited.
@@ -24,6 +35,10 @@ class Quota:
         self.unit = unit
         self._each = each
 
+    def part(self, owner: Identity, container: str | None = None) -> "Quota":
+        """Returns the quota for what belongs to an identity and is in a container: here all take from the same."""
+        return self
+
     def acquire(self, amount: int = 1) -> None:
         """Takes `amount`.
 
@@ -33,15 +48,23 @@ class Quota:
         self.check(amount)
         if self._each is not None:
             self._each.quota.acquire(self._each.amount * amount)
-        self.used += amount
+        self.count(amount)
 
     def check(self, amount: int) -> None:
-        """Checks that `amount` is left.
+        """Checks that `amount` is left, and that the owners may hold it. To take nothing is never refused.
+
+        Raises:
+            ResourceExhaustedError: It is not, or they may not.
+        """
+        self.check_left(amount)
+
+    def check_left(self, amount: int) -> None:
+        """Checks that `amount` is left, whoever takes it.
 
         Raises:
             ResourceExhaustedError: It is not.
         """
-        if self.used + amount > self.limit:
+        if amount > 0 and self.used + amount > self.limit:
             raise ResourceExhaustedError(
                 f"too many {self.unit}: {amount} asked for, {self.used} in use, {self.limit} allowed"
             )
@@ -52,9 +75,13 @@ class Quota:
 
     def change(self, amount: int) -> None:
         """Changes what is in use, whether or not that is within the limit."""
-        self.used += amount
+        self.count(amount)
         if self._each is not None:
             self._each.quota.change(self._each.amount * amount)
+
+    def count(self, amount: int) -> None:
+        """Changes what is in use of this quota alone."""
+        self.used += amount
 
     def hold(self, amount: int = 1) -> "Held":
         """Takes `amount` for a block, which begins with ResourceExhaustedError if that much is not left."""
@@ -67,6 +94,10 @@ class Cost:
 
     quota: Quota
     amount: int
+
+    def part(self, owner: Identity, container: str | None) -> "Cost":
+        """Returns the cost for what belongs to an identity, and is in a container; see `Quota.part`."""
+        return Cost(self.quota.part(owner, container), self.amount)
 
 
 class Held:
@@ -90,9 +121,12 @@ class Held:
 class Account:
     """One holder's share of a quota, which grows and shrinks."""
 
+    __slots__ = ("_expected", "_quota", "used")
+
     def __init__(self, quota: Quota, used: int = 0) -> None:
         """Takes the quota, and how much of what is already taken from it is the holder's."""
         self._quota = quota
+        self._expected: list[tuple[Share, int]] | None = None
         self.used = used
 
     def grow(self, amount: int) -> None:
@@ -104,30 +138,64 @@ class Account:
         self._quota.acquire(amount)
         self.used += amount
 
-    def hand_over(self, amount: int) -> None:
-        """Passes `amount` on to another holder, who returns it to the quota. Takes what it lacks from the quota.
-
-        Raises:
-            ResourceExhaustedError: That much is not left; nothing has changed.
-        """
-        missing = max(amount - self.used, 0)
-        if missing:
-            self._quota.acquire(missing)
-        self.used -= amount - missing
-
     def take_over(self, amount: int, giver: "Account") -> None:
         """Takes `amount` more: first what another holder has reserved, then the rest from the quota.
 
         Raises:
-            ResourceExhaustedError: The rest is not left; nothing has changed.
+            ResourceExhaustedError: The rest is not left, or the owners may not hold it; nothing has changed.
         """
-        giver.hand_over(amount)
+        given = min(giver.used, amount)
+        self._ask_owners(amount, (giver,))
+        self._quota.check_left(amount - given)
+        giver.settle(giver.used - given)
+        self._quota.change(amount)
         self.used += amount
+
+    def split(self, amount: int) -> "Account":
+        """Returns another account, which gets `amount` of this one."""
+        self.used -= amount
+        return Account(self._quota, amount)
+
+    def expect(self, amount: int, givers: Iterable["Account"]) -> None:
+        """Makes sure that the owners may hold `amount` more, which givers have reserved; `settle` follows.
+
+        Until then, it counts for the owners as if they had it.
+
+        Raises:
+            ResourceExhaustedError: They may not; nothing has changed.
+        """
+        asked = self._ask_owners(amount, givers)
+        for owner, num in asked:
+            owner.held += num
+        self._expected = [*(self._expected or ()), *asked]
 
     def settle(self, amount: int) -> None:
         """Sets the share to `amount`, whether or not that is within the limit.
 
         For existing memory that only changes hands.
         """
-        self._quota.change(amount - self.used)
-        self.used = amount
+        if self._expected is not None:
+            for owner, num in self._expected:
+                owner.give_back(num)
+            self._expected = None
+        if amount != self.used:
+            self._quota.change(amount - self.used)
+            self.used = amount
+
+    def _ask_owners(self, amount: int, givers: Iterable["Account"]) -> list[tuple[Share, int]]:
+        """Checks that the owners may hold an amount that givers hand over; returns what each does not hold yet.
+
+        Raises:
+            ResourceExhaustedError: They may not.
+        """
+        if not self._quota.owners:
+            return []
+        givers = tuple(givers)
+        new = amount - min(amount, sum([each.used for each in givers]))
+        asked = []
+        for owner in self._quota.owners:
+            own = sum([each.used for each in givers if owner in each._quota.owners])
+            missing = amount - min(amount, own)
+            owner.check(missing, counted=max(missing - new, 0))
+            asked.append((owner, missing))
+        return asked

@@ -18,7 +18,6 @@ from gradserve_server.leases.lease import Lease, LeaseQueue
 from gradserve_server.leases.turn import Turn
 from gradserve_server.limits import quoted
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.tensors.owned import OwnedTensors
 from gradserve_server.tensors.quotas import Account, Quota
 from gradserve_server.tensors.serials import Serials
 from gradserve_server.tensors.spec import TensorSpec
@@ -38,6 +37,8 @@ class _Entry:
     array: Array
     lease: Lease[str]
     memory: Account
+    place: Account
+    """Its share of the handles."""
     shared: bool
     """Whether something other than the store refers to the memory, too."""
     owner: str
@@ -61,16 +62,27 @@ class StoredTensor:
     lease_remaining: float
 
 
+@dataclass(frozen=True)
+class _Room:
+    """What is reserved for tensors of one identity that are not stored yet.
+
+    Attributes:
+        memory: Their bytes.
+        places: Their handles.
+    """
+
+    memory: Account
+    places: Account
+    owner: Identity
+
+
 @dataclass(eq=False)
 class Upload:
     """Tensors being received: their memory is reserved, but they are not visible yet."""
 
     specs: Sequence[TensorSpec]
     lease: float
-    room: Account
-    places: Account
-    """Its share of the handles."""
-    owner: Identity
+    room: _Room
     allocate: Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
     @cached_property
@@ -132,7 +144,6 @@ class TensorStore:
         clock: Callable[[], float],
         new_handle: Callable[[], str],
         is_of_another_run: Callable[[str], bool] = _never,
-        reserved: float = 0.0,
     ) -> None:
         """Takes the limits and the other parts.
 
@@ -144,9 +155,7 @@ class TensorStore:
             clock: A monotonic clock, in seconds.
             new_handle: A source of unguessable handles.
             is_of_another_run: Tells the handles of earlier runs of the server.
-            reserved: The fraction of both quotas that is for identities who hold no more than that.
         """
-        self._owned = OwnedTensors(handles, memory, reserved)
         self._is_of_another_run = is_of_another_run
         self._pool = pool
         self._memory = memory
@@ -181,23 +190,37 @@ class TensorStore:
         """
         seconds = self.lease_seconds(lease)
         num_bytes = sum([spec.num_bytes for spec in specs])
-        with self._owned.arriving(owner, len(specs), num_bytes) as arriving:
-            places, room = Account(self._handles), Account(self._memory)
-            try:
-                places.grow(len(specs))
-                room.grow(num_bytes)
-                try:
-                    yield Upload(specs, seconds, room, places, owner, self._pool.empty)
-                finally:
-                    arriving.left = places.used, room.used
-            finally:
-                places.settle(0)
-                room.settle(0)
+        with self._reserved(owner, len(specs), num_bytes) as room:
+            yield Upload(specs, seconds, room, self._pool.empty)
+
+    @contextmanager
+    def _reserved(
+        self, owner: Identity, num_handles: int, num_bytes: int, given: Account | None = None
+    ) -> Iterator[_Room]:
+        """Reserves room for a block, and gives back at its end what no tensor has got.
+
+        Args:
+            owner: Whose tensors they will be.
+            num_handles: Their number.
+            num_bytes: Their bytes.
+            given: Memory that was reserved for them before.
+
+        Raises:
+            ResourceExhaustedError: They do not fit, or would be too much for their owner.
+        """
+        memory = self._memory.part(owner)
+        room = _Room(Account(memory), Account(self._handles.part(owner)), owner)
+        try:
+            room.places.grow(num_handles)
+            room.memory.take_over(num_bytes, given or Account(memory))
+            yield room
+        finally:
+            room.places.settle(0)
+            room.memory.settle(0)
 
     async def store(self, upload: Upload) -> list[str]:
         """Makes the tensors of an upload visible, in several turns if they are many; returns their handles."""
-        rest = (upload.lease, upload.room, upload.places, upload.owner)
-        return await self._add_in_turns(upload.arrays, *rest, shared=False)
+        return await self._add_in_turns(upload.arrays, upload.lease, upload.room, shared=False)
 
     async def keep_many(
         self,
@@ -216,31 +239,17 @@ class TensorStore:
         """
         seconds = self.lease_seconds(lease)
         num_bytes = sum([array.nbytes for array in arrays])
-        with self._owned.arriving(owner, len(arrays), num_bytes, is_counted=room is not None) as arriving:
-            places, own = Account(self._handles), Account(self._memory)
-            try:
-                places.grow(len(arrays))
-                own.take_over(num_bytes, room or Account(self._memory))
-                try:
-                    return await self._add_in_turns(arrays, seconds, own, places, owner, shared=shared)
-                finally:
-                    arriving.left = places.used, own.used
-            finally:
-                places.settle(0)
-                own.settle(0)
+        with self._reserved(owner, len(arrays), num_bytes, room) as reserved:
+            return await self._add_in_turns(arrays, seconds, reserved, shared=shared)
 
-    async def _add_in_turns(
-        self, arrays: Sequence[Array], lease: float, room: Account, places: Account, owner: Identity, *, shared: bool
-    ) -> list[str]:
+    async def _add_in_turns(self, arrays: Sequence[Array], lease: float, room: _Room, *, shared: bool) -> list[str]:
         handles: list[str] = []
         try:
             for start in range(0, len(arrays), _ADDED_AT_ONCE):
                 if start:
                     await asyncio.sleep(0)
-                for array in arrays[start : start + _ADDED_AT_ONCE]:
-                    room.hand_over(array.nbytes)
-                    places.hand_over(1)
-                    handles.append(self._add(array, lease, owner, shared=shared))
+                turn = arrays[start : start + _ADDED_AT_ONCE]
+                handles.extend(self._add(array, lease, room, shared=shared) for array in turn)
         except BaseException:
             self.delete(handles)
             raise
@@ -270,15 +279,8 @@ class TensorStore:
         """
         seconds = self.lease_seconds(lease)
         num_bytes = sum(array.nbytes for array in arrays)
-        with self._owned.arriving(owner, len(arrays), num_bytes, is_counted=room is not None) as arriving:
-            self._handles.acquire(len(arrays))
-            try:
-                (room or Account(self._memory)).hand_over(num_bytes)
-            except BaseException:
-                self._handles.release(len(arrays))
-                raise
-            arriving.left = 0, 0
-        return [self._add(array, seconds, owner, shared=shared) for array in arrays]
+        with self._reserved(owner, len(arrays), num_bytes, room) as reserved:
+            return [self._add(array, seconds, reserved, shared=shared) for array in arrays]
 
     def lease_seconds(self, lease: float | None) -> float:
         """Returns the lease in seconds; the default for None.
@@ -373,10 +375,11 @@ class TensorStore:
             count += self.delete([lease.item])
         return count
 
-    def _add(self, array: Array, lease: float, owner: Identity, *, shared: bool) -> str:
+    def _add(self, array: Array, lease: float, room: _Room, *, shared: bool) -> str:
         handle = self._new_handle()
-        begun, memory = self._queue.begin(handle, lease), Account(self._memory, array.nbytes)
-        self._show(_Entry(handle, next(self._serials), array, begun, memory, shared, owner.name))
+        begun = self._queue.begin(handle, lease)
+        memory, place = room.memory.split(array.nbytes), room.places.split(1)
+        self._show(_Entry(handle, next(self._serials), array, begun, memory, place, shared, room.owner.name))
         return handle
 
     def _show(self, entry: _Entry) -> None:
@@ -397,5 +400,4 @@ class TensorStore:
         if entry.deleted and entry.users == 0:
             self._queue.cancel(entry.lease)
             entry.memory.settle(0)
-            self._handles.release()
-            self._owned.give_back(entry.owner, 1, entry.array.nbytes)
+            entry.place.settle(0)

@@ -117,7 +117,8 @@ class FileRecords:
         return len(rows)
 
     async def _restore(self, row: _Row, registry: AccumulatorRegistry, allocate: Allocate) -> None:
-        ledger, position = read_ledger(self._store.rows, row.number, registry.new_call_memory(registry.bookkeeping))
+        calls = registry.new_call_memory(registry.bookkeeping_of(row.key))
+        ledger, position = read_ledger(self._store.rows, row.number, calls)
         averages = self._store.rows(
             "SELECT record, names, blob FROM average WHERE accumulator = ? ORDER BY round", row.number
         )

@@ -9,6 +9,7 @@ from gradserve_server.layers.batch_norm.events import ForwardEnded
 from gradserve_server.layers.batch_norm.expiries import Expiries
 from gradserve_server.layers.batch_norm.saved import Moments, Saved, num_bytes_of
 from gradserve_server.limits import quoted
+from gradserve_server.security.identity import owner_of
 from gradserve_server.state.id_window import IdWindow
 from gradserve_server.tensors.quotas import Account, Quota
 
@@ -34,6 +35,8 @@ class Forward:
 
     Attributes:
         fate: What is remembered of the forward.
+        account: Its share of the memory.
+        place: Its share of the handles.
         saved: What its backward needs, while that is to come.
         claimed: The `saved` that the last backward is being computed with: no other backward can begin with it.
         pending: What its update needs, while that is to come.
@@ -44,6 +47,7 @@ class Forward:
     forward_id: str
     fate: Fate
     account: Account
+    place: Account
     saved: Saved | None = None
     claimed: Saved | None = None
     pending: Moments | None = None
@@ -77,6 +81,7 @@ class Forwards:
         *,
         remembered: int,
         on_presence: Callable[[bool], object] = lambda _: None,
+        container: str | None = None,
     ) -> None:
         """Takes the quotas, and how much to remember.
 
@@ -86,11 +91,12 @@ class Forwards:
             clock: A monotonic clock, in seconds.
             remembered: The number of latest forwards whose fate is remembered.
             on_presence: Called with True when the first forward is kept, with False when none is left.
+            container: The container in which forwards count, besides whom they belong to.
         """
         self.num_bytes = 0
         self._memory = memory
-        self._num_handles = handles
-        self._handles = Account(handles)
+        self._handles = handles
+        self._container = container
         self._clock = clock
         self._on_presence = on_presence
         self._forwards: dict[str, Forward] = {}
@@ -151,10 +157,13 @@ class Forwards:
         return tuple([each.forward_id for each in self._expiries.expired(self._clock())])
 
     @contextmanager
-    def room(self, saved: Saved | None, pending: Moments | None, reserved: Account | None = None) -> Iterator[None]:
+    def room(
+        self, forward_id: str, saved: Saved | None, pending: Moments | None, reserved: Account | None = None
+    ) -> Iterator[None]:
         """Reserves room for what a forward keeps until the block ends, so that there is enough to keep it then.
 
         Args:
+            forward_id: The id of the forward.
             saved: What its backward needs.
             pending: What its update needs.
             reserved: Memory reserved for everything that the forward gives. What is not needed is given back.
@@ -162,16 +171,16 @@ class Forwards:
         Raises:
             ResourceExhaustedError: There is not enough room.
         """
-        account, handles = Account(self._memory), Account(self._num_handles)
+        account, place = self._accounts(forward_id)
         reserved = reserved or Account(self._memory)
         account.take_over(num_bytes_of(saved, pending), reserved)
         reserved.settle(0)
         try:
-            handles.grow(int(saved is not None or pending is not None))
+            place.grow(int(saved is not None or pending is not None))
             yield
         finally:
             account.settle(0)
-            handles.settle(0)
+            place.settle(0)
 
     @contextmanager
     def use(self, forward: Forward, *, retain: bool) -> Iterator[None]:
@@ -222,9 +231,9 @@ class Forwards:
             return
         forward = self._forwards.get(event.forward_id)
         if forward is None:
-            forward = Forward(event.forward_id, fate, Account(self._memory))
+            forward = Forward(event.forward_id, fate, *self._accounts(event.forward_id))
             self._forwards[event.forward_id] = forward
-            self._handles.settle(len(self))
+            forward.place.settle(1)
             if len(self) == 1:
                 self._on_presence(True)
         if event.saved is not None:
@@ -311,7 +320,7 @@ class Forwards:
     def _drop(self, forward: Forward) -> None:
         del self._forwards[forward.forward_id]
         self._expiries.remove(forward)
-        self._handles.settle(len(self))
+        forward.place.settle(0)
         self._set_fate(forward.forward_id, forward.fate)
         self._settle_memory(forward, 0)
         if not self._forwards:
@@ -321,6 +330,11 @@ class Forwards:
         """Sets the bytes that a forward holds. The sum is stored: it is read often, and there can be many forwards."""
         self.num_bytes += num_bytes - forward.account.used
         forward.account.settle(num_bytes)
+
+    def _accounts(self, forward_id: str) -> tuple[Account, Account]:
+        """Returns accounts of bytes and handles for a forward, which counts for whoever made it."""
+        of_maker = owner_of(forward_id), self._container
+        return Account(self._memory.part(*of_maker)), Account(self._handles.part(*of_maker))
 
     def _set_fate(self, forward_id: str, fate: Fate) -> None:
         if forward_id in self._forwards:

@@ -119,6 +119,8 @@ class BatchNormKind:
             journal=journal,
             remembered=self._remembered,
             on_presence=on_presence,
+            creator=key.user,
+            container=key.container,
         )
 
     async def settle(self) -> None:

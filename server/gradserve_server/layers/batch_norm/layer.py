@@ -39,6 +39,7 @@ from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.limits import MAX_ID_BYTES, check_length
 from gradserve_server.ops.dtypes import widened
 from gradserve_server.ops.runner import CheckedCall, Computed, OpRunner, arrays_of, check_call, with_arrays
+from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.quotas import Account, Quota
 
 _LOSSES = ("beta_regularization_loss", "gamma_regularization_loss")
@@ -76,6 +77,8 @@ class BatchNormLayer:
         journal: LayerJournal,
         remembered: int,
         on_presence: Callable[[bool], object] = _ignore,
+        creator: Identity = ANONYMOUS,
+        container: str | None = None,
     ) -> None:
         """Takes the layer's parts.
 
@@ -93,6 +96,8 @@ class BatchNormLayer:
             journal: The journal, which takes every change before it takes effect.
             remembered: See `Forwards`.
             on_presence: See `Forwards`.
+            creator: The identity for which its variables count.
+            container: The container in which everything counts.
 
         Raises:
             ResourceExhaustedError: There is no memory for the values in the configuration.
@@ -101,13 +106,15 @@ class BatchNormLayer:
         self.config = config
         self.incarnation = incarnation
         self.creation_id = creation_id
-        self.forwards = Forwards(memory, handles, clock, remembered=remembered, on_presence=on_presence)
+        self.forwards = Forwards(
+            memory, handles, clock, remembered=remembered, on_presence=on_presence, container=container
+        )
         self._state = LayerState(self.forwards)
         self._journal = journal
         self._changes = LayerChanges(self._state, journal)
         self._runner = runner
         self._compute = compute
-        self._account = Account(memory)
+        self._account = Account(memory.part(creator, container))
         self._account.grow(config.num_bytes)
         self._new_id = new_id
         self._closed = False
@@ -399,7 +406,7 @@ class BatchNormLayer:
             return kept is not None and kept.pending is not None
         moves = moments if self.config.in_place_updates else None
         waits = None if self.config.in_place_updates or self.forwards.fate(forward_id).was_counted else moments
-        with self.forwards.room(saved, waits, reserved):
+        with self.forwards.room(forward_id, saved, waits, reserved):
             async with nullcontext() if moves is None else self._changing:
                 averages = None
                 # A call with the same id may have come first.

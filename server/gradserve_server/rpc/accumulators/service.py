@@ -118,20 +118,32 @@ class AccumulatorServicer:
             return encode_applied(applied, duplicate=duplicate, num_rounds=accumulator.num_rounds)
 
     async def TakeGradient(self, request: messages_pb2.TakeGradientRequest, call: Call) -> WithContents:
-        with self._using(request.accumulator, call) as accumulator, self._delivery(request.placement, call) as delivery:
+        with (
+            self._using(request.accumulator, call) as accumulator,
+            self._registry.waiting(call.identity),
+            self._delivery(request.placement, call) as delivery,
+        ):
             average, duplicate = await accumulator.take(
                 decode_take_id(request, call.identity), request.num_required, wait_timeout(request, call)
             )
             return await encode_taken(average, delivery, self._compute, duplicate=duplicate)
 
     async def ReadAverage(self, request: messages_pb2.ReadAverageRequest, call: Call) -> WithContents:
-        with self._using(request.accumulator, call) as accumulator, self._delivery(request.placement, call) as delivery:
+        with (
+            self._using(request.accumulator, call) as accumulator,
+            self._registry.waiting(call.identity),
+            self._delivery(request.placement, call) as delivery,
+        ):
             step = request.step if request.HasField("step") else None
             average = await accumulator.read_average(step, wait_timeout(request, call))
             return await encode_read(average, delivery, self._compute)
 
     async def PushPull(self, request: messages_pb2.PushPullRequest, call: Call) -> WithContents:
-        with self._using(request.accumulator, call) as accumulator, self._delivery(request.placement, call) as delivery:
+        with (
+            self._using(request.accumulator, call) as accumulator,
+            self._registry.waiting(call.identity),
+            self._delivery(request.placement, call) as delivery,
+        ):
             request_id, contribution, given = await self._decoded(request, call)
             opening = await self._opening(accumulator, given, call)
             applied, average, duplicate = await accumulator.push_pull(

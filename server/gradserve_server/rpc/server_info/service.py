@@ -1,26 +1,14 @@
 """ServerService: the server's version, devices, limits and load."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from gradserve.v1 import server_messages_pb2 as messages_pb2
 from gradserve.wire.durations import encode_duration
 from gradserve_server.config import LeaseConfig, LimitsConfig
 from gradserve_server.devices.inventory import DeviceDescription
 from gradserve_server.rpc.boundary.call import Call
+from gradserve_server.rpc.server_info.usage import Usage
 from gradserve_server.rpc.sockets.addresses import SocketAddresses
-from gradserve_server.tensors.quotas import Quota
-
-
-@dataclass(frozen=True)
-class Usage:
-    """The quotas whose use is reported."""
-
-    memory: Quota
-    handles: Quota
-    accumulators: Quota
-    waiters: Quota
-    layers: Quota
 
 
 class ServerServicer:
@@ -66,6 +54,7 @@ class ServerServicer:
             max_lease=encode_duration(leases.max_lease_seconds),
             undelivered_lease=encode_duration(limits.undelivered_lease_seconds),
             client_lease=encode_duration(leases.client_lease_seconds),
+            max_bookkeeping_bytes=limits.bookkeeping_bytes,
         )
         self._usage = usage
         self._uptime = uptime
@@ -81,13 +70,9 @@ class ServerServicer:
             device=self._device,
             ops_prepared=self._ops_prepared(),
             limits=self._limits,
-            usage=messages_pb2.ServerUsage(
-                num_bytes=self._usage.memory.used,
-                num_handles=self._usage.handles.used,
-                num_accumulators=self._usage.accumulators.used,
-                num_waiters=self._usage.waiters.used,
-                num_layers=self._usage.layers.used,
-            ),
+            usage=self._usage.of_all(),
+            identities=self._usage.of_identities(call.identity) if request.with_shares else (),
+            containers=self._usage.of_containers(call.identity) if request.with_shares else (),
             uptime=encode_duration(self._uptime()),
             sockets=self._sockets.message(),
         )
