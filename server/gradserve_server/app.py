@@ -157,7 +157,7 @@ class Server:
         )
         self.layers = LayerRegistry(self._batch_norm, quotas.layers, self.lifetimes, bookkeeping, run.is_of_another)
         self._residence = residence = Residence(host, device, self._compute)
-        in_flight = InFlight(limits.max_inflight_bytes)
+        in_flight = InFlight(limits.max_inflight_bytes, limits.min_arrival_rate)
         tickets, self._socket_addresses = TicketOffice(clock), SocketAddresses()
         opener = TensorOpener(self.store, residence)
         longest = DeliveryLimits(limits.inline_limit_bytes, limits.max_message_bytes)
@@ -231,7 +231,7 @@ class Server:
                 rules,
             ),
             in_flight=in_flight,
-            messages=InFlight(limits.max_queued_bytes),
+            messages=InFlight(limits.max_queued_bytes, limits.min_arrival_rate),
             allocate=pool.empty,
             compute=self._compute,
             shared_memory=shared_memory,

@@ -233,6 +233,13 @@ class LimitsConfig(_Concern):
     max_inflight_bytes: Annotated[
         Bytes, Field(description="payloads that may be arriving at one time; others wait for their turn")
     ] = ByteSize(256 * MIB)
+    min_arrival_rate: Annotated[
+        Bytes,
+        Field(
+            description="bytes per second with which payloads, uploads, and long messages on sockets have to arrive "
+            "while others wait for the room that they take"
+        ),
+    ] = ByteSize(16 << 10)
     max_queued_bytes: Annotated[
         Bytes,
         Field(

@@ -1,6 +1,7 @@
 """Requests of which only a part arrives: they take a limited room, and end."""
 
 import contextlib
+import select
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -9,9 +10,13 @@ import pytest
 from pydantic import ByteSize
 
 import gradserve
+from gradserve.v1 import tensor_messages_pb2 as messages_pb2
+from gradserve.v1 import tensor_pb2
 from gradserve.wire.frames import FrameHeader, FrameKind
 from gradserve_server.app import Server
 from gradserve_server.config import LimitsConfig, RuntimeConfig, ServerConfig
+from gradserve_server.tensors.inflight import InFlight
+from gradserve_server.tensors.senders import LOOKS
 from gradserve_server.testing import LocalServer
 from tests.servers.frames import FrameClient, issue_ticket
 from tests.servers.polling import eventually
@@ -19,6 +24,8 @@ from tests.servers.raw_http2 import DATA, END_STREAM, HELLO, connect, frame, hea
 
 MIB = 1 << 20
 MAX_SLOW = 4
+ROOM = MAX_SLOW * 4 * MIB
+SLOW_BYTES = 3 * MIB
 APPLY, PUT = "/gradserve.v1.AccumulatorService/ApplyGradient", "/gradserve.v1.TensorService/PutTensors"
 
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
@@ -28,7 +35,8 @@ REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 def serving(idle_seconds: float) -> Iterator[LocalServer]:
     limits = LimitsConfig(
         max_message_bytes=ByteSize(4 * MIB),
-        max_queued_bytes=ByteSize(MAX_SLOW * 4 * MIB),
+        max_queued_bytes=ByteSize(ROOM),
+        max_inflight_bytes=ByteSize(ROOM),
         message_idle_seconds=idle_seconds,
     )
     with LocalServer(ServerConfig(limits=limits, runtime=RuntimeConfig(warm_up=False))) as local:
@@ -116,6 +124,80 @@ def test_long_messages_on_sockets_take_turns(patient: LocalServer) -> None:
             assert client_of_others.server_info().version
         assert num_arriving(patient) == 5 * header.head_bytes
     eventually(lambda: num_arriving(patient) == 0)
+
+
+STORE = b"gradserve.v1.TensorService.StoreTensors"
+HEADERS = {
+    "payload": FrameHeader(FrameKind.CALL, name_bytes=len(STORE), payload_bytes=SLOW_BYTES),
+    "message": FrameHeader(FrameKind.CALL, name_bytes=len(STORE), message_bytes=SLOW_BYTES),
+}
+
+
+def used(local: LocalServer, kind: str) -> int:
+    return local.inspect(lambda server: room(server, kind).used)
+
+
+def room(server: Server, kind: str) -> InFlight:
+    context = server._sockets._context
+    return context.messages if kind == "message" else context.in_flight
+
+
+def pass_seconds(local: LocalServer, kind: str) -> None:
+    """Lets as much time pass for slow senders as decides about them."""
+    for _ in range(LOOKS + 1):
+        local.inspect(lambda server: room(server, kind).look())
+
+
+def sender(local: LocalServer, using: contextlib.ExitStack, kind: str) -> FrameClient:
+    """Sends the beginning of a call."""
+    ticket = issue_ticket(local.address)
+    client = using.enter_context(FrameClient.over_tcp(ticket))
+    client.hello(ticket.ticket)
+    client.send(HEADERS[kind], STORE + b"a")
+    return client
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_who_sends_byte_by_byte_ends_when_others_need_the_room(patient: LocalServer, kind: str) -> None:
+    with contextlib.ExitStack() as using:
+        slow = [sender(patient, using, kind) for _ in range(ROOM // SLOW_BYTES)]
+        eventually(lambda: used(patient, kind) >= len(slow) * SLOW_BYTES)
+        pass_seconds(patient, kind)
+        assert used(patient, kind) >= len(slow) * SLOW_BYTES, "nobody else wants it"
+        prompt = sender(patient, using, kind)
+        prompt.sock.sendall(bytes(SLOW_BYTES - 1))
+        eventually(lambda: patient.inspect(lambda server: len(room(server, kind)._waiting)))
+        for each in slow:
+            each.sock.sendall(b"b")
+        pass_seconds(patient, kind)
+        for each in slow:
+            status = each.receive().status
+            assert (status.code, "less than 16384 bytes per second" in status.message) == (4, True)
+        assert prompt.receive().header.code == 3  # its message is nonsense, and was read
+    eventually(lambda: used(patient, kind) == 0)
+
+
+def test_who_uploads_byte_by_byte_ends_when_others_need_the_room(patient: LocalServer) -> None:
+    spec = tensor_pb2.TensorSpec(dtype=tensor_pb2.DATA_TYPE_UINT8, shape=[ROOM])
+    header = messages_pb2.PutTensorsRequest(header=messages_pb2.PutTensorsHeader(tensors=[spec]))
+    chunk = messages_pb2.PutTensorsRequest(chunk=b"a").SerializeToString()
+    with contextlib.ExitStack() as using:
+        slow = using.enter_context(connect(patient.address))
+        slow.sendall(HELLO + headers(request_fields(PUT)) + frame(DATA, 0, 1, message(header.SerializeToString())))
+        eventually(lambda: used(patient, "payload") == ROOM)
+        prompt = sender(patient, using, "payload")
+        prompt.sock.sendall(bytes(SLOW_BYTES - 1))
+        eventually(lambda: patient.inspect(lambda server: len(room(server, "payload")._waiting)))
+        pass_seconds(patient, "payload")
+        slow.sendall(frame(DATA, 0, 1, message(chunk)))
+
+        def prompt_is_answered() -> bool:
+            pass_seconds(patient, "payload")
+            return bool(select.select([prompt.sock], [], [], 0)[0])
+
+        eventually(prompt_is_answered)  # once the byte has arrived
+        received(slow, b"while others were waiting for the room")
+    eventually(lambda: used(patient, "payload") == 0)
 
 
 def test_a_stream_of_reflection_that_asks_nothing_ends() -> None:

@@ -6,18 +6,25 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from gradserve_server.tensors.senders import LOOK_SECONDS, Senders
+
 
 class InFlight:
     """The bytes of payloads that are arriving, or have arrived and are not used yet. More than a limit waits.
 
     Waiters are served first in, first out. A payload above the limit gets its turn when nothing else is in flight.
-    Not thread-safe: used on the event loop only.
+    While there are any, senders must not be too slow. Not thread-safe: used on the event loop only.
+
+    Attributes:
+        senders: Those who send what is in flight.
     """
 
-    def __init__(self, limit: int) -> None:
-        """Takes the limit in bytes."""
+    def __init__(self, limit: int, least_rate: int = 0) -> None:
+        """Takes the limit in bytes, and how many bytes per second senders have to send while others wait."""
+        self.senders = Senders(least_rate)
         self._limit = limit
         self._used = 0
+        self._timer: asyncio.TimerHandle | None = None
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @property
@@ -33,6 +40,9 @@ class InFlight:
         turn = asyncio.get_running_loop().create_future()
         entry = (num_bytes, turn)
         self._waiting.append(entry)
+        if self._timer is None:
+            self.senders.begin()
+            self._look_later()
         try:
             await turn
         except asyncio.CancelledError:
@@ -57,6 +67,18 @@ class InFlight:
             yield
         finally:
             self.leave(num_bytes)
+
+    def look(self) -> None:
+        """Looks at the senders while others wait; called by itself."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if any(not turn.done() for _, turn in self._waiting):
+            self.senders.look()
+            self._look_later()
+
+    def _look_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self.look)
 
     def _fits(self, num_bytes: int) -> bool:
         return not self._used or self._used + num_bytes <= self._limit

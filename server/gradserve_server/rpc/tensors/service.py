@@ -39,6 +39,7 @@ from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.payload import Payload
 from gradserve_server.tensors.references import Reference, Stored
 from gradserve_server.tensors.residence import Residence
+from gradserve_server.tensors.senders import TooSlowError
 from gradserve_server.tensors.spec import TensorSpec
 from gradserve_server.tensors.store import TensorStore
 
@@ -87,6 +88,8 @@ class TensorServicer:
             raise DeadlineExceededError(
                 f"the stream was silent for more than {self._stream_idle_seconds:g} s"
             ) from None
+        except TooSlowError as error:
+            raise DeadlineExceededError(str(error)) from None
 
     async def _receive(
         self,
@@ -104,9 +107,19 @@ class TensorServicer:
             patience.reschedule(loop.time() + self._stream_idle_seconds)
             with request_fields({"lease": "header.lease"}), self._store.receive(specs, lease, owner=owner) as upload:
                 assembly = await self._compute.run(work, lambda: Assembly(upload.arrays))
-                async for part in requests:
-                    patience.reschedule(loop.time() + self._stream_idle_seconds)
-                    _write(assembly, part)
+                num_parts = 0
+
+                async def take_parts() -> None:
+                    nonlocal num_parts
+                    async for part in requests:
+                        num_parts += 1
+                        patience.reschedule(loop.time() + self._stream_idle_seconds)
+                        _write(assembly, part)
+
+                def num_arrived() -> int:
+                    return assembly.received_bytes + num_parts  # empty ones do not go unnoticed
+
+                await self._in_flight.senders.receive(take_parts(), num_arrived, in_messages=True)
                 _finish(assembly)
                 handles = await self._store.store(upload)
         return await self._compute.run(work, _encode_stored, specs, handles)

@@ -42,6 +42,7 @@ from gradserve_server.rpc.sockets.tickets import Grant
 from gradserve_server.security.credentials import Credentials, no_credentials
 from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.payload import NO_PAYLOAD
+from gradserve_server.tensors.senders import TooSlowError
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class Connection:
         except FrameError as error:
             _log.debug("a connection broke the rules: %s", error)
             await self._refuse(InvalidArgumentError(str(error)))
-        except SilentError as error:
+        except (SilentError, TooSlowError) as error:
             await self._refuse(DeadlineExceededError(str(error)))
         except ServiceError as error:
             await self._refuse(error)
@@ -244,8 +245,9 @@ class Connection:
         """Reads what comes before the payload; if that is long, once there is room for what arrives."""
         if header.head_bytes <= _SHORT_HEAD_BYTES:
             return await self._stream.read(header.head_bytes)
-        async with self._context.messages.hold(header.head_bytes):
-            return await self._stream.read(header.head_bytes)
+        messages, stream = self._context.messages, self._stream
+        async with messages.hold(header.head_bytes):
+            return await messages.senders.receive(stream.read(header.head_bytes), stream.num_arrived)
 
     async def _answer(self, method: Method, message: bytes, call: Call) -> None:
         try:

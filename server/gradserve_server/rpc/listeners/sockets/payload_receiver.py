@@ -106,11 +106,12 @@ class PayloadReceiver:
         """Receives what follows the message of the latest call.
 
         Raises:
-            EOFError, SilentError, OSError: It did not come.
+            EOFError, SilentError, TooSlowError, OSError: It did not come.
         """
         own, self._unfilled = self._unfilled, _NOTHING
         if own.size:
-            await self._stream.read_into(own, None if self._arrival is None else self._arrival.advance)
+            reading = self._stream.read_into(own, None if self._arrival is None else self._arrival.advance)
+            await self._context.in_flight.senders.receive(reading, self._stream.num_arrived)
 
     def _segment(self, place: Segment, own: NDArray[np.uint8]) -> PayloadSegment:
         if place.region:

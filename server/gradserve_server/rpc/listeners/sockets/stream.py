@@ -62,6 +62,8 @@ class FrameStream:
         self._number = sock.fileno()
         self._received = b""
         self._position = 0
+        self._num_read = 0
+        self._under_way: Receiving | None = None
         self._descriptor: int | None = None
         self._is_listening = False
         self._reader: asyncio.Future[None] | None = None
@@ -185,7 +187,12 @@ class FrameStream:
         num_moved = self._move(data)
         if on_bytes is not None:
             on_bytes(num_moved)
-        await self._transfer(self._receiving(self._sock, data[num_moved:], on_bytes))
+        self._under_way = job = self._receiving(self._sock, data[num_moved:], on_bytes)
+        try:
+            await self._transfer(job)
+        finally:
+            self._num_read += job.num_moved
+            self._under_way = None
 
     async def _discard_share(self, num_bytes: int) -> None:
         here = min(len(self._received) - self._position, num_bytes)
@@ -235,6 +242,11 @@ class FrameStream:
         self._is_writing = False
         return None
 
+    def num_arrived(self) -> int:
+        """Returns how many bytes of what `read` waits for, and `read_into`, have arrived so far, of all frames."""
+        streams = (self, *self.strands)
+        return sum(each._num_read + (each._under_way.num_moved if each._under_way else 0) for each in streams)
+
     def watch(self, on_event: Callable[[], None]) -> None:
         """Calls a function when the client sends something, or leaves, until `unwatch`."""
         self._watcher = on_event
@@ -261,6 +273,7 @@ class FrameStream:
         while data:
             try:
                 count = self._sock.recv_into(data)
+                self._num_read += count
             except BlockingIOError:
                 await self._more(self._idle_seconds)
                 if self._descriptor is not None:
@@ -275,6 +288,7 @@ class FrameStream:
         count = min(len(self._received) - self._position, len(data))
         data[:count] = memoryview(self._received)[self._position : self._position + count]
         self._position += count
+        self._num_read += count
         return count
 
     def _receive(self) -> None:

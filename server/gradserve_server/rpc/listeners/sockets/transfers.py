@@ -49,7 +49,11 @@ class Job(Protocol):
 
 
 class Receiving:
-    """Fills memory from a socket."""
+    """Fills memory from a socket.
+
+    Attributes:
+        num_moved: How many bytes it has received.
+    """
 
     events = selectors.EVENT_READ
 
@@ -58,6 +62,7 @@ class Receiving:
     ) -> None:
         """Takes the socket, the memory, and what is told how many more bytes have arrived, in the moving thread."""
         self.sock = sock
+        self.num_moved = 0
         self._rest = memory
         self._on_bytes = on_bytes
 
@@ -70,6 +75,7 @@ class Receiving:
         if not count:
             raise ConnectionResetError("the client left in the middle of a payload")
         self._rest = self._rest[count:]
+        self.num_moved += count
         if self._on_bytes is not None:
             self._on_bytes(count)
         return count
