@@ -27,10 +27,13 @@ from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.errors import AbortedError, DeadlineExceededError, InvalidArgumentError
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.resources import ResourceKey
+from gradserve_server.security.identity import Identity
+from gradserve_server.security.shares import ShareRules
+from gradserve_server.tensors.fair_quota import FairQuota
 from gradserve_server.tensors.quotas import Quota
 from tests.accumulators.bench import opened
 
-KEY = ResourceKey("test", "acc")
+KEY = ResourceKey("test", "acc", Identity("chief"))
 SPEC = AccumulatorSpec((ComponentSpec("", np.dtype(np.float64), PartialShape((2,))),))
 ITEM_BYTES = 16
 
@@ -111,8 +114,8 @@ class AccumulatorMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.memory = Quota(1 << 30, "bytes")
-        self.bookkeeping = Quota(1 << 30, "bytes")
+        self.memory = FairQuota(1 << 30, "bytes", ShareRules())
+        self.bookkeeping = FairQuota(1 << 30, "bytes", ShareRules())
         self.registry = AccumulatorRegistry(
             compute=InlineCompute(),
             reducer=Reducer(ForkJoin(1)),
@@ -368,6 +371,16 @@ class AccumulatorMachine(RuleBasedStateMachine):
             assert answer is not None
             assert answer.round is not None
             assert (answer.round.step, answer.round.number) == (step, round_number)
+
+    @invariant()
+    def everything_counts_for_its_creator_and_container(self) -> None:
+        for quota in (self.memory, self.registry.count):
+            assert quota.identities.held_by("chief") == quota.containers.held_by("test") == quota.used
+        for quota in (self.bookkeeping, self.registry.waiters):
+            assert quota.containers.held_by("test") == quota.used
+        if not self.registry.waiters.used:
+            # That of waits counts for their container alone.
+            assert self.bookkeeping.identities.held_by("chief") == self.bookkeeping.used
 
     @invariant()
     def agrees(self) -> None:

@@ -48,7 +48,8 @@ class FairQuota(Quota):
         self.containers = ContainerShares(self, rules, of_container, retry_after)
         self._has_identities = rules.has_identities
         # One for all who take for the same identity and container: there can be a million handles.
-        self._parts: WeakValueDictionary[tuple[str, str | None], Quota] = WeakValueDictionary()
+        self._parts: WeakValueDictionary[tuple[str, str], Quota] = WeakValueDictionary()
+        self._parts_without_container: dict[str, Quota] = {}
 
     def part(self, owner: Identity, container: str | None = None) -> Quota:
         """Returns the quota for what belongs to an identity, and is in a container: whatever is taken counts for both.
@@ -58,16 +59,24 @@ class FairQuota(Quota):
             container: The container, None for none.
         """
         name = owner.name if self._has_identities else ""
-        if not name and container is None:
-            return self
+        if container is None:
+            return self._part_without_container(name, owner) if name else self
         part = self._parts.get((name, container))
         if part is None:
-            owners = [self.identities.named(name)] if name else []
-            if container is not None:
-                owners.append(self.containers.named(container))
-            each = None if self._each is None else self._each.part(owner, container)
-            part = self._parts[name, container] = _Part(self, owners, each)
+            part = self._parts[name, container] = self._new_part(name, owner, container)
         return part
+
+    def _part_without_container(self, name: str, owner: Identity) -> Quota:
+        part = self._parts_without_container.get(name)
+        if part is None:
+            part = self._parts_without_container[name] = self._new_part(name, owner, None)
+        return part
+
+    def _new_part(self, name: str, owner: Identity, container: str | None) -> Quota:
+        owners = [self.identities.named(name)] if name else []
+        if container is not None:
+            owners.append(self.containers.named(container))
+        return _Part(self, owners, None if self._each is None else self._each.part(owner, container))
 
 
 class _Part(Quota):

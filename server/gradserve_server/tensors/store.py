@@ -62,7 +62,7 @@ class StoredTensor:
     lease_remaining: float
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Room:
     """What is reserved for tensors of one identity that are not stored yet.
 
@@ -208,11 +208,13 @@ class TensorStore:
         Raises:
             ResourceExhaustedError: They do not fit, or would be too much for their owner.
         """
-        memory = self._memory.part(owner)
-        room = _Room(Account(memory), Account(self._handles.part(owner)), owner)
+        room = _Room(Account(self._memory.part(owner)), Account(self._handles.part(owner)), owner)
         try:
             room.places.grow(num_handles)
-            room.memory.take_over(num_bytes, given or Account(memory))
+            if given is None:
+                room.memory.grow(num_bytes)
+            else:
+                room.memory.take_over(num_bytes, given)
             yield room
         finally:
             room.places.settle(0)

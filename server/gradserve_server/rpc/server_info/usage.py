@@ -8,8 +8,10 @@ from gradserve.v1 import server_messages_pb2 as messages_pb2
 from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.fair_quota import FairQuota
 
+_MOST_IDENTITIES = 1000
 _MOST_CONTAINERS = 100
-_MOST_LOOKED_AT = 10_000
+_MOST_LOOKED_AT = 1000
+"""The containers that are looked at: a client can make a hundred thousand."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Usage:
         if caller.reaches_all:
             quotas = (self.memory, self.handles, self.accumulators, self.waiters, self.layers, self.bookkeeping)
             names = {share.name for quota in quotas for share in quota.identities if share.held}
-        return [self._share(name, lambda quota, name: quota.identities.held_by(name)) for name in sorted(names)]
+        largest = nlargest(_MOST_IDENTITIES, names, key=self.memory.identities.held_by)
+        return [self._share(name, lambda quota, name: quota.identities.held_by(name)) for name in largest]
 
     def of_containers(self, caller: Identity) -> list[messages_pb2.ShareUsage]:
         """Returns what the largest containers use in which the caller has a role."""
