@@ -12,7 +12,7 @@ import click
 from gradserve_demo.command import demo
 from gradserve_server.event_loop import new_event_loop
 from gradserve_server.garbage import ShortPauses
-from gradserve_server.process import allow_many_descriptors, end_process, silence_grpc
+from gradserve_server.process import allow_many_descriptors, end_process, silence_grpc, switch_threads_often
 from gradserve_server.security.command import certificates
 from gradserve_server.settings import SettingsError, config_options, make_config, read_settings
 from gradserve_server.signals import StopSignals
@@ -74,6 +74,7 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
     from gradserve_server.state.files.errors import DamagedError, StateError
 
     allow_many_descriptors()
+    switch_threads_often()
     keep_freed_memory()
     use_one_blas_thread()
 

@@ -7,7 +7,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Codec:
-    """The serializers of one method's requests and responses; None for the generated classes."""
+    """The serializers of one method's requests and responses; None for the generated classes.
 
-    decode: Callable[[bytes], Any] | None = None
+    Attributes:
+        decoder: Makes what reads requests from what parses them.
+        encode: Writes a response.
+    """
+
+    decoder: Callable[[Callable[[bytes], Any]], Callable[[bytes], Any]] | None = None
     encode: Callable[[Any], bytes] | None = None

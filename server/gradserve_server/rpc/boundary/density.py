@@ -14,7 +14,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from gradserve_server.errors import InvalidArgumentError
 
-UNCHECKED_BYTES = 1 << 20
+UNCHECKED_BYTES = 1 << 16
 """Requests of up to this length have not enough parts to matter."""
 MAX_PARTS = 1 << 20
 """The most parts: more than twice as many as the largest request within the limits of the contract has."""
@@ -61,19 +61,20 @@ class PartCounter:
         self._unchecked_bytes = unchecked_bytes
         self._max_parts = max_parts
 
-    async def check(self, data: bytes) -> None:
-        """Checks that a request has not too many parts.
+    async def check(self, data: bytes) -> bool:
+        """Checks that a request has not too many parts; returns whether it has so many that they take long to parse.
 
         Raises:
-            InvalidArgumentError: It has.
+            InvalidArgumentError: It has too many.
         """
         if len(data) <= self._unchecked_bytes:
-            return
+            return False
         counting = _Counting.of(data, self._shape)
         if not counting.go_on(_AT_ONCE):
             await asyncio.to_thread(counting.go_on, self._max_parts + 1)
         if counting.num_parts > self._max_parts:
             raise InvalidArgumentError(f"the message has more than {self._max_parts} parts")
+        return counting.num_parts > _AT_ONCE
 
 
 @dataclass

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, TypeAlias, cast
 
 import grpc
-from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
 
 from gradserve.wire.contents import WithContents, encode_message
@@ -18,8 +17,7 @@ from gradserve_server.errors import InvalidArgumentError, ServiceError
 from gradserve_server.rpc.boundary.call import Call, StreamedCall
 from gradserve_server.rpc.boundary.codec import Codec
 from gradserve_server.rpc.boundary.credentials import credentials_of
-from gradserve_server.rpc.boundary.density import PartCounter
-from gradserve_server.rpc.boundary.malformed import tolerant
+from gradserve_server.rpc.boundary.long_requests import RequestReader
 from gradserve_server.rpc.boundary.service import Service
 from gradserve_server.rpc.boundary.status import Context, end_with, write
 from gradserve_server.rpc.boundary.traffic import Traffic
@@ -65,20 +63,18 @@ def _method_handler(
     To gRPC every request is a stream, so that it is read here. On the wire there is no difference.
     """
     codec = service.codecs.get(method.name, Codec())
-    decode = tolerant(codec.decode or message_factory.GetMessageClass(method.input_type).FromString)
     encode = codec.encode or encode_message
     handle = service.handle(method)
     name = method.full_name
     receive = _messages if method.client_streaming else _message
-    counter = PartCounter(method.input_type)
+    read_request = RequestReader(method.input_type, codec.decoder).read
     is_health = method.full_name == _HEALTH_CHECK
 
     async def read(context: Context) -> Any:
         data = await traffic.requests.read(context)
         if data is grpc.aio.EOF:
             return data
-        await counter.check(data)
-        return decode(data)
+        return await read_request(data)
 
     async def unary(_requests: Any, context: Context) -> bytes:
         shown = peer(context)

@@ -44,7 +44,7 @@ from gradserve_server.tensors.spec import TensorSpec
 from gradserve_server.tensors.store import TensorStore
 
 STREAM_CODECS: Mapping[str, Codec] = {
-    "PutTensors": Codec(decode=PartDecoder(messages_pb2.PutTensorsRequest.FromString), encode=bytes),
+    "PutTensors": Codec(decoder=PartDecoder, encode=bytes),
     "GetTensors": Codec(encode=encode_part),
 }
 

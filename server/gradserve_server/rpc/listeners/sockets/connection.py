@@ -252,11 +252,10 @@ class Connection:
     async def _answer(self, method: Method, message: bytes, call: Call) -> None:
         try:
             try:
-                await method.parts.check(message)
+                request = await method.read(message)
             except InvalidArgumentError:
                 await self._payloads.fill()
                 raise
-            request = method.decode(message)
             if call.payload is NO_PAYLOAD:
                 begun = Begun(method.handle(request, call))
             else:

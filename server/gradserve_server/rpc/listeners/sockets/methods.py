@@ -1,14 +1,11 @@
 """The methods that can be called on a socket."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from google.protobuf import message_factory
-
 from gradserve_server.rpc.boundary.chain import Handle
-from gradserve_server.rpc.boundary.density import PartCounter
-from gradserve_server.rpc.boundary.malformed import tolerant
+from gradserve_server.rpc.boundary.long_requests import RequestReader
 from gradserve_server.rpc.boundary.service import Service
 
 _ON_GRPC_ONLY = frozenset(
@@ -31,16 +28,14 @@ class Method:
 
     Attributes:
         name: Its full name.
-        parts: Counts the parts of a request.
-        decode: Reads a request.
+        read: Reads a request.
         handle: Answers a call.
         reads_in_place: Whether it can read tensors in memory that the client may change meanwhile.
         begins_early: Whether it can begin when a large payload has not arrived yet.
     """
 
     name: str
-    parts: PartCounter
-    decode: Callable[[bytes], Any]
+    read: Callable[[bytes], Awaitable[Any]]
     handle: Handle
     reads_in_place: bool
     begins_early: bool
@@ -55,8 +50,7 @@ def methods_of(services: Sequence[Service]) -> Mapping[bytes, Method]:
                 continue
             found[method.full_name.encode()] = Method(
                 method.full_name,
-                PartCounter(method.input_type),
-                tolerant(message_factory.GetMessageClass(method.input_type).FromString),
+                RequestReader(method.input_type).read,
                 service.handle(method),
                 reads_in_place=method.full_name in _ADDING_GRADIENTS,
                 begins_early=method.full_name in _ADDING_GRADIENTS,
