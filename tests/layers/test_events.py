@@ -314,3 +314,16 @@ async def test_what_expires_while_its_update_is_computed_is_not_counted() -> Non
     assert await expiring == 2
     assert await updating == 0
     assert worker.layer.num_updates == 0
+
+
+async def test_what_is_released_while_its_update_is_computed_is_not_counted() -> None:
+    worker, journal = await prepared("delayed")
+    releasing = asyncio.ensure_future(worker.layer.release(("a",), with_updates=True))
+    await journal.hold()
+    updating = asyncio.ensure_future(worker.layer.run_updates(("a",)))
+    for _ in range(10):  # until it waits for its turn
+        await asyncio.sleep(0)
+    journal.go_on.set()
+    assert await releasing == 1
+    assert await updating == 0
+    assert worker.layer.num_updates == 0

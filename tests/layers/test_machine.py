@@ -127,7 +127,7 @@ class LayerMachine(RuleBasedStateMachine):
         if is_new and self.in_place:
             self.update(saved)
         waits = is_new and not self.in_place
-        if saves or waits:
+        if saves or waits or (is_training and forward_id in self.kept):
             kept = self.kept.setdefault(forward_id, Kept(x, 0, 0))
             kept.lease, kept.expires = lease, self.bench.now + lease
             if saves:

@@ -91,6 +91,16 @@ class TestLeases:
         bench.now = 37
         assert bench.expire() == 1
 
+    def test_a_repeated_forward_renews_it_even_if_it_keeps_nothing_new(self, bench: LayerBench) -> None:
+        layer = bench.layer()
+        for bench.now in (0, 9, 18):
+            assert bench.expire() == 0
+            assert forward(layer, X, forward_id="a", lease=10, keep_for_backward=False).has_pending_updates
+        bench.now = 27
+        assert bench.expire() == 0
+        bench.now = 28
+        assert bench.expire() == 1
+
     def test_one_in_use_does_not_expire(self, bench: LayerBench) -> None:
         layer = bench.layer()
         kept = layer.forwards.get(forward(layer, X, lease=10).forward_id)

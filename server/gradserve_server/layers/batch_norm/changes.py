@@ -94,9 +94,10 @@ class LayerChanges:
             return await self._commit(event, self._state.end_forward)
 
     async def run_updates(self, forward_id: str, averages: MovingAverages) -> bool:
-        """Sets the moving averages to those after a forward; returns False if the forward has just expired."""
+        """Sets the moving averages to those after a forward; returns False if its update has just been dropped."""
         async with self._deciding:
-            if not self._forwards.fate(forward_id).was_counted:
+            kept = self._forwards.find(forward_id)
+            if kept is None or kept.pending is None:
                 return False
             await self._commit(UpdatesRun(forward_id, averages), self._state.run_updates)
             return True

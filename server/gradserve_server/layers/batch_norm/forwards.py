@@ -227,9 +227,9 @@ class Forwards:
         if event.pending is not None or event.averages is not None:
             fate = replace(fate, was_counted=True)
         self._set_fate(event.forward_id, fate)
-        if self._closed or (event.saved is None and event.pending is None):
-            return
         forward = self._forwards.get(event.forward_id)
+        if self._closed or (forward is None and event.saved is None and event.pending is None):
+            return
         if forward is None:
             forward = Forward(event.forward_id, fate, *self._accounts(event.forward_id))
             self._forwards[event.forward_id] = forward
