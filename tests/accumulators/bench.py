@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -49,12 +50,15 @@ class Bench:
         reducer: Reducer | None = None,
         allocate: Allocate = np.empty,
         records: Records | None = None,
+        clock: Callable[[], float] | None = None,
+        lifetimes: Lifetimes | None = None,
         **limits: Any,
     ) -> None:
         self.now = 0.0
+        clock = clock or (lambda: self.now)
         self.memory = memory or FairQuota(limit, "bytes of tensor memory", ShareRules())
         self.bookkeeping = FairQuota(bookkeeping, "bytes of bookkeeping", ShareRules())
-        self.lifetimes = Lifetimes(lambda: self.now, 60.0)
+        self.lifetimes = lifetimes or Lifetimes(clock, 60.0)
         self.registry = AccumulatorRegistry(
             compute=compute or InlineCompute(),
             reducer=reducer or Reducer(ForkJoin(1)),
@@ -64,7 +68,7 @@ class Bench:
             bookkeeping=self.bookkeeping,
             limits=LimitsConfig(**limits),
             lifetimes=self.lifetimes,
-            clock=lambda: self.now,
+            clock=clock,
             new_incarnation=map(str, itertools.count()).__next__,
             records=records or MemoryRecords(lambda _: journal or NoJournal()),
         )

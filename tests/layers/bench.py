@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -49,11 +49,16 @@ class LayerBench:
         remembered: int = REMEMBERED_FORWARDS,
         max_layers: int = 1 << 20,
         records: LayerRecords | None = None,
+        memory: Quota | None = None,
+        handles: Quota | None = None,
+        clock: Callable[[], float] | None = None,
+        lifetimes: Lifetimes | None = None,
     ) -> None:
         """Takes `families` of ops and layers together with their device; without, the CPU's."""
         self.now = 0.0
-        self.memory = FairQuota(limit, "bytes of tensor memory", ShareRules())
-        self.handles = Quota(1 << 20, "tensor handles")
+        clock = clock or (lambda: self.now)
+        self.memory = memory or FairQuota(limit, "bytes of tensor memory", ShareRules())
+        self.handles = handles or Quota(1 << 20, "tensor handles")
         self._device = device or CpuDevice(BufferPool(0))
         if families is None:
             ops = make_families(self._device, ForkJoin(1))
@@ -66,13 +71,13 @@ class LayerBench:
         )
         self.runner.prepare = lambda: None  # type: ignore[method-assign]
         ids = itertools.count(1)
-        self.lifetimes = Lifetimes(lambda: self.now, 60.0)
+        self.lifetimes = lifetimes or Lifetimes(clock, 60.0)
         self.kind = BatchNormKind(
             runner=self.runner,
             compute=InlineCompute(),
             memory=self.memory,
             handles=self.handles,
-            clock=lambda: self.now,
+            clock=clock,
             new_id=lambda: str(next(ids)),
             new_seed=lambda: 7,
             records=records or MemoryLayerRecords(lambda _: journal or NoJournal()),

@@ -3,10 +3,10 @@
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from string import ascii_uppercase
 
-from tests.simulation.server import STATES
+from tests.simulation.part import states_of
 from tests.simulation.world import FailedSeedError, World
 
 
@@ -17,8 +17,9 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--trace", action="store_true", help="print what happens")
     arguments = parser.parse_args()
-    faults: Counter[tuple[str, str]] = Counter()
-    gradients = failed = 0
+    faults: Counter[tuple[str, str, str]] = Counter()
+    things: dict[str, Sequence[str]] = {}
+    num_faults = failed = 0
     for seed in range(arguments.first, arguments.first + arguments.seeds):
         world = World(seed)
         try:
@@ -29,22 +30,24 @@ def main() -> int:
         if arguments.trace:
             sys.stdout.write("".join(f"{line}\n" for line in world.trace))
         faults.update(world.faults)
-        gradients += world.num_gradients
-    sys.stdout.write(f"{arguments.seeds} worlds, {gradients} gradients, {faults.total()} faults; {failed} failed\n")
-    sys.stdout.write("".join(f"{line}\n" for line in _table(faults)))
+        num_faults += world.num_faults
+        things.update({part.name: part.things for part in world.parts})
+    sys.stdout.write(f"{arguments.seeds} worlds, {num_faults} faults; {failed} failed\n")
+    for part, of_part in things.items():
+        sys.stdout.write("".join(f"{line}\n" for line in _table(faults, part, states_of(of_part))))
     return 1 if failed else 0
 
 
-def _table(faults: Counter[tuple[str, str]]) -> Iterator[str]:
-    """Yields the lines of a table: how often each fault hit each state of a server."""
-    names = sorted({fault for fault, _ in faults})
-    seen = sum((name, state) in faults for name in names for state in STATES)
-    yield f"{seen} of {len(names) * len(STATES)} pairs of a fault and a state of the server:"
-    for letter, state in zip(ascii_uppercase, STATES, strict=False):
+def _table(faults: Counter[tuple[str, str, str]], part: str, states: Sequence[str]) -> Iterator[str]:
+    """Yields the lines of a table: how often each fault hit each state of a part of the server."""
+    names = sorted({fault for of_part, fault, _ in faults if of_part == part})
+    seen = sum((part, name, state) in faults for name in names for state in states)
+    yield f"\n{part}: {seen} of {len(names) * len(states)} pairs of a fault and a state:"
+    for letter, state in zip(ascii_uppercase, states, strict=False):
         yield f"  {letter}: {state}"
-    yield f"{'':44}" + "".join(f"{letter:>8}" for letter in ascii_uppercase[: len(STATES)])
+    yield f"{'':44}" + "".join(f"{letter:>8}" for letter in ascii_uppercase[: len(states)])
     for name in names:
-        yield f"{name:44}" + "".join(f"{faults[name, state]:8}" for state in STATES)
+        yield f"{name:44}" + "".join(f"{faults[part, name, state]:8}" for state in states)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,46 @@
 import asyncio
 import selectors
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+
+LONGEST_TICK = 1.5
+"""The most seconds that a service clock counts while the server is suspended."""
+_ROUNDING = 1e-6
+"""Seconds by which times that are computed in different ways may differ."""
+_SLACK = 1.5
+"""Seconds after which what has expired must be gone: the time between two looks, and the disk's."""
 
 
 class StuckError(Exception):
     """Somebody waits for something that never happens."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A moment of virtual time.
+
+    Attributes:
+        now: The time.
+        suspended: The seconds for which the server was suspended before.
+        suspensions: How often it was.
+    """
+
+    now: float
+    suspended: float
+    suspensions: int
+
+    def can_have_ended(self, seconds: float, since: "Moment") -> bool:
+        """Returns True if a lease may have ended that was last used at an earlier moment."""
+        most_counted = self._awake_since(since) + LONGEST_TICK * (self.suspensions - since.suspensions)
+        return most_counted + _ROUNDING >= seconds
+
+    def must_have_ended(self, seconds: float, since: "Moment") -> bool:
+        """Returns True if nothing may be left of a lease that was last used at an earlier moment."""
+        return self._awake_since(since) > seconds + _SLACK
+
+    def _awake_since(self, earlier: "Moment") -> float:
+        return (self.now - self.suspended) - (earlier.now - earlier.suspended)
 
 
 class _Selector(selectors.SelectSelector):
@@ -36,12 +71,25 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self, now: float) -> None:
         self.now = now
+        self._suspended = 0.0
+        self._suspensions = 0
         self.on_turn: Callable[[bool], object] = lambda _: None
         super().__init__(_Selector(self))
 
     def time(self) -> float:
         """Returns the virtual time."""
         return self.now
+
+    @property
+    def moment(self) -> Moment:
+        """What time it is."""
+        return Moment(self.now, self._suspended, self._suspensions)
+
+    def suspend(self, seconds: float) -> None:
+        """Lets time pass without anything happening, as if the machine were suspended."""
+        self.now += seconds
+        self._suspended += seconds
+        self._suspensions += 1
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Any, *args: Any, context: Any = None

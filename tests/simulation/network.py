@@ -13,7 +13,9 @@ _LOSS = 0.04
 _SECOND_COPY = 0.1
 """How likely a request arrives twice: its connection broke, and it was sent again over another one."""
 _SILENCE = 0.3
-"""How likely the server is not told that a caller has gone away: its end of the connection seems well."""
+"""How likely the server is not told at once that a caller has gone away: its end of the connection seems well."""
+_KEEPALIVE = 3.0
+"""Seconds after which it finds out."""
 
 
 class LostError(Exception):
@@ -21,7 +23,11 @@ class LostError(Exception):
 
 
 class Network:
-    """Carries requests to the server, and answers back."""
+    """Carries requests to the server, and answers back.
+
+    Attributes:
+        num_serving: How many requests the server is working on; one that only holds a lease is none.
+    """
 
     def __init__(
         self,
@@ -35,6 +41,7 @@ class Network:
         self._on_error = on_error
         self._cut_off: set[str] = set()
         self._running: set[asyncio.Task[None]] = set()
+        self.num_serving = 0
 
     def cut(self, client: str) -> None:
         """Loses all messages from and to a client from now on."""
@@ -45,13 +52,16 @@ class Network:
         """Ends all partitions."""
         self._cut_off.clear()
 
-    async def ask(self, client: str, serve: Callable[[], Awaitable[T]], patience: float) -> T:
+    async def ask(
+        self, client: str, serve: Callable[[], Awaitable[T]], patience: float, *, holds_lease: bool = False
+    ) -> T:
         """Returns the first answer that arrives.
 
         Args:
             client: Who asks.
             serve: Carries out the request once; called for every copy of it that arrives.
             patience: The seconds to wait for an answer.
+            holds_lease: Whether the request is only there to be under way.
 
         Raises:
             LostError: None has arrived.
@@ -61,7 +71,7 @@ class Network:
         if self._chance.random() < _SECOND_COPY:
             self._on_fault("a request is doubled")
             num_copies = 2
-        copies = [self._start(self._carry(client, serve, answer)) for _ in range(num_copies)]
+        copies = [self._start(self._carry(client, serve, answer, int(not holds_lease))) for _ in range(num_copies)]
         try:
             async with asyncio.timeout(patience):
                 return await answer
@@ -82,10 +92,16 @@ class Network:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_error(error)
 
-    async def _carry(self, client: str, serve: Callable[[], Awaitable[T]], answer: asyncio.Future[T]) -> None:
+    async def _carry(
+        self, client: str, serve: Callable[[], Awaitable[T]], answer: asyncio.Future[T], counts: int
+    ) -> None:
         if not await self._arrives(client, "a request"):
             return
-        result = await serve()
+        self.num_serving += counts
+        try:
+            result = await serve()
+        finally:
+            self.num_serving -= counts
         if await self._arrives(client, "an answer") and not answer.done():
             answer.set_result(result)
 
@@ -98,9 +114,10 @@ class Network:
 
     async def _tell_gone(self, copies: list[asyncio.Task[None]]) -> None:
         """Ends what the server still does for a caller who has gone away, a little later, if it hears of that."""
-        if all(each.done() for each in copies) or self._chance.random() < _SILENCE:
+        if all(each.done() for each in copies):
             return
-        await asyncio.sleep(self._chance.choice(_DELAYS))
+        is_silent = self._chance.random() < _SILENCE
+        await asyncio.sleep(_KEEPALIVE if is_silent else self._chance.choice(_DELAYS))
         for each in copies:
             if each.cancel():
                 self._on_fault("a call is cancelled")

@@ -1,86 +1,53 @@
-"""One server on a simulated disk: the real accumulators, journals and store, without sockets and threads."""
+"""One server on a simulated disk: the real registries, journals and stores, without sockets and threads."""
 
 import asyncio
 import contextlib
-import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gradserve.memory.pool import BufferPool
 from gradserve_server.accumulators.durable import records as records_module
 from gradserve_server.accumulators.durable.records import FileRecords
+from gradserve_server.config import LeaseConfig
+from gradserve_server.devices.compute import InlineCompute
+from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.layers.batch_norm.durable import journal as layer_journal_module
+from gradserve_server.layers.batch_norm.durable.records import FileLayerRecords
+from gradserve_server.leases.expiry import Expiry
+from gradserve_server.leases.lifetimes import Lifetimes
+from gradserve_server.leases.service_clock import ServiceClock
+from gradserve_server.ops.operation import Family
+from gradserve_server.parts import make_all_families
+from gradserve_server.security.shares import ShareRules
 from gradserve_server.state.durability import Durability
 from gradserve_server.state.files import segments as segments_module
 from gradserve_server.state.files import store as store_module
 from gradserve_server.state.files.directory import StateDirectory
-from gradserve_server.state.files.segments import Segments, whole_blocks
-from gradserve_server.state.files.store import StateStore
+from gradserve_server.state.files.segments import Segments
+from gradserve_server.tensors import store as tensor_store_module
+from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
+from gradserve_server.tensors.fair_quota import FairQuota
+from gradserve_server.tensors.opening import TensorOpener
+from gradserve_server.tensors.residence import Residence
 from tests.accumulators.bench import Bench
-from tests.simulation.disk import SEGMENT_BYTES, SimulatedDatabase, SimulatedDisk
+from tests.layers.bench import LayerBench
+from tests.simulation.clock import LONGEST_TICK
+from tests.simulation.disk import SEGMENT_BYTES, SimulatedDisk
+from tests.simulation.leases.watched_store import WatchedStore
+from tests.simulation.store import SimulatedStore
 
 ID_WINDOW = 5
+REMEMBERED_FORWARDS = 6
 MOST_EVENTS = 12
 """Events after which a journal is shortened: few, so that it happens."""
-
-
-def _name_of(there: Mapping[str, bool]) -> str:
-    return " and ".join(name for name, is_there in there.items() if is_there) or "quiet"
-
-
-STATES = [
-    _name_of(dict(zip(("gradients", "waiters", "writes"), there, strict=True)))
-    for there in itertools.product((False, True), repeat=3)
-]
-"""What there is in the middle of a fault, in any combination."""
-
-
-class SimulatedStore(StateStore):
-    """A store that carries out changes on the event loop, after a random time."""
-
-    def __init__(self, directory: StateDirectory, disk: SimulatedDisk, chance: random.Random) -> None:
-        super().__init__(directory)
-        self._database: Any = SimulatedDatabase(self._database, disk)
-        self._chance = chance
-        self._is_writing = False
-        self.is_gone = False
-
-    def start(self, on_failure: Callable[[str], object]) -> None:
-        """See `StateStore`."""
-        self._loop = asyncio.get_running_loop()
-        self._on_failure = on_failure
-        self._begin()
-
-    @property
-    def is_idle(self) -> bool:
-        """True if nothing waits to be written."""
-        return not self._entries and not self._is_writing
-
-    def abandon(self) -> None:
-        """Lets go of the files, as the end of the process does."""
-        self.is_gone = True
-        self._files.close()
-
-    def _submit(self, entry: Any) -> None:
-        self._entries.append(entry)
-        self._begin()
-
-    def _begin(self) -> None:
-        if self._loop is not None and self._entries and not self._is_writing:
-            self._is_writing = True
-            self._loop.call_later(self._chance.choice([0.0, 0.001, 0.02, 0.1]), self._write_group)
-
-    def _write_group(self) -> None:
-        group = list(self._entries)
-        self._entries.clear()
-        if not self.is_gone:
-            self._process(group)
-        # The thread answers, and only then looks for more.
-        assert self._loop is not None
-        self._is_writing = False
-        self._begin()
+CLIENT_LEASE = 4.0
+EXPIRY_INTERVAL = 0.25
 
 
 class Server:
@@ -88,66 +55,108 @@ class Server:
 
     Attributes:
         disk: What it writes on.
-        bench: Its accumulators.
         store: Its state.
+        memory: The quota of bytes.
+        handles: The quota of handles.
+        lifetimes: What ends accumulators and layers.
+        accumulators: Its accumulators.
+        layers: Its layers.
+        tensors: Its stored tensors.
+        opener: Opens them.
+        deliverer: Delivers results to the store.
         failure: Why it has to stop; None while it can go on.
     """
 
-    def __init__(self, path: Path, chance: random.Random, patched: contextlib.ExitStack) -> None:
+    def __init__(
+        self, path: Path, chance: random.Random, monotonic: Callable[[], float], patched: contextlib.ExitStack
+    ) -> None:
         self.disk = SimulatedDisk(path, chance)
         self.failure: str | None = None
         _replace(patched, segments_module, "os", self.disk)
         _replace(patched, store_module, "Segments", lambda folder: Segments(folder, SEGMENT_BYTES))
         _replace(patched, records_module, "_MOST_EVENTS", MOST_EVENTS)
+        _replace(patched, layer_journal_module, "_MOST_EVENTS", MOST_EVENTS)
+        _replace(patched, tensor_store_module, "_ADDED_AT_ONCE", 1)
         self.store = SimulatedStore(StateDirectory(path), self.disk, chance)
         self.records = FileRecords(self.store, Durability.ROUND)
-        self.bench = Bench(records=self.records, id_window=ID_WINDOW, undelivered_lease_seconds=1e6)
-        self.bench.registry._new_incarnation = lambda: f"{chance.getrandbits(64):x}"
+        self._layer_records = FileLayerRecords(self.store, Durability.ROUND)
+
+        def new_id() -> str:
+            return f"{chance.getrandbits(64):x}"
+
+        clock = ServiceClock(monotonic, LONGEST_TICK)
+        self.lifetimes = Lifetimes(clock, CLIENT_LEASE)
+        self.memory = FairQuota(1 << 40, "bytes of tensor memory", ShareRules())
+        self.handles = FairQuota(1 << 20, "tensor handles", ShareRules())
+        self._bench = Bench(
+            records=self.records,
+            memory=self.memory,
+            clock=clock,
+            lifetimes=self.lifetimes,
+            id_window=ID_WINDOW,
+            undelivered_lease_seconds=1e6,
+        )
+        self.accumulators = self._bench.registry
+        self.accumulators._new_incarnation = new_id
+        device, families = _device()
+        self._layer_bench = LayerBench(
+            device=device,
+            families=families,
+            records=self._layer_records,
+            memory=self.memory,
+            handles=self.handles,
+            clock=clock,
+            lifetimes=self.lifetimes,
+            remembered=REMEMBERED_FORWARDS,
+        )
+        self.layers = self._layer_bench.registry
+        self._layer_bench.kind._new_id = new_id
+        self.tensors = WatchedStore(
+            pool=BufferPool(0),
+            memory=self.memory,
+            handles=self.handles,
+            leases=LeaseConfig(),
+            clock=clock,
+            new_handle=new_id,
+        )
+        self._residence = Residence(device, device, InlineCompute())
+        self.opener = TensorOpener(self.tensors, self._residence)
+        self.deliverer = TensorDeliverer(self.tensors, self._residence, self.memory, DeliveryLimits(1 << 20, 1 << 30))
+        self._expiry = Expiry(
+            clock,
+            {
+                "averages": self.accumulators.expire,
+                "accumulators and layers": self.lifetimes.expire,
+                "tensors": self.tensors.expire,
+            },
+            {"forwards": self.layers.expire},
+            EXPIRY_INTERVAL,
+        )
 
     @property
-    def state(self) -> str:
-        """What the server is in the middle of: one of `STATES`."""
-        registry = self.bench.registry
-        there = {
-            "gradients": any(each.num_accumulated for _, each in registry.page("test", "", 100)),
-            "waiters": bool(registry.waiters.used),
-            "writes": not self.store.is_idle,
-        }
-        return _name_of(there)
+    def bookkeeping(self) -> int:
+        """The bytes of bookkeeping in use."""
+        return self._bench.bookkeeping.used + self._layer_bench.bookkeeping.used
 
     async def restore(self) -> None:
         """Makes again what is on disk, as a server does at its start."""
-        await self.records.restore(self.bench.registry, np.empty)
+        await self.records.restore(self.accumulators, np.empty)
+        self._layer_records.restore(self.layers, self._layer_bench.kind, np.empty, self._residence.copy_to_host)
 
-    def start(self) -> None:
-        """Begins to write."""
+    def start(self) -> "asyncio.Task[None]":
+        """Begins to write, and to end what expires; returns the task that does the latter."""
         self.store.start(self._fail)
+        return asyncio.get_running_loop().create_task(self._expiry.run())
 
     def _fail(self, reason: str) -> None:
         self.failure = reason
 
-    def check_files(self) -> None:
-        """Checks the accounts of the files: every blob is referred to, and every block is free or in use, once."""
-        store = self.store
-        rows = store.rows("SELECT blob FROM gradient UNION ALL SELECT blob FROM average")
-        referred = sorted(blob for (blob,) in rows)
-        stored = sorted(number for (number,) in store.rows("SELECT id FROM blob"))
-        assert referred == stored == sorted(store.blobs), f"blobs {stored} are there, but {referred} are referred to"
-        used = sum(whole_blocks(each.num_bytes) for blob in store._blobs.values() for each in blob.extents)
-        reserved = sum(
-            each.num_bytes
-            for journal in self.records._journals.values()
-            if journal._space is not None
-            for each in journal._space.extents
-        )
-        free, there = store._segments.num_free, store._segments.num_bytes
-        assert free + used + reserved == there, f"of {there} bytes {used} are used, {reserved} reserved, {free} free"
 
-    def check_accounts(self, accumulators: Sequence[Any]) -> None:
-        """Checks that the memory in use is that of the accumulators."""
-        expected = sum(each.state.num_bytes for each in accumulators)
-        used = self.bench.memory.used
-        assert used == expected, f"the accumulators have {expected} bytes, {used} are counted"
+@cache
+def _device() -> tuple[CpuDevice, dict[str, Family]]:
+    """Returns a device that all servers share, and what computes on it."""
+    device = CpuDevice(BufferPool(0))
+    return device, dict(make_all_families(device, ForkJoin(1)))
 
 
 def _replace(patched: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:

@@ -2,25 +2,40 @@
 
 import asyncio
 import contextlib
+import math
 import random
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from gradserve_server.errors import NotFoundError
 from gradserve_server.state.files.errors import StateError
-from tests.simulation.clients import KEYS, Client
-from tests.simulation.clock import StuckError, VirtualLoop
+from tests.simulation.accounts import check_files, check_memory
+from tests.simulation.accumulators.part import Accumulators
+from tests.simulation.clock import Moment, StuckError, VirtualLoop
 from tests.simulation.disk import CrashError
+from tests.simulation.layers.part import Layers
+from tests.simulation.leases.part import Leases
 from tests.simulation.network import Network
+from tests.simulation.part import Part, state_of
+from tests.simulation.promises import BrokenPromiseError, check
 from tests.simulation.server import Server
-from tests.simulation.truth import BrokenPromiseError, Life, check
 
 _POINTS = {"write": 0.01, "flush": 0.03, "before the commit": 0.03, "after the commit": 0.03, "any": 0.002}
 """How likely a crash is at each point."""
 _TRACE = 40
+
+PARTS: tuple[Callable[["World", random.Random], Part], ...] = (Accumulators, Layers, Leases)
+NUM_CASTS = len(PARTS) + 1
+"""Every so many worlds, one has all parts. The others have one each, which happens there the more often."""
+
+
+def cast_of(seed: int) -> tuple[Callable[["World", random.Random], Part], ...]:
+    """Returns the parts of a world."""
+    number = seed % NUM_CASTS
+    return PARTS[number : number + 1] or PARTS
 
 
 class FailedSeedError(AssertionError):
@@ -35,30 +50,39 @@ class World:
     """Everything that happens for one seed.
 
     Attributes:
-        lives: The accumulators, by incarnation.
+        parts: The things that there are.
         epoch: The number of crashes so far.
-        num_gradients: The number of gradients so far.
         was_full: Whether the disk was full in this epoch.
         is_over: Whether the server has crashed.
         trace: What happened.
-        faults: How often each fault happened in each state of the server.
+        faults: How often each fault happened in each state of each part.
         network: What carries the calls of this epoch.
+        server: The server of this epoch.
     """
 
     def __init__(self, seed: int, num_crashes: int = 4) -> None:
         self.seed = seed
-        self.lives: dict[str, Life] = {}
         self.epoch = 0
-        self.num_gradients = 0
         self.was_full = False
         self.is_over = False
         self.trace: list[str] = []
         self._chance = random.Random(seed)
         self._num_crashes = num_crashes
-        self.faults: Counter[tuple[str, str]] = Counter()
-        self._clients = [Client(f"w{number}", self, self._chance) for number in range(3)]
+        self.faults: Counter[tuple[str, str, str]] = Counter()
+        self.parts = [part(self, self._chance) for part in cast_of(seed)]
+        self._pace = 3.0 if cast_of(seed) == (Leases,) else 1.0  # until leases end
         self._now = 0.0
         self._error: BaseException | None = None
+
+    @property
+    def num_faults(self) -> int:
+        """The number of faults so far."""
+        return sum(count for (part, _, _), count in self.faults.items() if part == self.parts[0].name)
+
+    @property
+    def moment(self) -> Moment:
+        """What time it is."""
+        return self._loop.moment
 
     def run(self) -> None:
         """Runs until the last server has ended.
@@ -83,11 +107,6 @@ class World:
         """Adds a line to the trace."""
         self.trace.append(f"{self.epoch} {self._loop.time():8.3f} {what}")
 
-    def new_gradient(self) -> int:
-        """Returns the number of a new gradient."""
-        self.num_gradients += 1
-        return self.num_gradients - 1
-
     def _live(self, folder: Path, *, is_last: bool) -> None:
         """Runs one server."""
         # The end of the server before this one has drawn numbers, too, and not always as many.
@@ -96,10 +115,10 @@ class World:
         loop.set_exception_handler(self._unexpected)
         self.is_over, self.was_full, self._is_last = False, False, is_last
         path = folder / str(self.epoch)
-        self.network = Network(self._chance, self._count, self._fail)
+        self.network = Network(self._chance, self.count, self._fail)
         with contextlib.ExitStack() as patched:
             patched.callback(loop.close)
-            self.server = Server(path, self._chance, patched)
+            self.server = Server(path, self._chance, loop.time, patched)
             patched.callback(self.server.store.abandon)
             patched.callback(self._end_tasks)
             main = loop.create_task(self._main(path))
@@ -117,7 +136,7 @@ class World:
     def _end_tasks(self) -> None:
         self.is_over = True
         self._loop.on_turn = lambda _: None
-        self.server.bench.registry.close()
+        self.server.accumulators.close()
         self._loop.run_until_complete(asyncio.sleep(0))  # a task that never began cannot clean up
         while tasks := asyncio.all_tasks(self._loop):  # some begin others when they end
             for task in tasks:
@@ -131,36 +150,42 @@ class World:
         await self._recover(path)
         self._loop.on_turn = self._on_turn
         server.disk.on_point = self._maybe_crash
-        server.start()
+        expiry = server.start()
+        expiry.add_done_callback(self._expiry_ended)
         async with asyncio.TaskGroup() as group:
-            workers = [group.create_task(each.work()) for each in self._clients]
+            workers = [group.create_task(_run(work)) for part in self.parts for work in part.workers()]
             await self._trouble()
             for worker in workers:
                 worker.cancel()
         await self._finish()
+        expiry.cancel()
 
     async def _trouble(self) -> None:
         """Lets the disk and the network get into trouble now and then, for a while."""
         chance, disk = self._chance, self.server.disk
         for _ in range(chance.randint(2, 12)):
-            await asyncio.sleep(chance.uniform(0.05, 1.0))
+            await asyncio.sleep(chance.uniform(0.05, 1.0) * self._pace)
             event = chance.random()
             if event < 0.1:
                 disk.is_full = self.was_full = True
-                self._count("the disk is full")
+                self.count("the disk is full")
                 self.note("the disk is full")
             elif event < 0.3:
                 disk.is_full = False
             elif event < 0.33 and not self._is_last:
                 disk.fails_at = chance.choice(["pwrite", "fdatasync"])
-                self._count(f"a {disk.fails_at} fails")
+                self.count(f"a {disk.fails_at} fails")
                 self.note(f"the next {disk.fails_at} fails")
             elif event < 0.4:
-                client = chance.choice(self._clients).name
+                client = chance.choice([each for part in self.parts for each in part.clients])
                 self.network.cut(client)
                 self.note(f"{client} is cut off")
             elif event < 0.6:
                 self.network.mend()
+            elif event < 0.65:
+                self.count("the server is suspended")
+                self._loop.suspend(chance.choice([1.0, 10.0, 100.0]))
+                self.note("the server was suspended")
             if self.server.failure is not None:
                 await asyncio.sleep(chance.choice([0.0, 0.1]))
                 self._crash("a failure of the disk")
@@ -171,25 +196,12 @@ class World:
 
     async def _recover(self, path: Path) -> None:
         server = self.server
-        server.bench.now = self._now
-        server.check_files()
+        check_files(server)
         await server.restore()
-        found = dict(server.bench.registry.page("test", "", 100))
-        self.note(f"a server starts, and finds {', '.join(map(str, found)) or 'nothing'}")
-        there = {each.incarnation: each for each in found.values()}
-        for incarnation, accumulator in there.items():
-            check(incarnation in self.lives, f"{incarnation} was never made")
-            life = self.lives[incarnation]
-            check(not life.is_deleted, f"{life.key}: it was deleted, and is here again")
-            life.deleting = False
-            life.is_promised = True
-            life.recovered(accumulator, self.epoch)
-            life.setting.clear()
-        for life in self.lives.values():
-            if life.incarnation not in there:
-                check(life.deleting or not life.is_promised, f"{life.key}: it is gone")
-                life.is_deleted = life.deleting = True
-        server.check_accounts(list(found.values()))
+        self.note("a server starts")
+        for part in self.parts:
+            part.recovered()
+        check_memory(server)
         if self.epoch and self._chance.random() < 0.2:
             await self._rot(path)
 
@@ -198,10 +210,12 @@ class World:
         stored = [each for each in self.server.store._blobs.values() if each.checksums]
         if not stored:
             return
-        place = self._chance.choice(stored).extents[0]
+        blob = self._chance.choice(stored)
+        size = sum(math.prod(shape) * dtype.itemsize for dtype, shape in blob.specs)
+        place = blob.extents[0]
         file = path / "segments" / f"{place.segment:06}.segment"
         with file.open("r+b") as opened, contextlib.ExitStack() as patched:
-            position = place.offset + self._chance.randrange(1000)
+            position = place.offset + self._chance.randrange(min(size, place.num_bytes))
             opened.seek(position)
             before = opened.read(1)
             copy = path.with_name("rotten")
@@ -210,7 +224,7 @@ class World:
             opened.seek(position)
             opened.write(bytes([before[0] ^ 1]))
         with contextlib.ExitStack() as patched:
-            other = Server(copy, self._chance, patched)
+            other = Server(copy, self._chance, self._loop.time, patched)
             patched.callback(shutil.rmtree, copy)
             patched.callback(other.store.abandon)
             try:
@@ -220,48 +234,33 @@ class World:
             raise BrokenPromiseError(f"byte {position} of {file.name} has changed, and nobody noticed")
 
     async def _finish(self) -> None:
-        """Ends the rounds, and checks what is left."""
+        """Ends what is under way, and checks what is left."""
         server = self.server
-        registry = server.bench.registry
         await asyncio.sleep(5)
-        self._check_quiet()
-        for key in KEYS:
-            try:
-                accumulator = registry.get(key)
-            except NotFoundError:
-                continue
-            if accumulator.num_accumulated:
-                await accumulator.take(None, accumulator.num_accumulated, 60)
-            await asyncio.sleep(1)
-            life = self.lives[accumulator.incarnation]
-            for call in life.calls:
-                life.check_counted(call)
-        self._check_quiet()
-        for key in KEYS:
-            registry.delete(key)
-        await server.records.settle()
-        self._check_quiet()
-        left = [server.bench.memory.used, server.bench.bookkeeping.used, registry.waiters.used, registry.count.used]
-        check(left == [0, 0, 0, 0], f"memory, bookkeeping, waiters and accumulators are left: {left}")
+        self._check_accounts()
+        for part in self.parts:
+            await part.finish()
+        await server.store.flush()
+        self._check_accounts()
+        left = [server.memory.used, server.handles.used, server.bookkeeping, server.lifetimes.num_leases]
+        check(left == [0, 0, 0, 0], f"memory, handles, bookkeeping and leases are left: {left}")
         check(not server.store.blobs, f"blobs {server.store.blobs} are left")
 
-    def _check_quiet(self) -> None:
-        self.server.check_files()
-        self.server.check_accounts([each for _, each in self.server.bench.registry.page("test", "", 100)])
+    def _check_accounts(self) -> None:
+        check_files(self.server)
+        check_memory(self.server)
 
     def _on_turn(self, is_quiet: bool) -> None:
         if self.is_over:
             return
         server = self.server
-        server.bench.now = self._loop.now
         if server.failure is not None:
             return  # It is about to stop, and answers nothing but that.
         try:
-            for _, accumulator in server.bench.registry.page("test", "", 100):
-                self.lives[accumulator.incarnation].observe(accumulator, self.epoch)
-                if is_quiet and server.store.is_idle and not server.disk.is_full:
-                    head = accumulator._queue.head(accumulator.num_accumulated)
-                    check(head is None, f"{accumulator.name}: a call waits, but enough gradients are there")
+            for part in self.parts:
+                part.observe(is_quiet)
+            if is_quiet and server.store.is_idle and not self.network.num_serving:
+                check_memory(server)
         except AssertionError as error:
             self._stop(error)
         if is_quiet:
@@ -278,15 +277,17 @@ class World:
         self._on_turn(False)
         fault = f"{'power is lost' if loses_power else 'the server is killed'} at: {point}"
         self.note(fault)
-        self._count(fault)
+        self.count(fault)
         self.server.disk.copy_after_crash(self.server.disk.path.with_name(str(self.epoch + 1)), loses_power=loses_power)
         self.is_over = True
         self._loop.stop()
         raise CrashError
 
-    def _count(self, fault: str) -> None:
+    def count(self, fault: str) -> None:
+        """Counts a fault, and the states that it finds."""
         if not self.is_over:
-            self.faults[fault, self.server.state] += 1
+            for part in self.parts:
+                self.faults[part.name, fault, state_of(part.present())] += 1
 
     def _stop(self, error: BaseException) -> None:
         if self._error is None:
@@ -301,3 +302,11 @@ class World:
     def _fail(self, error: BaseException) -> None:
         if not self.is_over and not isinstance(error, CrashError):
             self._stop(error)
+
+    def _expiry_ended(self, expiry: "asyncio.Task[None]") -> None:
+        if not expiry.cancelled() and (error := expiry.exception()) is not None:
+            self._fail(error)
+
+
+async def _run(work: Callable[[], Awaitable[None]]) -> None:
+    await work()

@@ -21,13 +21,14 @@ from gradserve_server.errors import (
 from gradserve_server.resources import ResourceKey
 from gradserve_server.state.durability import Durability
 from tests.accumulators.bench import opened
-from tests.simulation.gradients import MOST, gradient_of, spec_of
+from tests.simulation.accumulators.gradients import MOST, gradient_of, spec_of
+from tests.simulation.accumulators.truth import Call, Life
 from tests.simulation.network import LostError
+from tests.simulation.promises import check
 from tests.simulation.server import ID_WINDOW
-from tests.simulation.truth import Call, Life, check
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.accumulators.part import Accumulators
 
 T = TypeVar("T")
 
@@ -37,9 +38,10 @@ KEYS = [ResourceKey("test", name) for name in ("a", "b")]
 class Client:
     """One worker. What it has sent outlives the server."""
 
-    def __init__(self, name: str, world: "World", chance: random.Random) -> None:
+    def __init__(self, name: str, part: "Accumulators", chance: random.Random) -> None:
         self.name = name
-        self._world = world
+        self._part = part
+        self._world = part.world
         self._chance = chance
         self._next = 0
         self._open: dict[int, Call] = {}
@@ -69,19 +71,19 @@ class Client:
         key = self._chance.choice(KEYS)
         server, chance = self._world.server, self._chance
         try:
-            accumulator = server.bench.registry.get(key)
+            accumulator = server.accumulators.get(key)
         except NotFoundError:
             pass
         else:
-            life = self._world.lives[accumulator.incarnation]
+            life = self._part.lives[accumulator.incarnation]
             return (life, accumulator) if life.is_promised else None
         durability = chance.choice([Durability.ROUND, Durability.GRADIENT])
         sparse, deterministic = chance.random() < 0.3, chance.random() < 0.3
         spec = spec_of(durability, sparse=sparse, deterministic=deterministic)
-        accumulator, is_new = server.bench.registry.create(key, spec)
+        accumulator, is_new = server.accumulators.create(key, spec)
         assert is_new
         life = Life(key, accumulator.incarnation, durability, sparse, deterministic)
-        self._world.lives[life.incarnation] = life
+        self._part.lives[life.incarnation] = life
         self._world.note(f"{self.name} creates {key}: {durability.name}{' deterministic' * deterministic}")
         await self._ask(server.records.settle(), life, f"create {key}")
         if not self._world.is_over and server.failure is None:
@@ -92,14 +94,14 @@ class Client:
         key = self._chance.choice(KEYS)
         server = self._world.server
         try:
-            life = self._world.lives[server.bench.registry.get(key).incarnation]
+            life = self._part.lives[server.accumulators.get(key).incarnation]
         except NotFoundError:
             return
         if not life.is_promised or self._chance.random() < 0.3:
             return
         life.deleting = True
         self._world.note(f"{self.name} deletes {key}")
-        server.bench.registry.delete(key, life.incarnation)
+        server.accumulators.delete(key, life.incarnation)
         done = await self._ask(server.records.settle(), life, f"delete {key}")
         if done and not self._world.is_over:
             life.is_deleted = True
@@ -131,13 +133,13 @@ class Client:
 
     async def _new(self, kind: str) -> None:
         found = await self._life()
-        if found is None or (kind != "take" and self._world.num_gradients >= MOST):
+        if found is None or (kind != "take" and self._part.num_gradients >= MOST):
             return
         life, accumulator = found
         chance = self._chance
         number, contribution = None, Contribution()
         if kind != "take":
-            number = self._world.new_gradient()
+            number = self._part.new_gradient()
             late = chance.choices([0, -1, 1], [0.9, 0.07, 0.03])[0]
             worker = self.name if life.deterministic or chance.random() < 0.8 else ""
             contribution = Contribution(accumulator.global_step + late, 1.0, worker, number)
@@ -152,7 +154,7 @@ class Client:
         if self._open:
             call = self._chance.choice(list(self._open.values()))
             try:
-                accumulator = self._world.server.bench.registry.get(call.life.key, call.life.incarnation)
+                accumulator = self._world.server.accumulators.get(call.life.key, call.life.incarnation)
             except NotFoundError:
                 life = call.life
                 check(life.deleting or not life.is_promised, f"{life.key}: {life.incarnation} is gone")

@@ -8,17 +8,8 @@ from gradserve_server.accumulators.gradient import Average, Contribution
 from gradserve_server.accumulators.results import Applied, Outcome
 from gradserve_server.resources import ResourceKey
 from gradserve_server.state.durability import Durability
-from tests.simulation.gradients import bits_of, has_noise_of, members_of
-
-
-class BrokenPromiseError(AssertionError):
-    """A server did what it must not."""
-
-
-def check(condition: object, message: str) -> None:
-    """Raises an error unless the condition holds."""
-    if not condition:
-        raise BrokenPromiseError(message)
+from tests.simulation.accumulators.gradients import bits_of, has_noise_of, members_of
+from tests.simulation.promises import check
 
 
 @dataclass(eq=False)

@@ -1,6 +1,5 @@
-"""Faults that a simulated world must find: each changes the real code in one place."""
+"""Faults of accumulators that a simulated world must find."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,9 +18,8 @@ from gradserve_server.state.files import store as store_module
 from gradserve_server.state.files.segments import Segments
 from gradserve_server.state.files.store import Change
 from gradserve_server.state.id_window import IdWindow
-from tests.simulation.server import SimulatedStore
-
-Fault = Callable[[pytest.MonkeyPatch], None]
+from tests.simulation.planting import Fault, without
+from tests.simulation.store import SimulatedStore
 
 
 def forget_to_flush(patch: pytest.MonkeyPatch) -> None:
@@ -96,18 +94,6 @@ class _With:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
-
-
-def _without(statement: str) -> Fault:
-    def plant(patch: pytest.MonkeyPatch) -> None:
-        def execute(self: Change, text: str, *values: Any) -> None:
-            if not text.startswith(statement):
-                real(self, text, *values)
-
-        real = Change.execute
-        patch.setattr(Change, "execute", execute)
-
-    return plant
 
 
 def keep_blobs_of_averages(patch: pytest.MonkeyPatch) -> None:
@@ -214,9 +200,9 @@ FAULTS: dict[str, Fault] = {
     "window off by one": window_off_by_one,
     "lose a pending event": lose_a_pending_event,
     "publish a round before it is settled": publish_before_settling,
-    "gradients of the old round stay": _without("DELETE FROM gradient"),
+    "gradients of the old round stay": without("DELETE FROM gradient"),
     "blobs of averages stay": keep_blobs_of_averages,
-    "events stay when the ledger is written": _without("INSERT INTO ledger"),
+    "events stay when the ledger is written": without("INSERT INTO ledger"),
     "believe every checksum": believe_every_checksum,
     "gradients twice after a crash": gradients_twice_after_a_crash,
     "a step that was set is not written": step_not_written,

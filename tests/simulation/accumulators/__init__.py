@@ -1,0 +1,1 @@
+"""Accumulators, and the workers that share them."""

@@ -1,0 +1,1 @@
+"""Batch normalization layers, and the workers that share them."""

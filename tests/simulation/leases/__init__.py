@@ -1,0 +1,1 @@
+"""What leases end: private accumulators and layers, and stored tensors."""

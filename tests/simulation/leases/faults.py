@@ -1,0 +1,106 @@
+"""Faults of leases, and of what they end, that a simulated world must find."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from gradserve_server.accumulators.registry import AccumulatorRegistry
+from gradserve_server.layers.registry import LayerRegistry
+from gradserve_server.leases.clients import ClientLeases
+from gradserve_server.leases.lease import Lease, LeaseQueue
+from gradserve_server.leases.lifetime import SHARED
+from gradserve_server.leases.service_clock import ServiceClock
+from gradserve_server.tensors.delivery import Delivery
+from gradserve_server.tensors.quotas import Account
+from gradserve_server.tensors.store import TensorStore
+from tests.simulation.planting import Fault
+
+
+def use_without_renewing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Lease, "renew", lambda self: None)
+
+
+def end_amid_a_use(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Lease, "end", lambda self, now: self._end)
+
+
+def lose_renewed_leases(patch: pytest.MonkeyPatch) -> None:
+    def push(self: Any, lease: Any, now: float) -> None:
+        if lease not in known:
+            known.add(lease)
+            real(self, lease, now)
+
+    known: set[Any] = set()
+    real: Any = LeaseQueue._push
+    patch.setattr(LeaseQueue, "_push", push)
+
+
+def count_the_time_while_suspended(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ServiceClock, "__call__", lambda self: self._monotonic())
+
+
+def begin_no_leases_after_a_restart(patch: pytest.MonkeyPatch) -> None:
+    def restore_accumulator(self: Any, key: Any, spec: Any, lifetime: Any, *rest: Any) -> Any:
+        return accumulators(self, key, spec, SHARED, *rest)
+
+    def restore_layer(self: Any, key: Any, lifetime: Any, make: Any) -> Any:
+        return layers(self, key, SHARED, make)
+
+    accumulators: Any = AccumulatorRegistry.restore
+    layers: Any = LayerRegistry.restore
+    patch.setattr(AccumulatorRegistry, "restore", restore_accumulator)
+    patch.setattr(LayerRegistry, "restore", restore_layer)
+
+
+def keep_what_a_closed_client_had(patch: pytest.MonkeyPatch) -> None:
+    async def end(self: Any, client_id: str) -> int:
+        client = self._clients.get(client_id)
+        if client is not None:
+            self._forget(client)
+        return 0
+
+    patch.setattr(ClientLeases, "end", end)
+
+
+def leak_handles_of_a_cancelled_delivery(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Delivery, "__exit__", lambda self, *exception: self.room.settle(0))
+
+
+def keep_the_memory_of_a_broken_upload(patch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def reserved(self: Any, *args: Any) -> Iterator[Any]:
+        with real(self, *args) as room:
+            try:
+                yield room
+            except BaseException:
+                room.memory, room.places = Account(self._memory), Account(self._handles)
+                raise
+
+    real: Any = TensorStore._reserved
+    patch.setattr(TensorStore, "_reserved", reserved)
+
+
+def hide_for_ever_what_a_failed_call_wanted_to_release(patch: pytest.MonkeyPatch) -> None:
+    def show(self: Any, entry: Any) -> None:
+        if not entry.users and entry.serial not in shown:
+            shown.add(entry.serial)
+            real(self, entry)
+
+    shown: set[int] = set()
+    real: Any = TensorStore._show
+    patch.setattr(TensorStore, "_show", show)
+
+
+FAULTS: dict[str, Fault] = {
+    "a use does not renew leases": use_without_renewing,
+    "leases end amid a use": end_amid_a_use,
+    "renewed leases never end": lose_renewed_leases,
+    "leases end while the server is suspended": count_the_time_while_suspended,
+    "leases do not begin again after a restart": begin_no_leases_after_a_restart,
+    "a closed client keeps what it had": keep_what_a_closed_client_had,
+    "a cancelled delivery leaves handles": leak_handles_of_a_cancelled_delivery,
+    "a broken upload keeps its memory": keep_the_memory_of_a_broken_upload,
+    "tensors stay hidden after a failed call": hide_for_ever_what_a_failed_call_wanted_to_release,
+}

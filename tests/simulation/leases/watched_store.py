@@ -1,0 +1,52 @@
+"""A store of tensors that says when they are used."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from gradserve_server.security.identity import ANONYMOUS, Identity
+from gradserve_server.tensors.store import HeldTensors, TensorStore
+
+
+class Watch(Protocol):
+    """Who is told of uses."""
+
+    def begin_use(self, handles: Sequence[str], *, release: bool) -> None:
+        """Notes that a call uses tensors, and wants to release them."""
+        ...
+
+    def end_use(self, handles: Sequence[str], *, release: bool, are_gone: bool) -> None:
+        """Notes that it does not any more, and whether it has released them."""
+        ...
+
+
+class WatchedStore(TensorStore):
+    """A store of tensors.
+
+    Attributes:
+        watch: Who is told of uses, if anybody.
+    """
+
+    watch: Watch | None = None
+
+    @contextmanager
+    def use(
+        self,
+        handles: Sequence[str],
+        *,
+        release: bool = False,
+        fields: Sequence[str] | None = None,
+        user: Identity = ANONYMOUS,
+    ) -> Iterator[HeldTensors]:
+        """See `TensorStore`."""
+        with super().use(handles, release=release, fields=fields, user=user) as held:
+            if self.watch is None:
+                yield held
+                return
+            self.watch.begin_use(handles, release=release)
+            are_gone = False
+            try:
+                yield held
+                are_gone = release
+            finally:
+                self.watch.end_use(handles, release=release, are_gone=are_gone)
