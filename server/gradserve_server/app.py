@@ -104,7 +104,7 @@ class Server:
         self._quotas = quotas = ServerQuotas(limits, share_rules(limits.reserved_share, self.access))
         memory, bookkeeping, handles, rules = quotas.memory, quotas.bookkeeping, quotas.handles, quotas.rules
         host = CpuDevice(pool)
-        device = parts.choose_device(config.runtime.device, host, parts.devices)
+        device = parts.choose_device(config.runtime.device, host, parts.inventory)
         self._compute = ThreadCompute(config.runtime.compute_threads)
         self._op_compute = ThreadCompute(config.runtime.compute_threads, "ops")
         self._parallel = ForkJoin(config.runtime.compute_threads)
@@ -203,7 +203,7 @@ class Server:
             leases=LeaseServicer(self.lifetimes.clients),
             server=ServerServicer(
                 version=gradserve.__version__,
-                devices=parts.devices,
+                devices=parts.inventory.devices,
                 device=device.name,
                 ops_prepared=lambda: self.runner.is_prepared,
                 limits=limits,

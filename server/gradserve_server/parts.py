@@ -8,7 +8,7 @@ from functools import partial
 
 from gradserve_server.devices.device import CpuDevice, Device
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.inventory import DeviceDescription, list_devices
+from gradserve_server.devices.inventory import Inventory, take_inventory
 from gradserve_server.devices.selection import choose_device
 from gradserve_server.layers.families import make_layer_families
 from gradserve_server.leases.service_clock import ServiceClock
@@ -38,8 +38,8 @@ class Parts:
     """The replaceable parts of one server.
 
     Attributes:
-        devices: The devices of the machine.
-        choose_device: Returns the device that ops run on, given the name that is wanted, the host and the devices.
+        inventory: The devices of the machine.
+        choose_device: Returns the device that ops run on, given the name that is wanted, the host and the inventory.
         make_families: Returns the families of ops and layers for a device and the threads that share a piece of work.
         clock: The clock of leases.
         new_id: Returns an id that nothing else has.
@@ -48,8 +48,8 @@ class Parts:
         make_listener: Makes the listener that serves the services, not bound yet.
     """
 
-    devices: tuple[DeviceDescription, ...] = field(default_factory=list_devices)
-    choose_device: Callable[[str, CpuDevice, tuple[DeviceDescription, ...]], Device] = choose_device
+    inventory: Inventory = field(default_factory=take_inventory)
+    choose_device: Callable[[str, CpuDevice, Inventory], Device] = choose_device
     make_families: Callable[[Device, ForkJoin], Mapping[str, Family]] = make_all_families
     clock: ServiceClock = field(default_factory=partial(ServiceClock, time.monotonic, _LONGEST_TICK_SECONDS))
     new_id: Callable[[], str] = field(default_factory=RandomIds)

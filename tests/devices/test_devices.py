@@ -1,26 +1,43 @@
 """Which device ops run on."""
 
+import logging
+
 import pytest
 
 from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.inventory import DeviceDescription
+from gradserve_server.devices.inventory import NO_CUPY, DeviceDescription, Inventory
 from gradserve_server.devices.selection import NoSuchDeviceError, choose_device
 from tests.servers.command_line import run_cli
 
 HOST = CpuDevice(BufferPool(0))
-CPU = DeviceDescription("cpu", "a processor", 1 << 30)
+INVENTORY = Inventory((DeviceDescription("cpu", "a processor", 1 << 30),), "the driver is too old")
 
 
 @pytest.mark.parametrize("wanted", ["cpu", "auto"])
 def test_the_host(wanted: str) -> None:
-    assert choose_device(wanted, HOST, (CPU,)) is HOST
+    assert choose_device(wanted, HOST, INVENTORY) is HOST
+
+
+@pytest.mark.parametrize(("why_no_gpu", "level"), [("the driver is too old", "WARNING"), (NO_CUPY, "INFO")])
+def test_the_log_says_why_ops_do_not_run_on_a_gpu(
+    why_no_gpu: str, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    choose_device("cpu", HOST, Inventory(INVENTORY.devices, why_no_gpu))
+    assert caplog.messages == []
+    choose_device("auto", HOST, Inventory(INVENTORY.devices, why_no_gpu))
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        (level, f"ops run on the CPU: {why_no_gpu}")
+    ]
 
 
 @pytest.mark.parametrize("wanted", ["cuda", "cuda:0", "cuda:7"])
 def test_a_gpu_that_is_not_there(wanted: str) -> None:
-    with pytest.raises(NoSuchDeviceError, match=r"expected a device of this machine, cpu or auto, got 'cuda:[07]'"):
-        choose_device(wanted, HOST, (CPU,))
+    with pytest.raises(
+        NoSuchDeviceError, match=r"expected a device of this machine, cpu or auto, got 'cuda:[07]'; the driver"
+    ):
+        choose_device(wanted, HOST, INVENTORY)
 
 
 def test_a_server_says_what_it_lacks() -> None:

@@ -13,7 +13,7 @@ from gradserve.address import Address
 from gradserve.v1.server_messages_pb2 import GetServerInfoRequest
 from gradserve_server.app import Server
 from gradserve_server.config import LimitsConfig, RuntimeConfig, ServerConfig
-from gradserve_server.devices.inventory import DeviceDescription
+from gradserve_server.devices.inventory import DeviceDescription, Inventory
 from gradserve_server.errors import ResourceExhaustedError, UnavailableError
 from gradserve_server.parts import Parts
 from gradserve_server.rpc.boundary.admission import Admission
@@ -40,9 +40,9 @@ class NoMore:
 
 
 def test_devices_and_ids() -> None:
-    devices = (DeviceDescription("cpu", "a processor", 1 << 30),)
+    inventory = Inventory((DeviceDescription("cpu", "a processor", 1 << 30),), None)
     numbers = itertools.count()
-    parts = Parts(devices=devices, new_id=lambda: f"number {next(numbers)}")
+    parts = Parts(inventory=inventory, new_id=lambda: f"number {next(numbers)}")
     with (
         LocalServer(ServerConfig(runtime=NOT_WARMED_UP), parts) as server,
         gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client,

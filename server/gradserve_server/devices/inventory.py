@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from gradserve_server.machine import memory_bytes, num_cores
 
+NO_CUPY = "CuPy is not installed: see the extras cuda12 and cuda13"
+
 
 @dataclass(frozen=True)
 class DeviceDescription:
@@ -22,29 +24,49 @@ class DeviceDescription:
     total_memory_bytes: int
 
 
-def list_devices() -> tuple[DeviceDescription, ...]:
+@dataclass(frozen=True)
+class Inventory:
+    """The devices of this machine.
+
+    Attributes:
+        devices: The CPU, and the GPUs that can be used.
+        why_no_gpu: Why there are no GPUs among them; None if there are.
+    """
+
+    devices: tuple[DeviceDescription, ...]
+    why_no_gpu: str | None
+
+
+def take_inventory() -> Inventory:
     """Returns the CPU and, if CuPy and a driver are installed, the CUDA devices."""
     cpu = DeviceDescription("cpu", _cpu_description(), memory_bytes())
-    return (cpu, *_cuda_devices())
+    gpus, why_none = _gpus()
+    return Inventory((cpu, *gpus), why_none)
 
 
 def _cpu_description() -> str:
     return f"{platform.machine()}, {num_cores()} cores"
 
 
-def _cuda_devices() -> tuple[DeviceDescription, ...]:
+def _gpus() -> tuple[list[DeviceDescription], str | None]:
     if importlib.util.find_spec("cupy") is None:
-        return ()
-    import cupy
+        return [], NO_CUPY
+    from gradserve_server.devices.cuda.importing import import_cupy
 
     try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError:
-        return ()
-    devices = []
-    for index in range(count):
-        properties = cupy.cuda.runtime.getDeviceProperties(index)
-        devices.append(
-            DeviceDescription(f"cuda:{index}", properties["name"].decode(), int(properties["totalGlobalMem"]))
-        )
-    return tuple(devices)
+        cupy = import_cupy()
+    except ImportError as error:
+        return [], f"CuPy cannot be imported: {error}"
+    runtime = cupy.cuda.runtime
+    try:
+        gpus = [_described(index, runtime.getDeviceProperties(index)) for index in range(runtime.getDeviceCount())]
+    except runtime.CUDARuntimeError as error:  # such as a driver that is too old for the CUDA of CuPy
+        return [], f"CUDA cannot be used: {error}"
+    return gpus, None if gpus else "CUDA finds no GPU"
+
+
+def _described(index: int, properties: dict[str, object]) -> DeviceDescription:
+    name, total = properties["name"], properties["totalGlobalMem"]
+    assert isinstance(name, bytes)
+    assert isinstance(total, int)
+    return DeviceDescription(f"cuda:{index}", name.decode(), total)

@@ -1,38 +1,41 @@
 """Chooses the device that ops run on."""
 
-import importlib.util
-from collections.abc import Sequence
+import logging
 
 from gradserve_server.devices.device import CpuDevice, Device
-from gradserve_server.devices.inventory import DeviceDescription
+from gradserve_server.devices.inventory import NO_CUPY, Inventory
+
+_log = logging.getLogger(__name__)
 
 
 class NoSuchDeviceError(Exception):
     """The machine does not have the requested device; the message lists those it has."""
 
 
-def choose_device(wanted: str, host: CpuDevice, devices: Sequence[DeviceDescription]) -> Device:
+def choose_device(wanted: str, host: CpuDevice, inventory: Inventory) -> Device:
     """Returns the device with a name from `gradserve info`; for "auto" the first GPU, or the host if there is none.
 
     Args:
         wanted: The name, or "cuda" for the first GPU.
         host: The device of the CPU.
-        devices: The devices of the machine.
+        inventory: The devices of the machine.
 
     Raises:
         NoSuchDeviceError: The machine has no device of this name.
     """
-    names = [device.name for device in devices]
+    names = [device.name for device in inventory.devices]
+    why_no_gpu = inventory.why_no_gpu
     if wanted == "auto":
         wanted = next((name for name in names if name.startswith("cuda:")), host.name)
+        if why_no_gpu is not None:
+            # Whoever has installed CuPy wants a GPU.
+            _log.log(logging.INFO if why_no_gpu == NO_CUPY else logging.WARNING, "ops run on the CPU: %s", why_no_gpu)
     if wanted == "cuda":
         wanted = "cuda:0"
     if wanted == host.name:
         return host
     if wanted not in names:
-        lacking = (
-            "" if importlib.util.find_spec("cupy") else "; CuPy is not installed: see the extras cuda12 and cuda13"
-        )
+        lacking = "" if why_no_gpu is None else f"; {why_no_gpu}"
         raise NoSuchDeviceError(
             f"expected a device of this machine, {', '.join(names)} or auto, got {wanted!r}{lacking}"
         )
