@@ -51,16 +51,20 @@ class StandIn:
             def __exit__(self, *_: object) -> None:
                 assert stand_in.stack().pop() is self
 
-        class Device(Context):
+        class Device:
             def __init__(self, index: int) -> None:
                 self.compute_capability = "90"
                 self.attributes = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 232448}
                 assert index == 1
 
+            def use(self) -> None:
+                assert not hasattr(stand_in.current, "device"), "once in each thread"
+                stand_in.current.device = self
+
         class Stream(Context):
             def __init__(self, *, non_blocking: bool) -> None:
                 assert non_blocking
-                assert isinstance(stand_in.stack()[-1], Device)
+                assert isinstance(stand_in.current.device, Device)
                 self.ptr = id(self)
 
             def synchronize(self) -> None:
@@ -110,7 +114,11 @@ class StandIn:
                 return Kernel(name)
 
         cupy = types.ModuleType("cupy")
-        cupy.cuda = types.SimpleNamespace(Device=Device, Stream=Stream)  # type: ignore[attr-defined]
+        compiler = types.SimpleNamespace(_kernel_cache_backend=None, _set_kernel_cache_backend=lambda backend: None)
+        cupy.cuda = types.SimpleNamespace(Device=Device, Stream=Stream, compiler=compiler)  # type: ignore[attr-defined]
+        cupy._core = types.SimpleNamespace(  # type: ignore[attr-defined]
+            set_compute_type=lambda *_: None, _routines_linalg=types.SimpleNamespace(COMPUTE_TYPE_PEDANTIC=2)
+        )
         cupy.empty, cupy.ndarray, cupy.RawModule, cupy.uint32 = empty, Array, RawModule, np.uint32  # type: ignore[attr-defined]
         return cupy
 

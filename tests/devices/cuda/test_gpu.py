@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gradserve_server.devices.cuda.device import CudaDevice
+from gradserve_server.devices.cuda.importing import import_cupy
 from gradserve_server.ops.batch_norm.cuda.family import CudaBatchNorm
 from gradserve_server.ops.batch_norm.spec import ForwardOutputs, GradOutputs, plan_forward, plan_gradient
 from gradserve_server.ops.dtypes import BFLOAT16, FLOAT32, FLOATING
@@ -41,6 +42,15 @@ def batch_norm(device: CudaDevice) -> CudaBatchNorm:
     made = CudaBatchNorm(device)
     made.prepare(lambda: False)
     return made
+
+
+def test_products_of_float32_keep_all_bits(device: CudaDevice) -> None:
+    """TF32 would round these numbers to 1."""
+    cupy = import_cupy()
+    numbers = device.from_host(np.full((64, 64), 1 + 2**-20, np.float32))
+    with device.computing():
+        product = cupy.matmul(numbers, device.from_host(np.eye(64, dtype=np.float32)))
+    assert np.all(device.to_host(product) == np.float32(1 + 2**-20))
 
 
 @by_dtype

@@ -39,6 +39,11 @@ runtime = SimpleNamespace(
     CUDARuntimeError=CUDARuntimeError, getDeviceCount=get_count, getDeviceProperties=get_properties
 )
 cuda = SimpleNamespace(compiler=compiler, runtime=runtime)
+compute_types = {{}}
+_core = SimpleNamespace(
+    set_compute_type=lambda dtype, kind: compute_types.update({{dtype.__name__: kind}}),
+    _routines_linalg=SimpleNamespace(COMPUTE_TYPE_PEDANTIC="pedantic"),
+)
 '''
 MakeCupy = Callable[[str], None]
 
@@ -68,6 +73,11 @@ def test_kernels_are_cached_in_the_usual_folder(
     assert (tmp_path / "cache").is_dir()
     assert caplog.messages == []
     assert os.environ["CUPY_CACHE_DIR"] == str(tmp_path / "cache")
+
+
+def test_products_of_float32_are_in_float32(make_cupy: MakeCupy) -> None:
+    make_cupy("return 1")
+    assert import_cupy().compute_types == {"float32": "pedantic"}
 
 
 @pytest.mark.parametrize("home", [None, "file"])

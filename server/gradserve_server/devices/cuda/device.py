@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.cancellation import checkpoint
+from gradserve_server.devices.cuda.importing import import_cupy
 from gradserve_server.devices.cuda.program import COMPILE_OPTIONS, CompiledProgram, Launch, Limits, Program
 from gradserve_server.devices.device import Array
 
@@ -16,9 +17,9 @@ from gradserve_server.devices.device import Array
 class CudaDevice:
     """One GPU. The first one imports CuPy.
 
-    Every thread has a stream of its own. Arrays may pass from thread to thread: they are complete when the `computing`
-    block that filled them is left, and if their readers keep them until they leave their own blocks, the memory is not
-    reused before.
+    Every thread that uses it has it as its only GPU, and has a stream of its own. Arrays may pass from thread to
+    thread: they are complete when the `computing` block that filled them is left, and if their readers keep them until
+    they leave their own blocks, the memory is not reused before.
 
     bfloat16 is ml_dtypes', which CuPy 14 knows with NumPy 2.1.2 or newer.
     """
@@ -33,9 +34,7 @@ class CudaDevice:
             ImportError: CuPy is not installed.
             cupy.cuda.runtime.CUDARuntimeError: There is no driver, or no such GPU.
         """
-        import cupy
-
-        self._cupy = cupy
+        self._cupy = cupy = import_cupy()
         self.name = f"cuda:{index}"
         self._device = cupy.cuda.Device(index)
         attributes = self._device.attributes
@@ -142,7 +141,7 @@ class CudaDevice:
     @contextmanager
     def _current(self) -> Iterator[None]:
         thread = self._thread()
-        with self._device, thread.stream:
+        with thread.stream:
             thread.depth += 1
             try:
                 yield
@@ -153,8 +152,9 @@ class CudaDevice:
         try:
             thread: _Thread = self._threads.state
         except AttributeError:
-            with self._device:
-                thread = self._threads.state = _Thread(self._cupy.cuda.Stream(non_blocking=True))
+            # For good: leaving a block with this device would go back to GPU 0, and so make a context there.
+            self._device.use()
+            thread = self._threads.state = _Thread(self._cupy.cuda.Stream(non_blocking=True))
         return thread
 
 

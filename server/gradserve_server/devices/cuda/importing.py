@@ -1,10 +1,12 @@
-"""Imports CuPy, on machines too where it cannot write its cache of compiled kernels."""
+"""Imports CuPy, and sets what holds for all of the process: its cache of kernels, and how it multiplies matrices."""
 
 import logging
 import os
 import tempfile
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 _log = logging.getLogger(__name__)
 
@@ -55,9 +57,11 @@ class KernelCache:
 
 
 def import_cupy() -> Any:
-    """Returns CuPy, which caches its compiled kernels if it can.
+    """Returns CuPy, which caches its compiled kernels if it can, and multiplies matrices of float32 in float32.
 
-    Call it before anything else imports CuPy, which otherwise fails if it cannot make the folder.
+    By default cuBLAS may round factors to fewer bits, and does so if the environment has CUPY_TF32=1.
+
+    Call it before anything else imports CuPy, which otherwise fails if it cannot make the folder of its cache.
 
     Raises:
         ImportError: It is not installed, or its libraries cannot be loaded.
@@ -82,6 +86,7 @@ def import_cupy() -> Any:
     compiler = cupy.cuda.compiler
     if not isinstance(compiler._kernel_cache_backend, KernelCache):
         compiler._set_kernel_cache_backend(KernelCache(None if problem else compiler._kernel_cache_backend))
+    cupy._core.set_compute_type(np.float32, cupy._core._routines_linalg.COMPUTE_TYPE_PEDANTIC)
     return cupy
 
 
