@@ -303,6 +303,7 @@ OTHER_PROBLEMS = {
     "input size": {"attributes": LSTM, "input_size": 3},
     "units": {"attributes": LSTM, "units": 5},
     "layers": {"attributes": LSTM, "layers": 3},
+    "lengths": {"attributes": LSTM, "lengths": [5, 3, 5]},
 }
 
 
@@ -330,7 +331,7 @@ class TestReserve:
         assert error.field == "reserve_space"
         error = self.refusal(kernels, call, forward, host_reserved=outputs.host_reserved)
         assert error.field == "host_reserved"
-        assert "other attributes, dtype or shapes" in error.message
+        assert "other attributes, dtype, shapes or sequence_lengths" in error.message
 
     def test_of_another_call(self, kernels: CpuCudnnRnn, call: Call, forward: ForwardOutputs) -> None:
         other = kernels.forward(call.inputs, call.problem)
@@ -370,9 +371,9 @@ class TestReserve:
         ("position", "message"),
         [
             (0, "does not begin with the header"),
-            (8, "expected version 1 of the format, got 254"),
+            (8, "expected version 2 of the format, got 253"),
             (16, r"expected one made on cpu, got one made on \x9cpu"),
-            (32, "other attributes, dtype or shapes"),
+            (32, "other attributes, dtype, shapes or sequence_lengths"),
             (63, "another call"),
         ],
     )

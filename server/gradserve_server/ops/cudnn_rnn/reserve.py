@@ -21,22 +21,23 @@ from gradserve_server.ops.cudnn_rnn.spec import HEADER_BYTES, Problem
 CALL_ID_BYTES = 16
 
 _MAGIC = b"gsrnn\r\n\0"
-_VERSION = 1
+_VERSION = 2
 _HEADER = struct.Struct("<8sQ16s16s16s")
-"""Magic, version, device, digest of the problem, id of the forward call."""
+"""Magic, version, device, digest of the problem and the lengths of its sequences, id of the forward call."""
 
 
-def make_header(device: str, problem: Problem, call_id: bytes) -> NDArray[np.int8]:
+def make_header(device: str, problem: Problem, lengths: NDArray[Any], call_id: bytes) -> NDArray[np.int8]:
     """Returns the header for a forward call.
 
     Args:
         device: The name of the layout, at most 16 ASCII characters. Devices of the same name can read each other's
             data.
         problem: The problem of the call.
+        lengths: The lengths of its sequences, [B].
         call_id: 16 random bytes.
     """
     assert len(call_id) == CALL_ID_BYTES
-    packed = _HEADER.pack(_MAGIC, _VERSION, _device_bytes(device), _digest(problem), call_id)
+    packed = _HEADER.pack(_MAGIC, _VERSION, _device_bytes(device), _digest(problem, lengths), call_id)
     return np.frombuffer(packed, np.int8).copy()
 
 
@@ -48,6 +49,7 @@ def reserve_length(problem: Problem, num_bytes: int) -> int:
 def check(
     device: str,
     problem: Problem,
+    lengths: NDArray[Any],
     num_bytes: int,
     reserve_space: Array,
     header: NDArray[Any],
@@ -58,6 +60,7 @@ def check(
     Args:
         device: See `make_header`.
         problem: The problem of the backward call.
+        lengths: The lengths of its sequences, [B].
         num_bytes: The number of bytes that the device saves behind the header.
         reserve_space: Only its shape is read.
         header: The first 64 bytes of reserve_space, or all of it if it is shorter, in host memory.
@@ -66,7 +69,8 @@ def check(
     Raises:
         InvalidArgumentError: They are not; the message has the wrong input, and the reason.
     """
-    call_id = _check_header(device, problem, header.tobytes(), "reserve_space")
+    digest = _digest(problem, lengths)
+    call_id = _check_header(device, digest, header.tobytes(), "reserve_space")
     expected = (reserve_length(problem, num_bytes),)
     if tuple(reserve_space.shape) != expected:
         raise _wrong("reserve_space", f"expected shape {list(expected)}, got {list(reserve_space.shape)}")
@@ -74,15 +78,15 @@ def check(
         return
     if host_reserved.shape != (HEADER_BYTES,):
         raise _wrong("host_reserved", f"expected shape [{HEADER_BYTES}], got {list(host_reserved.shape)}")
-    if _check_header(device, problem, host_reserved.tobytes(), "host_reserved") != call_id:
+    if _check_header(device, digest, host_reserved.tobytes(), "host_reserved") != call_id:
         raise _wrong("host_reserved", "it comes from another call than reserve_space")
 
 
-def _check_header(device: str, problem: Problem, header: bytes, field: str) -> bytes:
+def _check_header(device: str, digest: bytes, header: bytes, field: str) -> bytes:
     """Returns the id of the forward call."""
     if len(header) != HEADER_BYTES:
         raise _wrong(field, f"expected at least {HEADER_BYTES} bytes, got {len(header)}")
-    magic, version, made_on, digest, call_id = _HEADER.unpack(header)
+    magic, version, made_on, found, call_id = _HEADER.unpack(header)
     if magic != _MAGIC:
         raise _wrong(field, "it does not begin with the header of one")
     if version != _VERSION:
@@ -90,8 +94,8 @@ def _check_header(device: str, problem: Problem, header: bytes, field: str) -> b
     if made_on != _device_bytes(device):
         given = made_on.rstrip(b"\0").decode("ascii", "backslashreplace")
         raise _wrong(field, f"expected one made on {device}, got one made on {given}")
-    if digest != _digest(problem):
-        raise _wrong(field, "it comes from a call with other attributes, dtype or shapes")
+    if found != digest:
+        raise _wrong(field, "it comes from a call with other attributes, dtype, shapes or sequence_lengths")
     return bytes(call_id)
 
 
@@ -106,7 +110,7 @@ def _device_bytes(device: str) -> bytes:
     return name.ljust(16, b"\0")
 
 
-def _digest(problem: Problem) -> bytes:
+def _digest(problem: Problem, lengths: NDArray[Any]) -> bytes:
     """Returns a digest of everything that determines the meaning of the saved bytes: not the order of dimensions."""
     network = {**dataclasses.asdict(problem.network), "mode": problem.network.mode.value}
     meaning = (
@@ -116,5 +120,6 @@ def _digest(problem: Problem) -> bytes:
         problem.batch,
         float(problem.dropout),
         int(problem.seed),
+        lengths.tolist(),
     )
     return hashlib.blake2b(json.dumps(meaning, sort_keys=True).encode(), digest_size=16).digest()

@@ -265,7 +265,7 @@ class FakeCudnn:
             problem = dataclasses.replace(problem, dropout=dropout["dropout"], seed=seed)
         masks = dropout_masks(problem)
         trace = cudnn_rnn(np, inputs, problem, masks)
-        self._write_sequences(y_descriptor, y, trace.output, inputs, writes_padding=True)
+        self._write_sequences(y_descriptor, y, trace.output, inputs)
         self._states(h_descriptor, hy)[...] = trace.output_h
         if c_descriptor is not None:
             self._states(c_descriptor, cy)[...] = trace.output_c
@@ -319,7 +319,7 @@ class FakeCudnn:
             np.testing.assert_array_equal(self._states(c_descriptor, cx), forward.inputs.input_c)
         result = cudnn_rnn_backprop(np, forward.inputs, gradients, forward.trace, forward.problem, forward.masks)
         forward.backprop = result
-        self._write_sequences(x_descriptor, dx, result.input_backprop, forward.inputs, writes_padding=False)
+        self._write_sequences(x_descriptor, dx, result.input_backprop, forward.inputs)
         self._states(h_descriptor, dhx)[...] = result.input_h_backprop
         if c_descriptor is not None:
             self._states(c_descriptor, dcx)[...] = result.input_c_backprop
@@ -389,13 +389,10 @@ class FakeCudnn:
         """A copy, time first."""
         return np.array(self._view(descriptor, address), order="C")
 
-    def _write_sequences(
-        self, descriptor: int, address: int, sequences: NDArray[Any], inputs: ForwardInputs, *, writes_padding: bool
-    ) -> None:
+    def _write_sequences(self, descriptor: int, address: int, sequences: NDArray[Any], inputs: ForwardInputs) -> None:
+        """Leaves what lies beyond the ends as it was: whether cuDNN writes its fill there is not to be relied on."""
         values, view = self._values(descriptor, "RNNDataDescriptor"), self._view(descriptor, address)
         is_valid = np.arange(values["steps"])[:, None] < inputs.sequence_lengths[None]  # type: ignore[index]
-        if writes_padding:
-            view[...] = values["fill"]
         view[is_valid] = sequences[is_valid]
 
     def _view(self, descriptor: int, address: int) -> NDArray[Any]:

@@ -201,7 +201,7 @@ def test_what_lies_beyond_the_end_of_a_sequence_is_not_read(
 def test_what_cudnn_writes_beyond_the_end_of_a_sequence(
     device: CudaDevice, op: CudaCudnnRnn, time_major: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The fill is relied on in the output. In the gradient of the input zeros are put before, and must stay."""
+    """Zeros are put there before, and must stay."""
     attributes = ForwardAttributes(time_major=time_major)
     inputs, gradients = make_call(attributes, 2, LENGTHS, np.float32)
     problem = plan_forward(inputs, attributes).problem
@@ -211,7 +211,8 @@ def test_what_cudnn_writes_beyond_the_end_of_a_sequence(
         thread = CudnnThread(device, cudnn)
         network = thread.network(problem)
         network.set_lengths(np.array(LENGTHS, np.int32))
-        call = CudnnCall(device, thread, network, problem, has_padding=False)  # so that nobody puts zeros
+        full = np.full(len(LENGTHS), STEPS, np.int32)  # so that nobody puts zeros
+        call = CudnnCall(device, thread, network, problem, full)
         forward = call.forward(there, lambda: bytes(16))
         backprop = call.backprop(BackpropInputs(**vars(there), **vars(forward), **vars(put(device, gradients))))
     beyond = np.arange(STEPS)[:, None] >= np.array(LENGTHS)

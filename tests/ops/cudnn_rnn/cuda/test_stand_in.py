@@ -372,6 +372,13 @@ class TestReserve:
         assert outputs.reserve_space.view(np.int8)[:64].tobytes() == outputs.host_reserved.tobytes()
         assert not outputs.reserve_space.view(np.int8)[64:256].any()
 
+    def test_of_sequences_of_other_lengths(self, bench: Bench) -> None:
+        inputs = make_inputs(lengths=[2, 4, 1])
+        outputs = bench.forward(inputs)
+        with pytest.raises(InvalidArgumentError, match="other attributes, dtype, shapes or sequence_lengths"):
+            bench.backprop(make_inputs(lengths=[2, 4, 2]), outputs)
+        bench.backprop(inputs, outputs)
+
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
     def test_in_every_dtype(self, bench: Bench, dtype: str) -> None:
         inputs = make_inputs(dtype=np.dtype(dtype))

@@ -74,8 +74,8 @@ class CpuCudnnRnn:
             InvalidArgumentError: reserve_space or host_reserved are not from a forward call for this problem on this
                 device, or not from the same one; or a sequence length is not from 1 to T.
         """
-        memory = _check_reserve(self._device.name, inputs, problem)
         lengths = _lengths(inputs.sequence_lengths, problem)
+        memory = _check_reserve(self._device.name, inputs, problem, lengths)
         with np.errstate(all="ignore"):
             return self._call(problem, lengths).backprop(inputs, memory)
 
@@ -181,7 +181,7 @@ class _Call:
         problem = self._problem
         num_bytes = all_layers_bytes(problem)
         reserve_space = self._device.empty((reserve.reserve_length(problem, num_bytes),), problem.dtype)
-        header = reserve.make_header(self._device.name, problem, new_id())
+        header = reserve.make_header(self._device.name, problem, self._lengths, new_id())
         memory = reserve_space.view(np.uint8)
         memory[:HEADER_BYTES] = header.view(np.uint8)
         memory[HEADER_BYTES + num_bytes :] = 0
@@ -285,7 +285,9 @@ def _lengths(given: NDArray[np.int32] | None, problem: Problem) -> NDArray[np.in
     return lengths
 
 
-def _check_reserve(device: str, inputs: BackpropInputs, problem: Problem) -> NDArray[np.uint8]:
+def _check_reserve(
+    device: str, inputs: BackpropInputs, problem: Problem, lengths: NDArray[np.int64]
+) -> NDArray[np.uint8]:
     """Returns the part of reserve_space after the header, aligned.
 
     Raises:
@@ -293,6 +295,6 @@ def _check_reserve(device: str, inputs: BackpropInputs, problem: Problem) -> NDA
     """
     given: NDArray[Any] = inputs.reserve_space
     header = given.reshape(-1).view(np.uint8)[:HEADER_BYTES]
-    reserve.check(device, problem, all_layers_bytes(problem), given, header, inputs.host_reserved)
+    reserve.check(device, problem, lengths, all_layers_bytes(problem), given, header, inputs.host_reserved)
     memory = given.view(np.uint8)[HEADER_BYTES:]
     return memory.copy() if memory.ctypes.data % problem.compute_dtype.itemsize else memory

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradserve_server.devices.cancellation import checkpoint
 from gradserve_server.devices.cuda.cudnn import WgradMode
@@ -29,7 +30,12 @@ class CudnnCall:
     """One call of an op, inside the device's `computing`."""
 
     def __init__(
-        self, device: CudnnDevice, thread: CudnnThread, network: CudnnNetwork, problem: Problem, has_padding: bool
+        self,
+        device: CudnnDevice,
+        thread: CudnnThread,
+        network: CudnnNetwork,
+        problem: Problem,
+        lengths: NDArray[np.int32],
     ) -> None:
         """Takes the parts of a call from a thread.
 
@@ -38,13 +44,14 @@ class CudnnCall:
             thread: The thread's cuDNN handle and memory.
             network: The descriptors of the problem, with the lengths of this call.
             problem: The problem.
-            has_padding: Whether some sequence is shorter than T.
+            lengths: The lengths of the sequences, [B].
         """
         self._device = device
         self._thread = thread
         self._network = network
         self._problem = problem
-        self._has_padding = has_padding
+        self._lengths = lengths
+        self._has_padding = bool(lengths.min() < problem.max_seq_length)
         self._dtype = data_dtype(problem.dtype)
         # The layout of the reserve space is internal to cuDNN, and may depend on all of this.
         order = "t" if problem.time_major else "b"
@@ -66,6 +73,8 @@ class CudnnCall:
         given = [self._given(inputs.input), self._states_given(inputs.input_h), self._states_given(input_c)]
         space = self._weight_space(inputs.params)
         output = self._device.empty(problem.sequence_shape(network.num_directions * network.hidden_size), self._dtype)
+        if self._has_padding:
+            output.fill(0)  # whatever cuDNN leaves there could be another client's
         output_h, output_c = self._new_states()
         work = self._device.empty((described.work_bytes,), _UINT8)
         if problem.dropout:
@@ -219,7 +228,7 @@ class CudnnCall:
             return self._zero(problem.dtype), self._zero(np.dtype(np.int8)), None
         space = self._device.empty((reserve.reserve_length(problem, self._reserve_bytes),), problem.dtype)
         space.fill(0)  # cuDNN leaves out parts, which must not show earlier contents of the memory
-        header = self._device.from_host(reserve.make_header(self._reserve_name, problem, new_id()))
+        header = self._device.from_host(reserve.make_header(self._reserve_name, problem, self._lengths, new_id()))
         words = header.view(problem.dtype)
         space[: len(words)] = words
         return space, header, self._device.address(space) + _ALIGNMENT
@@ -234,4 +243,12 @@ class CudnnCall:
         words = inputs.reserve_space[: HEADER_BYTES // problem.dtype.itemsize]
         header = np.ascontiguousarray(self._device.to_host(words)).view(np.int8)
         host_reserved = None if given is None else self._device.to_host(given)
-        reserve.check(self._reserve_name, problem, self._reserve_bytes, inputs.reserve_space, header, host_reserved)
+        reserve.check(
+            self._reserve_name,
+            problem,
+            self._lengths,
+            self._reserve_bytes,
+            inputs.reserve_space,
+            header,
+            host_reserved,
+        )

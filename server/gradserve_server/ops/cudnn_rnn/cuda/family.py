@@ -88,7 +88,7 @@ class CudaCudnnRnn:
         thread = self._thread()
         network = thread.network(problem)
         network.set_lengths(lengths)
-        return CudnnCall(self._device, thread, network, problem, bool(lengths.min() < problem.max_seq_length))
+        return CudnnCall(self._device, thread, network, problem, lengths)
 
     def _lengths(self, given: Array | None, problem: Problem) -> NDArray[np.int32]:
         steps = problem.max_seq_length
