@@ -291,6 +291,7 @@ class ServerInfo:
         identities: What the caller uses, by its name, if the server has access control; for an admin of all
             containers, what each identity uses. Names as in ShareUsage in the protos.
         containers: What containers use, likewise; see GetServerInfoResponse in the protos.
+        why_no_gpu: Why there is no GPU among `devices`; empty if there is.
     """
 
     version: str
@@ -305,3 +306,4 @@ class ServerInfo:
     incarnation: str = ""
     identities: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     containers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    why_no_gpu: str = ""

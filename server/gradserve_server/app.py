@@ -203,7 +203,7 @@ class Server:
             leases=LeaseServicer(self.lifetimes.clients),
             server=ServerServicer(
                 version=gradserve.__version__,
-                devices=parts.inventory.devices,
+                inventory=parts.inventory,
                 device=device.name,
                 ops_prepared=lambda: self.runner.is_prepared,
                 limits=limits,

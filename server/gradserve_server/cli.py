@@ -199,6 +199,8 @@ def info(address: str, timeout: float, **tls: Any) -> None:
     for device in description.devices:
         runs_ops = _ops_state(description.ops_prepared) if device.name == description.device else ""
         click.echo(f"  {device.name}: {device.description}, {device.total_memory_bytes / 2**30:.1f} GiB{runs_ops}")
+    if description.why_no_gpu:
+        click.echo(f"  no GPU: {description.why_no_gpu}")
     reason = description.transport.why_not_faster
     click.echo(f"calls from here take: {description.transport.way}" + (f" ({reason})" if reason else ""))
     for title, values in (("limits", description.limits), ("in use", description.usage)):

@@ -66,6 +66,7 @@ def test_health_and_info_of_a_serving_server(everywhere: ServerProcess) -> None:
     assert f"gradserve {importlib.metadata.version('gradserve')}, up " in info.output
     for line in ("  cpu: ", "limits:", "  max_bytes: ", "in use:", "  num_waiters: 0"):
         assert line in info.output
+    assert ("\n  no GPU: " in info.output) != ("\n  cuda:0: " in info.output)
 
 
 def closed_port() -> tuple[socket.socket, str]:

@@ -40,14 +40,16 @@ class NoMore:
 
 
 def test_devices_and_ids() -> None:
-    inventory = Inventory((DeviceDescription("cpu", "a processor", 1 << 30),), None)
+    inventory = Inventory((DeviceDescription("cpu", "a processor", 1 << 30),), "it has none")
     numbers = itertools.count()
     parts = Parts(inventory=inventory, new_id=lambda: f"number {next(numbers)}")
     with (
         LocalServer(ServerConfig(runtime=NOT_WARMED_UP), parts) as server,
         gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client,
     ):
-        assert [device.description for device in client.server_info().devices] == ["a processor"]
+        info = client.server_info()
+        assert [device.description for device in info.devices] == ["a processor"]
+        assert info.why_no_gpu == "it has none"
         assert client.put(np.ones(2)).handle.startswith("number ")
 
 

@@ -28,6 +28,7 @@ def server_info() -> Operation[ServerInfo]:
         incarnation=reply.incarnation,
         identities=_shares(reply.identities),
         containers=_shares(reply.containers),
+        why_no_gpu=reply.why_no_gpu,
     )
 
 

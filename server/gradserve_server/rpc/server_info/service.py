@@ -5,7 +5,7 @@ from collections.abc import Callable
 from gradserve.v1 import server_messages_pb2 as messages_pb2
 from gradserve.wire.durations import encode_duration
 from gradserve_server.config import LeaseConfig, LimitsConfig
-from gradserve_server.devices.inventory import DeviceDescription
+from gradserve_server.devices.inventory import Inventory
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.server_info.usage import Usage
 from gradserve_server.rpc.sockets.addresses import SocketAddresses
@@ -18,7 +18,7 @@ class ServerServicer:
         self,
         *,
         version: str,
-        devices: tuple[DeviceDescription, ...],
+        inventory: Inventory,
         device: str,
         ops_prepared: Callable[[], bool],
         limits: LimitsConfig,
@@ -39,8 +39,9 @@ class ServerServicer:
                 description=device.description,
                 total_memory_bytes=device.total_memory_bytes,
             )
-            for device in devices
+            for device in inventory.devices
         ]
+        self._why_no_gpu = inventory.why_no_gpu or ""
         self._limits = messages_pb2.ServerLimits(
             max_message_bytes=limits.max_message_bytes,
             inline_limit_bytes=limits.inline_limit_bytes,
@@ -68,6 +69,7 @@ class ServerServicer:
             incarnation=self._incarnation,
             devices=self._devices,
             device=self._device,
+            why_no_gpu=self._why_no_gpu,
             ops_prepared=self._ops_prepared(),
             limits=self._limits,
             usage=self._usage.of_all(),
