@@ -190,6 +190,17 @@ async def test_what_is_needed_on_the_host_is_brought_there_once(opening: Opening
         assert released.exclusive, "nobody else has the copy"
 
 
+async def test_it_stays_on_the_host_for_a_call_while_an_op_moves_it_back(opening: Opening) -> None:
+    stored = opening.keep(opening.on_device())
+    with opening.open({"x": stored}) as of_op, opening.open({"x": stored}) as of_apply:
+        await brought(of_apply)
+        of_op.relocate({"x": opening.on_device()})
+        assert of_apply.is_on_host
+        assert isinstance(of_apply["x"], np.ndarray)
+        assert not of_apply.exclusive
+    assert not isinstance(opening.array_of(stored), np.ndarray)
+
+
 def test_inline_is_on_the_host(opening: Opening) -> None:
     with opening.open({"x": Inline(ONES)}) as opened:
         assert opened.is_on_host
