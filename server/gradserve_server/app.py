@@ -19,6 +19,7 @@ from gradserve_server.address_file import write_addresses
 from gradserve_server.config import ServerConfig
 from gradserve_server.devices.compute import ThreadCompute
 from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.device_watch import DeviceWatch
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.devices.host.shared_blocks import Readers, SharedAverages, SharedMemory
@@ -127,6 +128,7 @@ class Server:
             is_of_another_run=run.is_of_another,
         )
         self._on_failure = on_failure
+        self._device_watch = DeviceWatch(device, on_failure)
         self._state = open_state(config.state)
         shared_memory, readers = SharedMemory(limits.max_region_bytes), Readers()
         self.registry = AccumulatorRegistry(
@@ -216,6 +218,7 @@ class Server:
             sockets=SocketServicer(tickets, self._socket_addresses),
             access=None if self.access is None else AccessChecks(self.access, FairCalls(limits.max_calls, rules)),
             interceptors=parts.interceptors,
+            on_fault=self._device_watch.suspect,
         )
         self._certificates = server_certificates(config.tls)
         self._listener = parts.make_listener(self._services.all, self._services.admission, limits, self._certificates)
@@ -330,6 +333,7 @@ class Server:
         if self._state is not None:
             self._state.close()
         self._op_compute.close()
+        self._device_watch.close()
         self._compute.close()
         self._parallel.close()
 

@@ -9,7 +9,7 @@ import pytest
 import gradserve
 from gradserve_server.parts import Parts
 from gradserve_server.testing import LocalServer
-from tests.servers.polling import PATIENCE_SECONDS
+from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.separate_device import SeparateDevice, separate_families
 
 X = np.random.RandomState(0).standard_normal((4, 5, 6, 3)).astype(np.float32)
@@ -95,3 +95,15 @@ def test_memory_is_given_back(client: gradserve.Client) -> None:
     assert client.server_info().usage["num_bytes"] == 2 * X.nbytes + 4 * ONES.nbytes + 4
     client.delete(*outputs)
     assert client.server_info().usage["num_bytes"] == X.nbytes
+
+
+def test_the_loss_of_a_device_is_told(
+    client: gradserve.Client, device: SeparateDevice, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`serve` then stops, with status 1, so that whatever runs it starts another process."""
+    client.raw_ops.FusedBatchNormV3(x=X, **PARAMS)
+    device.failure = "cudaErrorIllegalAddress"
+    with pytest.raises(gradserve.InternalError, match="internal error; the server's log has the details"):
+        client.raw_ops.FusedBatchNormV3(x=X, **PARAMS)
+    told = "this process cannot use separate:0 any more: cudaErrorIllegalAddress"
+    eventually(lambda: told in [each.getMessage() for each in caplog.records if each.levelname == "CRITICAL"])

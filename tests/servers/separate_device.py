@@ -41,7 +41,7 @@ class SeparateArray:
 
 
 class SeparateDevice:
-    """Counts what is copied to and from it."""
+    """Counts what is copied to and from it. Once it has a `failure`, everything on it fails."""
 
     name = "separate:0"
     inline_bytes = 0
@@ -49,7 +49,11 @@ class SeparateDevice:
     def __init__(self) -> None:
         self.copied_in = 0
         self.copied_out = 0
+        self.failure: str | None = None
         self._threads = threading.local()
+
+    def why_lost(self) -> str | None:
+        return self.failure
 
     @property
     def is_computing(self) -> bool:
@@ -81,6 +85,8 @@ class SeparateDevice:
     def compute(self, function: Callable[..., Any], inputs: Any, *others: Any) -> Any:
         """Calls a function that computes with NumPy's arrays; an input that it returns stays the same array."""
         assert self.is_computing
+        if self.failure is not None:
+            raise RuntimeError(self.failure)
         arrays = arrays_of(inputs)
         wrapped = {id(array.hidden): array for array in arrays.values()}
         outputs = function(with_arrays(inputs, {name: array.hidden for name, array in arrays.items()}), *others)

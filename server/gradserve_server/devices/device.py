@@ -51,6 +51,10 @@ class Device(Protocol):
         """Ensures that work started by this thread in the block is finished when the block is left."""
         ...
 
+    def why_lost(self) -> str | None:
+        """Returns why this process cannot use the device any more, None if it can. May wait for work on it."""
+        ...
+
 
 class CpuDevice:
     """The host."""
@@ -87,3 +91,6 @@ class CpuDevice:
     def computing(self) -> Iterator[None]:
         """Does nothing, because functions on the host return when their work is finished."""
         yield
+
+    def why_lost(self) -> None:
+        """Returns None: the host is never lost."""

@@ -1,6 +1,6 @@
 """All services, including health and reflection, with the chain around their calls."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from grpc_health.v1 import health_pb2
@@ -61,15 +61,21 @@ class Services:
         sockets: SocketServicer,
         access: AccessChecks | None,
         interceptors: Sequence[Interceptor],
+        on_fault: Callable[[], object],
     ) -> None:
-        """Takes the servicers, the checks of access (None: none), and `interceptors` after those of every server."""
+        """Takes the servicers, and what surrounds them.
+
+        The checks of access may be None. `interceptors` come after those of every server. `on_fault` is called after
+        each call that has failed unexpectedly.
+        """
         names = [descriptor.full_name for descriptor in SERVICES]
         self._health = HealthServicer(names)
         self.admission = Admission()
         described = reflection.ReflectionServicer([*names, _HEALTH.full_name, _REFLECTION.full_name])
         checks: tuple[Interceptor, ...] = () if access is None else (access,)
-        always: tuple[Interceptor, ...] = (Faults(), *checks, RefuseMalformed())
-        chain: tuple[Interceptor, ...] = (Faults(), self.admission, *checks, RefuseMalformed(), *interceptors)
+        faults = Faults(on_fault)
+        always: tuple[Interceptor, ...] = (faults, *checks, RefuseMalformed())
+        chain: tuple[Interceptor, ...] = (faults, self.admission, *checks, RefuseMalformed(), *interceptors)
         servicers = (tensors, accumulators, gradient_ops, batch_norm_layers, leases, sockets, server)
         codecs = {"TensorService": STREAM_CODECS, "AccumulatorService": reply_codecs()}
         self.all = (

@@ -30,9 +30,10 @@ ALL_AT_ONCE = 4
 
 @dataclass
 class StandIn:
-    """Records what is asked of CuPy; `current` is each thread's stack of devices and streams."""
+    """Records what is asked of CuPy; `current` has each thread's device, and its stack of streams."""
 
     log: list[Any] = field(default_factory=list)
+    failure: str | None = None
     current: threading.local = field(default_factory=threading.local)
 
     def stack(self) -> list[Any]:
@@ -114,8 +115,20 @@ class StandIn:
                 return Kernel(name)
 
         cupy = types.ModuleType("cupy")
+
+        class CUDARuntimeError(RuntimeError):
+            pass
+
+        def synchronize() -> None:
+            assert isinstance(stand_in.current.device, Device)
+            if stand_in.failure is not None:
+                raise CUDARuntimeError(stand_in.failure)
+
+        runtime = types.SimpleNamespace(CUDARuntimeError=CUDARuntimeError, deviceSynchronize=synchronize)
         compiler = types.SimpleNamespace(_kernel_cache_backend=None, _set_kernel_cache_backend=lambda backend: None)
-        cupy.cuda = types.SimpleNamespace(Device=Device, Stream=Stream, compiler=compiler)  # type: ignore[attr-defined]
+        cupy.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
+            Device=Device, Stream=Stream, compiler=compiler, runtime=runtime
+        )
         cupy._core = types.SimpleNamespace(  # type: ignore[attr-defined]
             set_compute_type=lambda *_: None, _routines_linalg=types.SimpleNamespace(COMPUTE_TYPE_PEDANTIC=2)
         )
@@ -166,6 +179,12 @@ def test_every_family_of_ops_is_computed_on_it(device: CudaDevice) -> None:
 def test_layers_are_computed_on_it(device: CudaDevice) -> None:
     ops = make_families(device, ForkJoin(1))
     assert list(make_layer_families(device, ops)) == [FORWARD.family]
+
+
+def test_it_is_lost_once_everything_on_it_fails(device: CudaDevice, stand_in: StandIn) -> None:
+    assert device.why_lost() is None
+    stand_in.failure = "cudaErrorIllegalAddress"
+    assert device.why_lost() == "cudaErrorIllegalAddress"
 
 
 def test_arrays_there_and_back(device: CudaDevice, stand_in: StandIn) -> None:

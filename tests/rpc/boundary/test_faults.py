@@ -16,11 +16,11 @@ METHOD = METHODS["GetServerInfo"]
 HIDDEN = "internal error; the server's log has the details"
 
 
-async def run(error: BaseException) -> None:
+async def run(error: BaseException, faults: Faults | None = None) -> None:
     async def answer(request: Any, call: Call) -> None:
         raise error
 
-    await chained((Faults(),), METHOD, answer)(None, Call(METHOD.full_name))
+    await chained((faults or Faults(),), METHOD, answer)(None, Call(METHOD.full_name))
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,15 @@ async def test_a_cancelled_call_stays_cancelled(caplog: pytest.LogCaptureFixture
     with pytest.raises(asyncio.CancelledError):
         await run(asyncio.CancelledError())
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("error", "num_faults"),
+    [(NotFoundError("gone"), 0), (MemoryError(), 0), (InternalError("cuDNN failed"), 1), (RuntimeError("CUDA"), 1)],
+    ids=["expected", "memory", "a library", "a bug"],
+)
+async def test_what_is_told_of_faults(error: Exception, num_faults: int) -> None:
+    told: list[None] = []
+    with pytest.raises(ServiceError):
+        await run(error, Faults(lambda: told.append(None)))
+    assert len(told) == num_faults

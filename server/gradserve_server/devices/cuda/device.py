@@ -84,6 +84,16 @@ class CudaDevice:
             finally:
                 self._thread().stream.synchronize()
 
+    def why_lost(self) -> str | None:
+        """Returns the error that everything on this GPU ends with, None if there is none. Waits for all work on it."""
+        runtime = self._cupy.cuda.runtime
+        try:
+            with self._current():
+                runtime.deviceSynchronize()
+        except runtime.CUDARuntimeError as error:
+            return str(error)
+        return None
+
     @property
     def compute_capability(self) -> str:
         """The kind of GPU, such as "90"."""

@@ -1,6 +1,7 @@
 """Turns unexpected errors into answers."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from google.protobuf.descriptor import MethodDescriptor
@@ -18,6 +19,10 @@ class Faults:
     Clients learn of an unexpected error only that it happened.
     """
 
+    def __init__(self, on_fault: Callable[[], object] = lambda: None) -> None:
+        """Takes what is called after each fault of the server."""
+        self._on_fault = on_fault
+
     def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
         """Returns a handle that raises nothing but ServiceError."""
         name = method.full_name
@@ -27,6 +32,7 @@ class Faults:
                 return await handle(request, call)
             except InternalError:
                 _log.exception("%s failed", name)
+                self._on_fault()
                 raise
             except ServiceError:
                 raise
@@ -35,6 +41,7 @@ class Faults:
                 raise ResourceExhaustedError("the server has no memory left for this call") from None
             except Exception:
                 _log.exception("%s failed", name)
+                self._on_fault()
                 raise InternalError("internal error; the server's log has the details") from None
 
         return told

@@ -46,6 +46,9 @@ class StrictDevice:
     def to_host(self, array: DeviceArray) -> NDArray[Any]:
         return array.hidden.copy()
 
+    def why_lost(self) -> None:
+        """It is never lost."""
+
     @contextmanager
     def computing(self) -> Iterator[None]:
         outer, self.is_computing = self.is_computing, True
