@@ -34,6 +34,7 @@ class StandIn:
 
     log: list[Any] = field(default_factory=list)
     failure: str | None = None
+    is_quick: bool = False
     current: threading.local = field(default_factory=threading.local)
 
     def stack(self) -> list[Any]:
@@ -68,8 +69,23 @@ class StandIn:
                 assert isinstance(stand_in.current.device, Device)
                 self.ptr = id(self)
 
+        class Event:
+            def __init__(self, *, block: bool, disable_timing: bool) -> None:
+                assert block, "a thread that waits takes no core"
+                assert disable_timing
+                assert isinstance(stand_in.current.device, Device)
+
+            def record(self, stream: Stream) -> None:
+                self.recorded = stream
+
+            @property
+            def done(self) -> bool:
+                if stand_in.is_quick:
+                    stand_in.log.append(("done", self.recorded))
+                return stand_in.is_quick
+
             def synchronize(self) -> None:
-                stand_in.log.append(("synchronize", self))
+                stand_in.log.append(("synchronize", self.recorded))
 
         class Memory:
             def __init__(self, array: Any) -> None:
@@ -127,7 +143,7 @@ class StandIn:
         runtime = types.SimpleNamespace(CUDARuntimeError=CUDARuntimeError, deviceSynchronize=synchronize)
         compiler = types.SimpleNamespace(_kernel_cache_backend=None, _set_kernel_cache_backend=lambda backend: None)
         cupy.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
-            Device=Device, Stream=Stream, compiler=compiler, runtime=runtime
+            Device=Device, Stream=Stream, Event=Event, compiler=compiler, runtime=runtime
         )
         cupy._core = types.SimpleNamespace(  # type: ignore[attr-defined]
             set_compute_type=lambda *_: None, _routines_linalg=types.SimpleNamespace(COMPUTE_TYPE_PEDANTIC=2)
@@ -202,6 +218,13 @@ def test_leaving_the_block_waits_even_for_what_failed(device: CudaDevice, stand_
         _ = 1 / 0
     assert [event for event, _ in stand_in.log] == ["synchronize"]
     assert stand_in.stack() == []
+
+
+def test_work_that_is_done_soon_is_not_slept_for(device: CudaDevice, stand_in: StandIn) -> None:
+    stand_in.is_quick = True
+    with device.computing():
+        pass
+    assert [event for event, _ in stand_in.log] == ["done"]
 
 
 def test_every_thread_has_its_own_stream_scratch_and_tickets(device: CudaDevice, stand_in: StandIn) -> None:

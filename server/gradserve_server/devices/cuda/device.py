@@ -1,6 +1,7 @@
 """GPUs, through CuPy."""
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,10 @@ from gradserve_server.devices.cancellation import checkpoint
 from gradserve_server.devices.cuda.importing import import_cupy
 from gradserve_server.devices.cuda.program import COMPILE_OPTIONS, CompiledProgram, Launch, Limits, Program
 from gradserve_server.devices.device import Array
+
+_POLLING_SECONDS = 50e-6
+"""For so long a thread asks again and again whether its work is done, which takes a core. Then it sleeps: waking up
+takes some tens of microseconds, as much as a small kernel."""
 
 
 class CudaDevice:
@@ -82,7 +87,7 @@ class CudaDevice:
             try:
                 yield
             finally:
-                self._thread().stream.synchronize()
+                self._thread().wait()
 
     def why_lost(self) -> str | None:
         """Returns the error that everything on this GPU ends with, None if there is none. Waits for all work on it."""
@@ -164,18 +169,30 @@ class CudaDevice:
         except AttributeError:
             # For good: leaving a block with this device would go back to GPU 0, and so make a context there.
             self._device.use()
-            thread = self._threads.state = _Thread(self._cupy.cuda.Stream(non_blocking=True))
+            cuda = self._cupy.cuda
+            finished = cuda.Event(block=True, disable_timing=True)
+            thread = self._threads.state = _Thread(cuda.Stream(non_blocking=True), finished)
         return thread
 
 
 class _Thread:
     """A thread's state on a device; `depth` counts its nested blocks that make the device current."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, finished: Any) -> None:
         self.stream = stream
         self.depth = 0
         self.scratch: Array | None = None
         self.tickets: Array | None = None
+        self._finished = finished
+
+    def wait(self) -> None:
+        """Returns when everything in the stream is done."""
+        self._finished.record(self.stream)
+        end = time.perf_counter() + _POLLING_SECONDS
+        while not self._finished.done:
+            if time.perf_counter() >= end:
+                self._finished.synchronize()
+                return
 
 
 class _CudaProgram:
