@@ -1,6 +1,7 @@
 """Fair shares of a limit among identities, and the limits of containers."""
 
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from itertools import islice
 from typing import Protocol
@@ -105,7 +106,33 @@ class Share:
         self.held -= amount
 
 
-class Shares:
+class _SharesByName(ABC):
+    def __init__(
+        self, whole: Shared, rules: ShareRules, shares: MutableMapping[str, Share], retry_after: float | None
+    ) -> None:
+        self._whole = whole
+        self._rules = rules
+        self._shares = shares
+        self._retry_after = retry_after
+
+    def named(self, name: str) -> Share:
+        """Returns the share of this name."""
+        share = self._shares.get(name)
+        if share is None:
+            share = self._shares[name] = Share(name, self._refuse)
+        return share
+
+    def held_by(self, name: str) -> int:
+        """Returns what the share of this name holds."""
+        share = self._shares.get(name)
+        return 0 if share is None else share.held
+
+    @abstractmethod
+    def _refuse(self, share: Share, amount: int, counted: int) -> None:
+        """Raises ResourceExhaustedError if a share may not have `amount` more; see `Share.check`."""
+
+
+class Shares(_SharesByName):
     """What each identity holds of a limit.
 
     A part of the limit is reserved for those who hold no more than that part: however much others take, somebody new
@@ -127,28 +154,12 @@ class Shares:
             own_limit: Picks the limit of an identity of its own, None for none.
             retry_after: Seconds after which somebody who was refused may try again; None if waiting does not help.
         """
-        self._whole = whole
-        self._rules = rules
+        super().__init__(whole, rules, {}, retry_after)  # Never removed: the access file names all of them.
         self._own_limit = own_limit
-        self._retry_after = retry_after
-        # Never removed: the access file names all of them.
-        self._shares: dict[str, Share] = {}
 
     def of(self, identity: Identity) -> Share:
         """Returns the share of an identity."""
         return self.named(identity.name)
-
-    def named(self, name: str) -> Share:
-        """Returns the share of the identity of this name."""
-        share = self._shares.get(name)
-        if share is None:
-            share = self._shares[name] = Share(name, self._refuse)
-        return share
-
-    def held_by(self, name: str) -> int:
-        """Returns what the identity of this name holds."""
-        share = self._shares.get(name)
-        return 0 if share is None else share.held
 
     def __iter__(self) -> Iterator[Share]:
         """Iterates over the shares of all identities that have a name."""
@@ -173,7 +184,7 @@ class Shares:
             )
 
 
-class ContainerShares:
+class ContainerShares(_SharesByName):
     """What each container holds of a limit."""
 
     def __init__(
@@ -184,24 +195,9 @@ class ContainerShares:
         retry_after: float | None = None,
     ) -> None:
         """Takes the limit, the rules, and which limit a container has of its own; for the arguments see `Shares`."""
-        self._whole = whole
-        self._rules = rules
-        self._own_limit = own_limit
-        self._retry_after = retry_after
         # Clients choose the names, so a share lives only as long as somebody counts in it.
-        self._shares: WeakValueDictionary[str, Share] = WeakValueDictionary()
-
-    def named(self, name: str) -> Share:
-        """Returns the share of the container of this name."""
-        share = self._shares.get(name)
-        if share is None:
-            share = self._shares[name] = Share(name, self._refuse)
-        return share
-
-    def held_by(self, name: str) -> int:
-        """Returns what the container of this name holds."""
-        share = self._shares.get(name)
-        return 0 if share is None else share.held
+        super().__init__(whole, rules, WeakValueDictionary(), retry_after)
+        self._own_limit = own_limit
 
     def names(self, most: int) -> list[str]:
         """Returns the names of containers in which something may be, at most so many."""
