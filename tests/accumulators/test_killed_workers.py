@@ -1,6 +1,5 @@
 """Workers that are killed at each stage of a round, on every way: it stays exact, and nothing of them is left."""
 
-import multiprocessing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,12 +12,10 @@ import gradserve
 from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.accumulators.doomed_worker import COMPONENT, SIZE, STAGES, Round, Way, accumulator, work_until_killed
+from tests.accumulators.forks import FORKS
 from tests.servers.held import Held, held_by
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.runtime import NOT_WARMED_UP
-
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload([work_until_killed.__module__])
 
 
 @dataclass(frozen=True)
