@@ -3,9 +3,12 @@
 import contextlib
 import select
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ByteSize
 
@@ -18,8 +21,9 @@ from gradserve_server.config import LimitsConfig, RuntimeConfig, ServerConfig
 from gradserve_server.tensors.inflight import InFlight
 from gradserve_server.tensors.senders import LOOKS
 from gradserve_server.testing import LocalServer
+from tests.servers.announcing import announce, bulk_address
 from tests.servers.frames import FrameClient, issue_ticket
-from tests.servers.polling import eventually
+from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.raw_http2 import DATA, END_STREAM, HELLO, connect, frame, headers, message, request_fields
 
 MIB = 1 << 20
@@ -172,7 +176,7 @@ def test_who_sends_byte_by_byte_ends_when_others_need_the_room(patient: LocalSer
         pass_seconds(patient, kind)
         for each in slow:
             status = each.receive().status
-            assert (status.code, "less than 16384 bytes per second" in status.message) == (4, True)
+            assert (status.code, "less than 16384 bytes per second" in status.message) == (14, True)
         assert prompt.receive().header.code == 3  # its message is nonsense, and was read
     eventually(lambda: used(patient, kind) == 0)
 
@@ -197,6 +201,48 @@ def test_who_uploads_byte_by_byte_ends_when_others_need_the_room(patient: LocalS
 
         eventually(prompt_is_answered)  # once the byte has arrived
         received(slow, b"while others were waiting for the room")
+    eventually(lambda: used(patient, "payload") == 0)
+
+
+def stall(target: str, left: int) -> str:
+    """Returns the address of a way to a server, for one connection, which carries so much of what the client sends."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def carry() -> None:
+        nonlocal left
+        with listening:
+            client, _ = listening.accept()
+        with client, connect(target) as server, contextlib.suppress(OSError):
+            while True:
+                ready, _, _ = select.select([server, client] if left else [server], [], [])
+                if client in ready:
+                    server.sendall(sent := client.recv(min(left, 1 << 16)))
+                    left -= len(sent)
+                if server in ready:
+                    if not (answer := server.recv(1 << 16)):
+                        return
+                    client.sendall(answer)
+
+    threading.Thread(target=carry, daemon=True).start()
+    return f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_a_client_that_is_too_slow_tries_again_behind_those_who_wait(patient: LocalServer) -> None:
+    places = patient.server._socket_addresses.tcp
+    stalling = stall(bulk_address(patient), MIB)
+    array = np.zeros(ROOM, np.uint8)
+    with ThreadPoolExecutor(2) as threads, contextlib.ExitStack() as using:
+        announce(patient, tcp=[stalling])
+        late = using.enter_context(gradserve.connect(patient.address, transport="bulk"))
+        slow = threads.submit(late.put, array)
+        eventually(lambda: used(patient, "payload") == ROOM)
+        patient.server._socket_addresses.tcp = places
+        prompt = using.enter_context(gradserve.connect(patient.address, transport="bulk"))
+        others = threads.submit(prompt.put, array)
+        eventually(lambda: patient.inspect(lambda server: len(room(server, "payload")._waiting)))
+        assert not others.done()
+        pass_seconds(patient, "payload")
+        assert others.result(PATIENCE_SECONDS).shape == slow.result(PATIENCE_SECONDS).shape == (ROOM,)
     eventually(lambda: used(patient, "payload") == 0)
 
 

@@ -37,7 +37,7 @@ class Choice:
         self._transport = transport = settings.transport
         self.ways: Sequence[Way] = _WAYS[transport]
         if transport is Transport.AUTO and settings.certificates is not None:
-            # Python's ssl takes a system call for each record of 16 KiB, so with TLS gRPC is the faster one.
+            # Python's ssl takes a system call for each record of 16 KiB, so with TLS gRPC is often the faster one.
             self.ways = (Way.SHARED_MEMORY,)
         self._settings = settings.sockets
         self._server = server

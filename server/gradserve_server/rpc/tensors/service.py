@@ -20,6 +20,7 @@ from gradserve_server.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
     ResourceExhaustedError,
+    UnavailableError,
     request_fields,
 )
 from gradserve_server.limits import MAX_STREAM_TENSORS, check_count, quoted
@@ -89,7 +90,7 @@ class TensorServicer:
                 f"the stream was silent for more than {self._stream_idle_seconds:g} s"
             ) from None
         except TooSlowError as error:
-            raise DeadlineExceededError(str(error)) from None
+            raise UnavailableError(str(error)) from None
 
     async def _receive(
         self,

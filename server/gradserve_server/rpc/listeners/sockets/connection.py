@@ -28,6 +28,7 @@ from gradserve_server.errors import (
     InvalidArgumentError,
     ResourceExhaustedError,
     ServiceError,
+    UnavailableError,
 )
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.status import status_message, unimplemented
@@ -95,8 +96,10 @@ class Connection:
         except FrameError as error:
             _log.debug("a connection broke the rules: %s", error)
             await self._refuse(InvalidArgumentError(str(error)))
-        except (SilentError, TooSlowError) as error:
+        except SilentError as error:
             await self._refuse(DeadlineExceededError(str(error)))
+        except TooSlowError as error:
+            await self._refuse(UnavailableError(str(error)))  # it may try again, behind those who wait
         except ServiceError as error:
             await self._refuse(error)
 
