@@ -11,6 +11,7 @@ from gradserve_server.layers.batch_norm.durable.journal import FileLayerJournal
 from gradserve_server.layers.batch_norm.events import AdjustmentDrawn, ForwardEnded, VariablesSet
 from gradserve_server.layers.batch_norm.expiries import Expiries
 from gradserve_server.layers.batch_norm.forwards import Fate, Forwards
+from tests.simulation.accumulators.faults import window_off_by_one
 from tests.simulation.planting import Fault, without
 
 
@@ -103,6 +104,7 @@ def delete_layers_in_memory_only(patch: pytest.MonkeyPatch) -> None:
 
 FAULTS: dict[str, Fault] = {
     "forget which forwards have counted": forget_which_forwards_have_counted,
+    "remember one forward too few": window_off_by_one,
     "count a forward again after its lease": count_again_after_the_lease,
     "show changes of a layer before they are on disk": show_changes_before_they_are_on_disk,
     "set variables in memory only": set_variables_in_memory_only,

@@ -14,7 +14,7 @@ from gradserve_server.leases.lifetime import SHARED
 from gradserve_server.leases.service_clock import ServiceClock
 from gradserve_server.tensors.delivery import Delivery
 from gradserve_server.tensors.quotas import Account
-from gradserve_server.tensors.store import TensorStore
+from gradserve_server.tensors.store import HeldTensors, TensorStore
 from tests.simulation.planting import Fault
 
 
@@ -82,6 +82,15 @@ def keep_the_memory_of_a_broken_upload(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TensorStore, "_reserved", reserved)
 
 
+def take_over_what_others_read(patch: pytest.MonkeyPatch) -> None:
+    def init(self: Any, entries: Any, *, release: bool = False) -> None:
+        real(self, entries, release=release)
+        self._alone = release and bool(entries)
+
+    real: Any = HeldTensors.__init__
+    patch.setattr(HeldTensors, "__init__", init)
+
+
 def hide_for_ever_what_a_failed_call_wanted_to_release(patch: pytest.MonkeyPatch) -> None:
     def show(self: Any, entry: Any) -> None:
         if not entry.users and entry.serial not in shown:
@@ -102,5 +111,6 @@ FAULTS: dict[str, Fault] = {
     "a closed client keeps what it had": keep_what_a_closed_client_had,
     "a cancelled delivery leaves handles": leak_handles_of_a_cancelled_delivery,
     "a broken upload keeps its memory": keep_the_memory_of_a_broken_upload,
+    "a sum takes over what others read": take_over_what_others_read,
     "tensors stay hidden after a failed call": hide_for_ever_what_a_failed_call_wanted_to_release,
 }
