@@ -5,8 +5,10 @@ from typing import Any
 
 from google.protobuf import message_factory
 
+from gradserve.wire.contents import WithContents
 from gradserve_server.app import Server
 from gradserve_server.rpc.boundary.call import Call
+from gradserve_server.rpc.boundary.long_replies import Serialized
 from tests.floods.work import longest_turn
 from tests.servers.raw_calls import METHODS
 
@@ -31,9 +33,10 @@ class Servicers:
     async def call(self, method: str, request: Any, service: str = "AccumulatorService") -> Any:
         """Returns the answer of a method, if it leaves others their turns."""
         answer = await self.measure(method, getattr(self.of(service), method)(request, CALL))
-        if isinstance(answer, bytes):  # serialized in several turns
-            return message_factory.GetMessageClass(METHODS[method].output_type).FromString(answer)
-        return answer
+        message = answer.message if isinstance(answer, WithContents) else answer
+        if isinstance(message, Serialized):
+            message = message_factory.GetMessageClass(METHODS[method].output_type).FromString(message.data)
+        return WithContents(message, answer.contents) if isinstance(answer, WithContents) else message
 
     async def measure(self, method: str, work: Awaitable[Any]) -> Any:
         """Returns what some work of a method returns, if it leaves others their turns."""

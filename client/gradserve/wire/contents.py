@@ -8,7 +8,7 @@ written into the finished bytes, which the generated classes read as usual; that
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -54,9 +54,20 @@ class Contents:
         Either all of them are in the message or all beside it: the receiver can then use the memory of the payload,
         rather than copying a few of many tensors.
         """
-        if sum([array.nbytes for array in arrays]) < max(_MIN_BYTES, _MIN_EACH * len(arrays)):
-            return [_described(array, content=array.tobytes()) for array in arrays]
-        return [self._add(array) for array in arrays]
+        return list(self.each_tensor(arrays))
+
+    def each_tensor(self, arrays: Sequence[Array], *, beside: bool = True) -> Iterator[tensor_pb2.Tensor]:
+        """Yields what `tensors` returns, for a message that is made bit by bit.
+
+        Args:
+            arrays: The arrays.
+            beside: False if they must be in the message in any case.
+        """
+        if beside and sum([array.nbytes for array in arrays]) >= max(_MIN_BYTES, _MIN_EACH * len(arrays)):
+            yield from map(self._add, arrays)
+        else:
+            for array in arrays:
+                yield _described(array, content=array.tobytes())
 
     def pieces(self) -> list[memoryview | bytes]:
         """Returns the payload in pieces, with zeros in the gaps."""
@@ -82,14 +93,21 @@ def _described(array: Array, **data: Any) -> tensor_pb2.Tensor:
     return tensor_pb2.Tensor(dtype=to_data_type(array.dtype), shape=array.shape, **data)
 
 
+class Serializable(Protocol):
+    """A message, or what is one already in serialized form."""
+
+    def SerializeToString(self) -> bytes:  # noqa: D102, N802
+        ...
+
+
 class WithContents(NamedTuple):
     """A message, and the contents beside it."""
 
-    message: Message
+    message: Serializable
     contents: Contents
 
 
-def encode_message(message: Message | WithContents) -> bytes:
+def encode_message(message: Serializable | WithContents) -> bytes:
     """Serializes a message for gRPC, with the contents beside it written into it."""
     if not isinstance(message, WithContents):
         return message.SerializeToString()

@@ -1,7 +1,7 @@
 """Delivers results to the places that requests ask for."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Self, TypeAlias
@@ -81,6 +81,11 @@ class Delivery:
         self._keeps: bool | None = None
         self._handles: list[str] = []
 
+    @property
+    def is_attached(self) -> bool:
+        """True if tensors can travel beside the reply."""
+        return self._placement.mode is PlacementMode.ATTACHED
+
     def keeps(self, num_bytes: int) -> bool:
         """Returns True if results stay on the server. The first size, maybe an upper bound, decides for all.
 
@@ -126,13 +131,18 @@ class Delivery:
             ResourceExhaustedError: See `deliver`.
         """
         if not self.keeps(sum([array.nbytes for array in arrays])):
-            return [Inline(array) for array in arrays]
+            return await self._in_turns(map(Inline, arrays))
         place = self._placement
         handles = await self._store.keep_many(arrays, place.lease, shared=shared, room=self.room, owner=place.owner)
         self._handles += handles
+        return await self._in_turns(
+            Stored(handle, TensorSpec(array.dtype, array.shape)) for handle, array in zip(handles, arrays, strict=True)
+        )
+
+    async def _in_turns(self, results: Iterable[Delivered]) -> list[Delivered]:
         delivered: list[Delivered] = []
-        for handle, array in zip(handles, arrays, strict=True):
-            delivered.append(Stored(handle, TensorSpec(array.dtype, array.shape)))
+        for each in results:
+            delivered.append(each)
             if len(delivered) % _DELIVERED_AT_ONCE == 0:
                 await asyncio.sleep(0)
         return delivered

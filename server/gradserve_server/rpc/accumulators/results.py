@@ -1,16 +1,22 @@
 """Converts the answers of an accumulator to messages."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2
+from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.contents import Contents, WithContents
 from gradserve_server.accumulators.gradient import Average, SparseSlices
 from gradserve_server.accumulators.results import Applied, Outcome
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.rpc.accumulators.reply_codec import ContentsOfAverage
-from gradserve_server.rpc.tensors.messages import encode_delivered
-from gradserve_server.tensors.delivery import Delivered, Delivery
+from gradserve_server.rpc.boundary.long_replies import PARTS_AT_ONCE, Serialized, repeated, within
+from gradserve_server.rpc.tensors.messages import each_delivered
+from gradserve_server.tensors.delivery import Delivery
+
+_Response: TypeAlias = (
+    messages_pb2.TakeGradientResponse | messages_pb2.ReadAverageResponse | messages_pb2.PushPullResponse
+)
 
 _OUTCOMES = {
     Outcome.ACCEPTED: accumulator_pb2.APPLY_OUTCOME_ACCEPTED,
@@ -34,16 +40,14 @@ def encode_applied(applied: Applied, *, duplicate: bool, num_rounds: int) -> mes
 
 async def encode_taken(average: Average, delivery: Delivery, compute: Compute, *, duplicate: bool) -> WithContents:
     """Delivers the average of a take; returns the response."""
-    contents = Contents()
-    encoded = await _encode_average(average, delivery, contents, compute)
-    return WithContents(messages_pb2.TakeGradientResponse(average=encoded, duplicate=duplicate), contents)
+    response = messages_pb2.TakeGradientResponse(duplicate=duplicate)
+    return await _with_average(response, average, delivery, Contents(), compute)
 
 
 async def encode_read(average: Average, delivery: Delivery, compute: Compute) -> WithContents:
     """Delivers an average that was read; returns the response."""
     contents = ContentsOfAverage(average=average)
-    response = messages_pb2.ReadAverageResponse(average=await _encode_average(average, delivery, contents, compute))
-    return WithContents(response, contents)
+    return await _with_average(messages_pb2.ReadAverageResponse(), average, delivery, contents, compute)
 
 
 async def encode_pulled(
@@ -71,34 +75,57 @@ async def encode_pulled(
     response = messages_pb2.PushPullResponse(
         outcome=_OUTCOMES[applied.outcome],
         duplicate=duplicate,
-        average=None if average is None else await _encode_average(average, delivery, contents, compute),
         global_step=global_step,
     )
-    return WithContents(response, contents)
+    if average is None:
+        return WithContents(response, contents)
+    return await _with_average(response, average, delivery, contents, compute)
 
 
-async def _encode_average(
-    average: Average, delivery: Delivery, contents: Contents, compute: Compute
-) -> accumulator_pb2.Average:
+async def _with_average(
+    response: _Response, average: Average, delivery: Delivery, contents: Contents, compute: Compute
+) -> WithContents:
+    """Delivers an average; returns a response with it."""
     # Shared, because the history or other callers have the same arrays.
     delivered = await delivery.deliver_many(average.arrays, shared=True)
-    return await compute.run(PIECE_BYTES * len(delivered), _message, average, delivered, contents)
+    if len(delivered) <= PARTS_AT_ONCE:
+        parts = _components(average, each_delivered(delivered, contents))
+        await compute.run(PIECE_BYTES * len(delivered), _add_average, response, average, parts)
+        return WithContents(response, contents)
+    # With contents beside it, a message for gRPC could not be serialized in parts.
+    parts = _components(average, each_delivered(delivered, contents, beside=delivery.is_attached))
+    return WithContents(await compute.run_in_thread(_serialized, response, average, parts), contents)
 
 
-def _message(average: Average, delivered: Sequence[Delivered], contents: Contents) -> accumulator_pb2.Average:
-    tensors = iter(encode_delivered(delivered, contents))
-    components = []
+def _add_average(
+    response: _Response, average: Average, components: Iterable[accumulator_pb2.ComponentGradient]
+) -> None:
+    response.average.MergeFrom(_without_components(average))
+    response.average.components.extend(components)
+
+
+def _serialized(
+    response: _Response, average: Average, components: Iterator[accumulator_pb2.ComponentGradient]
+) -> Serialized:
+    parts = repeated(components, lambda some: accumulator_pb2.Average(components=some))
+    rest = _without_components(average).SerializeToString()
+    return Serialized(response.SerializeToString() + within(type(response), "average", [rest, *parts]))
+
+
+def _components(average: Average, tensors: Iterator[tensor_pb2.Tensor]) -> Iterator[accumulator_pb2.ComponentGradient]:
     for name, value in average.values.items():
         if isinstance(value, SparseSlices):
             component = accumulator_pb2.ComponentGradient(name=name)
             component.sparse.indices.CopyFrom(next(tensors))
             component.sparse.values.CopyFrom(next(tensors))
             component.sparse.dense_shape.dims.extend(value.dense_shape or ())
+            yield component
         else:
-            component = accumulator_pb2.ComponentGradient(name=name, dense=next(tensors))
-        components.append(component)
+            yield accumulator_pb2.ComponentGradient(name=name, dense=next(tensors))
+
+
+def _without_components(average: Average) -> accumulator_pb2.Average:
     return accumulator_pb2.Average(
-        components=components,
         step=average.step,
         num_gradients=average.num_gradients,
         total_weight=average.total_weight,

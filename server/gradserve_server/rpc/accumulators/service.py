@@ -1,7 +1,9 @@
 """AccumulatorService: decode, call the domain, encode."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import TypeAlias, TypeVar
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
@@ -12,6 +14,7 @@ from gradserve_server.accumulators.given import GivenGradient, use_gradient
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.registry import AccumulatorRegistry
+from gradserve_server.accumulators.results import AccumulatorState
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.devices.compute import FEW_PIECES, PIECE_BYTES, Compute
 from gradserve_server.errors import AbortedError
@@ -28,16 +31,20 @@ from gradserve_server.rpc.accumulators.specs import (
     decode_accumulator_spec,
     decode_key,
     encode_info,
-    encoding_work,
     num_parts,
+    serialize_info,
 )
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.lifetimes import decode_lifetime
+from gradserve_server.rpc.boundary.long_replies import PARTS_AT_ONCE, Serialized, within
 from gradserve_server.rpc.boundary.paging import page_of
 from gradserve_server.rpc.boundary.timeouts import wait_timeout
 from gradserve_server.rpc.tensors.messages import decode_placement
 from gradserve_server.tensors.delivery import Delivery, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
+
+_WithInfo = TypeVar("_WithInfo", messages_pb2.CreateAccumulatorResponse, messages_pb2.GetAccumulatorResponse)
+_Described: TypeAlias = tuple[str, ResourceKey, Accumulator, AccumulatorState, Lifetime]
 
 
 class AccumulatorServicer:
@@ -62,7 +69,7 @@ class AccumulatorServicer:
 
     async def CreateAccumulator(
         self, request: messages_pb2.CreateAccumulatorRequest, call: Call
-    ) -> messages_pb2.CreateAccumulatorResponse:
+    ) -> messages_pb2.CreateAccumulatorResponse | Serialized:
         key = decode_key(request.accumulator, call.identity)
         lifetime = decode_lifetime(request.lifetime, call.identity)
         work = PIECE_BYTES * len(request.spec.components)
@@ -71,33 +78,33 @@ class AccumulatorServicer:
             raise call.may_only_open
         accumulator, created = self._registry.create(key, spec, lifetime)
         await self._registry.records.settle()
-        return messages_pb2.CreateAccumulatorResponse(
-            info=await self._info(key, accumulator, lifetime), created=created
+        return await self._with_info(
+            messages_pb2.CreateAccumulatorResponse(created=created), key, accumulator, lifetime
         )
 
     async def GetAccumulator(
         self, request: messages_pb2.GetAccumulatorRequest, call: Call
-    ) -> messages_pb2.GetAccumulatorResponse:
+    ) -> messages_pb2.GetAccumulatorResponse | Serialized:
         key = decode_key(request.accumulator, call.identity)
         with self._using(request.accumulator, call) as accumulator:
-            info = await self._info(key, accumulator, self._registry.lifetime(key))
-        return messages_pb2.GetAccumulatorResponse(info=info)
+            lifetime = self._registry.lifetime(key)
+            return await self._with_info(messages_pb2.GetAccumulatorResponse(), key, accumulator, lifetime)
 
     async def ListAccumulators(
         self, request: messages_pb2.ListAccumulatorsRequest, call: Call
-    ) -> messages_pb2.ListAccumulatorsResponse:
+    ) -> messages_pb2.ListAccumulatorsResponse | Serialized:
         page = page_of(request.page_size, request.page_token, default_size=100)
         container = request.container or DEFAULT_CONTAINER
         found = self._registry.page(container, page.after, page.size + 1, user=call.identity)
         shown = page.filled(found, lambda entry: num_parts(entry[1]))
-        described = [(key, each, each.state, self._registry.lifetime(key)) for key, each in shown]
-        work = sum([encoding_work(each) for _, each in shown])
-        return messages_pb2.ListAccumulatorsResponse(
-            accumulators=await self._compute.run(
-                work, lambda: [encode_info(self._incarnation, *each) for each in described]
-            ),
-            next_page_token=page.next_token(shown[-1][0].name if shown else "", is_last=len(shown) == len(found)),
+        described = [(self._incarnation, key, each, each.state, self._registry.lifetime(key)) for key, each in shown]
+        response = messages_pb2.ListAccumulatorsResponse(
+            next_page_token=page.next_token(shown[-1][0].name if shown else "", is_last=len(shown) == len(found))
         )
+        if sum([num_parts(each) for _, each in shown]) <= PARTS_AT_ONCE:
+            response.accumulators.extend([encode_info(*each) for each in described])
+            return response
+        return await self._compute.run_in_thread(_with_all, response, described)
 
     async def DeleteAccumulator(
         self, request: messages_pb2.DeleteAccumulatorRequest, call: Call
@@ -172,13 +179,15 @@ class AccumulatorServicer:
             await accumulator.set_global_step(request.global_step)
         return messages_pb2.SetGlobalStepResponse()
 
-    async def _info(
-        self, key: ResourceKey, accumulator: Accumulator, lifetime: Lifetime
-    ) -> accumulator_pb2.AccumulatorInfo:
-        work = encoding_work(accumulator)
-        return await self._compute.run(
-            work, encode_info, self._incarnation, key, accumulator, accumulator.state, lifetime
-        )
+    async def _with_info(
+        self, response: _WithInfo, key: ResourceKey, accumulator: Accumulator, lifetime: Lifetime
+    ) -> _WithInfo | Serialized:
+        """Returns a response with the state of an accumulator; serialized if it has many components."""
+        described = (self._incarnation, key, accumulator, accumulator.state, lifetime)
+        if num_parts(accumulator) <= PARTS_AT_ONCE:
+            response.info.MergeFrom(encode_info(*described))
+            return response
+        return await self._compute.run_in_thread(_with_one, response, described)
 
     async def _decoded(
         self, request: GradientRequest, call: Call
@@ -206,6 +215,16 @@ class AccumulatorServicer:
 
     def _delivery(self, placement: tensor_pb2.Placement, call: Call) -> AbstractContextManager[Delivery]:
         return self._deliverer.begin(decode_placement(placement, call))
+
+
+def _with_one(response: _WithInfo, described: _Described) -> Serialized:
+    info = within(type(response), "info", [serialize_info(*described)])
+    return Serialized(response.SerializeToString() + info)
+
+
+def _with_all(response: messages_pb2.ListAccumulatorsResponse, described: Sequence[_Described]) -> Serialized:
+    infos = [within(type(response), "accumulators", [serialize_info(*each)]) for each in described]
+    return Serialized(response.SerializeToString() + b"".join(infos))
 
 
 def _decode_spec(spec: accumulator_pb2.AccumulatorSpec) -> AccumulatorSpec:

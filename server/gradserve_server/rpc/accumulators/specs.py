@@ -16,7 +16,6 @@ from gradserve_server.accumulators.spec import (
     PartialShape,
     Reduction,
 )
-from gradserve_server.devices.compute import PIECE_BYTES
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.limits import (
@@ -30,6 +29,7 @@ from gradserve_server.limits import (
 from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.boundary.durability import decode_durability, encode_durability
 from gradserve_server.rpc.boundary.lifetimes import encode_idle_lease
+from gradserve_server.rpc.boundary.long_replies import repeated, within
 from gradserve_server.security.identity import ANONYMOUS, Identity
 
 _REDUCTIONS = {
@@ -115,20 +115,18 @@ def _decode_dtype(data_type: tensor_pb2.DataType, field: str) -> np.dtype[Any]:
         raise InvalidArgumentError(str(error), field=field) from None
 
 
-def _encode_spec(spec: AccumulatorSpec) -> accumulator_pb2.AccumulatorSpec:
-    """Returns the message of a spec, with every field set."""
+def _encode_component(component: ComponentSpec) -> accumulator_pb2.ComponentSpec:
+    return accumulator_pb2.ComponentSpec(
+        name=component.name,
+        dtype=to_data_type(component.dtype),
+        shape=accumulator_pb2.PartialShape(unknown_rank=component.shape.dims is None, dims=component.shape.dims),
+        layout=_LAYOUT_CODES[component.layout],
+    )
+
+
+def _without_components(spec: AccumulatorSpec) -> accumulator_pb2.AccumulatorSpec:
+    """Returns the message of a spec, with every field set but the components."""
     return accumulator_pb2.AccumulatorSpec(
-        components=[
-            accumulator_pb2.ComponentSpec(
-                name=component.name,
-                dtype=to_data_type(component.dtype),
-                shape=accumulator_pb2.PartialShape(
-                    unknown_rank=component.shape.dims is None, dims=component.shape.dims
-                ),
-                layout=_LAYOUT_CODES[component.layout],
-            )
-            for component in spec.components
-        ],
         reduction=_REDUCTION_CODES[spec.reduction],
         accumulate_dtype=None if spec.accumulate_dtype is None else to_data_type(spec.accumulate_dtype),
         deterministic=spec.deterministic,
@@ -137,11 +135,6 @@ def _encode_spec(spec: AccumulatorSpec) -> accumulator_pb2.AccumulatorSpec:
         refuse_non_finite=spec.refuse_non_finite,
         durability=encode_durability(spec.durability),
     )
-
-
-def encoding_work(accumulator: Accumulator) -> int:
-    """Returns the bytes of element-wise work that take as long as `encode_info`."""
-    return PIECE_BYTES * (1 + num_parts(accumulator))
 
 
 def num_parts(accumulator: Accumulator) -> int:
@@ -153,11 +146,32 @@ def encode_info(
     server_incarnation: str, key: ResourceKey, accumulator: Accumulator, state: AccumulatorState, lifetime: Lifetime
 ) -> accumulator_pb2.AccumulatorInfo:
     """Returns the state of an accumulator of this server as a message. Can run in any thread."""
+    info = _without_spec(server_incarnation, key, accumulator, state, lifetime)
+    info.spec.MergeFrom(_without_components(accumulator.spec))
+    info.spec.components.extend(map(_encode_component, accumulator.spec.components))
+    return info
+
+
+def serialize_info(
+    server_incarnation: str, key: ResourceKey, accumulator: Accumulator, state: AccumulatorState, lifetime: Lifetime
+) -> bytes:
+    """Returns what `encode_info` does, serialized, for any number of components."""
+    spec = accumulator.spec
+    parts = repeated(
+        map(_encode_component, spec.components), lambda some: accumulator_pb2.AccumulatorSpec(components=some)
+    )
+    rest = _without_components(spec).SerializeToString()
+    info = _without_spec(server_incarnation, key, accumulator, state, lifetime).SerializeToString()
+    return info + within(accumulator_pb2.AccumulatorInfo, "spec", [rest, *parts])
+
+
+def _without_spec(
+    server_incarnation: str, key: ResourceKey, accumulator: Accumulator, state: AccumulatorState, lifetime: Lifetime
+) -> accumulator_pb2.AccumulatorInfo:
     return accumulator_pb2.AccumulatorInfo(
         accumulator=accumulator_pb2.AccumulatorRef(
             container=key.container, name=key.name, incarnation=accumulator.incarnation
         ),
-        spec=_encode_spec(accumulator.spec),
         global_step=state.global_step,
         num_accumulated=state.num_accumulated,
         num_waiting=state.num_waiting,

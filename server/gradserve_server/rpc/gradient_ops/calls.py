@@ -1,7 +1,9 @@
 """Converts requests of ops to references of inputs and attributes, and outputs to responses."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
+from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -9,6 +11,7 @@ from google.protobuf.message import Message
 from gradserve.v1 import tensor_pb2
 from gradserve_server.limits import MAX_COMPONENTS, MAX_NAME_BYTES, check_count, check_length
 from gradserve_server.ops.inputs import joined
+from gradserve_server.rpc.boundary.long_replies import Serialized, repeated
 from gradserve_server.rpc.tensors.messages import decode_reference
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.payload import Payload
@@ -65,6 +68,21 @@ def encode_response(response: type[Message], outputs: Any, tensors: Mapping[str,
         tensors: The messages of the existing outputs, by name, as `arrays_of` names them.
     """
     return response(**joined(type(outputs), tensors))
+
+
+def serialize_response(response: type[Message], outputs: Any, tensors: Iterator[tensor_pb2.Tensor]) -> Serialized:
+    """Returns what `encode_response` does, for any number of tensors, which come in the order of `arrays_of`."""
+    parts: list[bytes] = []
+    for field in fields(outputs):
+        value = getattr(outputs, field.name)
+        if value is not None:
+            of_field = islice(tensors, len(value) if isinstance(value, tuple) else 1)
+            parts += repeated(of_field, partial(_with, response, field.name, is_list=isinstance(value, tuple)))
+    return Serialized(b"".join(parts))
+
+
+def _with(response: type[Message], name: str, tensors: Sequence[tensor_pb2.Tensor], *, is_list: bool) -> Message:
+    return response(**{name: tensors if is_list else tensors[0]})
 
 
 def _is_set(request: Message, name: str) -> bool:

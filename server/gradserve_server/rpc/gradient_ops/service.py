@@ -1,6 +1,6 @@
 """GradientOpsService: decodes, runs the op, encodes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -14,9 +14,16 @@ from gradserve_server.ops.inputs import open_inputs
 from gradserve_server.ops.operation import AnyOp
 from gradserve_server.ops.runner import OpRunner, arrays_of, check_call
 from gradserve_server.rpc.boundary.call import Call
-from gradserve_server.rpc.gradient_ops.calls import decode_attributes, decode_inputs, encode_response, num_parts
-from gradserve_server.rpc.tensors.messages import decode_placement, encode_delivered
-from gradserve_server.tensors.delivery import Delivered, TensorDeliverer
+from gradserve_server.rpc.boundary.long_replies import PARTS_AT_ONCE
+from gradserve_server.rpc.gradient_ops.calls import (
+    decode_attributes,
+    decode_inputs,
+    encode_response,
+    num_parts,
+    serialize_response,
+)
+from gradserve_server.rpc.tensors.messages import decode_placement, each_delivered, encode_delivered
+from gradserve_server.tensors.delivery import TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
 
 SERVICE = gradient_ops_service_pb2.DESCRIPTOR.services_by_name["GradientOpsService"]
@@ -62,11 +69,10 @@ class GradientOpsServicer:
                 opened.tensors.relocate(computed.moved)
             outputs, contents = arrays_of(computed.outputs), Contents()
             delivered = await delivery.deliver_many(list(outputs.values()), shared=False)
-            work = PIECE_BYTES * len(outputs)
-            message = await self._compute.run(work, _encode, response, computed.outputs, delivered, contents)
+            if len(delivered) <= PARTS_AT_ONCE:
+                tensors = dict(zip(outputs, encode_delivered(delivered, contents), strict=True))
+                return WithContents(encode_response(response, computed.outputs, tensors), contents)
+            # With contents beside it, a message for gRPC could not be serialized in parts.
+            many = each_delivered(delivered, contents, beside=delivery.is_attached)
+            message = await self._compute.run_in_thread(serialize_response, response, computed.outputs, many)
             return WithContents(message, contents)
-
-
-def _encode(response: type[Message], outputs: Any, delivered: Sequence[Delivered], contents: Contents) -> Message:
-    tensors = dict(zip(arrays_of(outputs), encode_delivered(delivered, contents), strict=True))
-    return encode_response(response, outputs, tensors)

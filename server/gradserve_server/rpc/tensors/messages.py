@@ -1,7 +1,7 @@
 """Converts tensor messages to arrays, and back."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -98,9 +98,16 @@ def decode_placement(placement: tensor_pb2.Placement, call: Call) -> Placement:
 
 def encode_delivered(delivered: Iterable[Delivered], contents: Contents) -> list[tensor_pb2.Tensor]:
     """Returns the messages of results, for a reply with these contents."""
-    places = list(delivered)
-    inline = iter(contents.tensors([each.array for each in places if isinstance(each, Inline)]))
-    return [next(inline) if isinstance(each, Inline) else _encode_stored(each) for each in places]
+    return list(each_delivered(list(delivered), contents))
+
+
+def each_delivered(
+    places: Sequence[Delivered], contents: Contents, *, beside: bool = True
+) -> Iterator[tensor_pb2.Tensor]:
+    """Yields the messages of results, for a reply that is made bit by bit; see `Contents.each_tensor`."""
+    inline = contents.each_tensor([each.array for each in places if isinstance(each, Inline)], beside=beside)
+    for each in places:
+        yield next(inline) if isinstance(each, Inline) else _encode_stored(each)
 
 
 def _encode_stored(stored: Stored) -> tensor_pb2.Tensor:

@@ -2,16 +2,15 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence, Sized
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Sized
 from contextlib import ExitStack
 from typing import Any
 
 from numpy.typing import NDArray
 
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
-from gradserve.v1 import tensor_pb2
-from gradserve.wire.chunks import Chunk, PartDecoder, cut, encode_part, varint
-from gradserve.wire.contents import Contents, WithContents
+from gradserve.wire.chunks import Chunk, PartDecoder, cut, encode_part
+from gradserve.wire.contents import Contents, Serializable, WithContents
 from gradserve.wire.durations import encode_duration
 from gradserve.wire.payload import Assembly, PayloadError, buffer_of
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
@@ -27,6 +26,7 @@ from gradserve_server.limits import MAX_STREAM_TENSORS, check_count, quoted
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.codec import Codec
 from gradserve_server.rpc.boundary.durations import decode_duration
+from gradserve_server.rpc.boundary.long_replies import PARTS_AT_ONCE, Serialized, repeated, within
 from gradserve_server.rpc.boundary.paging import page_of
 from gradserve_server.rpc.tensors.messages import (
     decode_reference,
@@ -45,12 +45,11 @@ from gradserve_server.tensors.spec import TensorSpec
 from gradserve_server.tensors.store import TensorStore
 
 STREAM_CODECS: Mapping[str, Codec] = {
-    "PutTensors": Codec(decoder=PartDecoder, encode=bytes),
+    "PutTensors": Codec(decoder=PartDecoder),
     "GetTensors": Codec(encode=encode_part),
 }
 
 
-_STORED_TENSOR_TAG = varint(messages_pb2.PutTensorsResponse.TENSORS_FIELD_NUMBER << 3 | 2)
 _DELETED_AT_ONCE = 512
 """Handles deleted before other tasks get their turn."""
 _SERIAL = re.compile("[0-9]{1,18}")
@@ -81,7 +80,7 @@ class TensorServicer:
 
     async def PutTensors(
         self, requests: AsyncIterator[messages_pb2.PutTensorsRequest | memoryview], call: Call
-    ) -> bytes:
+    ) -> Serialized:
         try:
             async with asyncio.timeout(self._stream_idle_seconds) as patience:
                 return await self._receive(requests, patience, call.identity)
@@ -97,7 +96,7 @@ class TensorServicer:
         requests: AsyncIterator[messages_pb2.PutTensorsRequest | memoryview],
         patience: asyncio.Timeout,
         owner: Identity,
-    ) -> bytes:
+    ) -> Serialized:
         loop = asyncio.get_running_loop()
         header = _header(await anext(requests, None))
         work = PIECE_BYTES * len(header.tensors)
@@ -123,22 +122,21 @@ class TensorServicer:
                 await self._in_flight.senders.receive(take_parts(), num_arrived, in_messages=True)
                 _finish(assembly)
                 handles = await self._store.store(upload)
-        return await self._compute.run(work, _encode_stored, specs, handles)
+        return await self._compute.run(work, _serialized, messages_pb2.PutTensorsResponse, specs, handles)
 
     async def GetTensors(
         self, request: messages_pb2.GetTensorsRequest, call: Call
-    ) -> AsyncIterator[messages_pb2.GetTensorsResponse | Chunk]:
+    ) -> AsyncIterator[Serialized | Chunk]:
         _check_some(request.handles, "handle")
         with self._store.use(request.handles, release=request.release, user=call.identity) as inputs:
             arrays = await self._residence.copy_to_host([inputs.arrays[handle] for handle in request.handles])
             work = PIECE_BYTES * len(arrays)
             yield await self._compute.run(work, _encode_specs, arrays)
-            for chunk in cut(map(buffer_of, arrays)):
+            chunks = cut(map(buffer_of, arrays))
+            while (chunk := await self._compute.run(work, next, chunks, None)) is not None:
                 yield chunk
 
-    async def StoreTensors(
-        self, request: messages_pb2.StoreTensorsRequest, call: Call
-    ) -> messages_pb2.StoreTensorsResponse:
+    async def StoreTensors(self, request: messages_pb2.StoreTensorsRequest, call: Call) -> Serialized:
         _check_some(request.tensors, "tensor")
         lease = decode_duration(request, "lease")
         work = PIECE_BYTES * len(request.tensors)
@@ -147,9 +145,7 @@ class TensorServicer:
             arrays = await self._owned(list((await self._compute.run(work, opened.arrays)).values()))
             room = next(iter(opened.memory), None)
             handles = await self._store.keep_many(arrays, lease, shared=False, room=room, owner=call.identity)
-        return messages_pb2.StoreTensorsResponse(
-            tensors=await self._compute.run(work, _encode_handles, arrays, handles)
-        )
+        return await self._compute.run(work, _serialized, messages_pb2.StoreTensorsResponse, arrays, handles)
 
     async def _owned(self, arrays: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
         """Returns arrays that nobody else refers to, and that can be deleted one by one.
@@ -174,8 +170,13 @@ class TensorServicer:
                     field="handles",
                 )
             contents = Contents()
-            tensors = await self._compute.run(PIECE_BYTES * len(arrays), contents.tensors, arrays)
-            response = messages_pb2.ReadTensorsResponse(tensors=tensors)
+            response: Serializable
+            if len(arrays) <= PARTS_AT_ONCE:
+                response = messages_pb2.ReadTensorsResponse(tensors=contents.tensors(arrays))
+            else:
+                # With contents beside it, a message for gRPC could not be serialized in parts.
+                beside = call.carries_results
+                response = await self._compute.run_in_thread(_serialized_tensors, arrays, contents, beside=beside)
             call.endings.append(using.pop_all())  # until then the memory is in use, and counts
         return WithContents(response, contents)
 
@@ -226,25 +227,25 @@ def _num_bytes_of(specs: Sequence[TensorSpec]) -> int:
     return sum([spec.num_bytes for spec in specs])
 
 
-def _encode_stored(specs: Sequence[TensorSpec], handles: Sequence[str]) -> bytes:
-    """Returns a serialized PutTensorsResponse.
-
-    A message of very many handles would be made, serialized and freed in steps of 0.1 s, in which nothing else runs.
-    """
-    pieces: list[bytes] = []
-    for spec, handle in zip(specs, handles, strict=True):
-        tensor = encode_handle(spec, handle).SerializeToString()
-        pieces += (_STORED_TENSOR_TAG, varint(len(tensor)), tensor)
-    return b"".join(pieces)
+def _serialized(
+    response: type[messages_pb2.PutTensorsResponse | messages_pb2.StoreTensorsResponse],
+    tensors: Iterable[TensorSpec | Array],
+    handles: Iterable[str],
+) -> Serialized:
+    """Returns a response with the handles of tensors."""
+    each = map(encode_handle, tensors, handles)
+    return Serialized(b"".join(repeated(each, lambda some: response(tensors=some))))
 
 
-def _encode_handles(tensors: Sequence[TensorSpec | Array], handles: Sequence[str]) -> list[tensor_pb2.Tensor]:
-    return [encode_handle(tensor, handle) for tensor, handle in zip(tensors, handles, strict=True)]
+def _serialized_tensors(arrays: Sequence[Array], contents: Contents, *, beside: bool) -> Serialized:
+    tensors = contents.each_tensor(arrays, beside=beside)
+    return Serialized(b"".join(repeated(tensors, lambda some: messages_pb2.ReadTensorsResponse(tensors=some))))
 
 
-def _encode_specs(arrays: Sequence[Array]) -> messages_pb2.GetTensorsResponse:
-    header = messages_pb2.GetTensorsHeader(tensors=[encode_spec(array) for array in arrays])
-    return messages_pb2.GetTensorsResponse(header=header)
+def _encode_specs(arrays: Sequence[Array]) -> Serialized:
+    """Returns the header of a download."""
+    parts = repeated(map(encode_spec, arrays), lambda some: messages_pb2.GetTensorsHeader(tensors=some))
+    return Serialized(within(messages_pb2.GetTensorsResponse, "header", parts))
 
 
 def _check_some(things: Sized, what: str) -> None:
