@@ -87,23 +87,34 @@ async def use_gradient(
     components, given.components = given.components, ()
     are_few = len(components) <= FEW_PIECES
     references = _references(components) if are_few else await compute.run_in_thread(_references, components)
-    with (
-        components_named("gradient", components),
-        opener.open(references, release=given.release) as tensors,
-    ):
-        if not tensors.is_on_host:
-            await tensors.bring_to_host()
-        # Indices must not change once they are checked, and rows are used more than once.
-        rows = [path for path in references if ".sparse." in path]
-        if rows:
-            await tensors.copy_live(rows)
-        finite = frozenset([name or spec.components[0].name for name in given.finite])
+    finite = frozenset([name or spec.components[0].name for name in given.finite])
+    paths = partial(_component_paths, spec, components)
+    with components_named("gradient", components):
         if are_few:
-            gradient = _gradient(spec, components, references, tensors, finite)
-        else:
+            with opener.open(references, release=given.release) as tensors:
+                if not tensors.is_on_host:
+                    await tensors.bring_to_host()
+                await _copy_rows(tensors, _rows(references))
+                gradient = _gradient(spec, components, references, tensors, finite)
+                with request_fields(paths):
+                    return await use(gradient)
+        async with opener.open_many(references, release=given.release) as tensors:
+            if not await compute.run_in_thread(lambda: tensors.is_on_host):
+                await tensors.bring_to_host()
+            await _copy_rows(tensors, await compute.run_in_thread(_rows, references))
             gradient = await compute.run_in_thread(_gradient, spec, components, references, tensors, finite)
-        with request_fields(partial(_component_paths, spec, components)):
-            return await use(gradient)
+            with request_fields(paths):
+                return await use(gradient)
+
+
+def _rows(references: Iterable[str]) -> list[str]:
+    return [path for path in references if ".sparse." in path]
+
+
+async def _copy_rows(tensors: OpenedTensors, rows: Sequence[str]) -> None:
+    """Copies indices and values of rows: indices must not change once they are checked, and rows are used twice."""
+    if rows:
+        await tensors.copy_live(rows)
 
 
 def _references(components: Sequence[GivenComponent]) -> dict[str, Reference]:

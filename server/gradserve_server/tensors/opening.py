@@ -1,7 +1,8 @@
 """Opens the tensors to which requests refer."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -170,36 +171,49 @@ class TensorOpener:
 
         The block raises NotFoundError at its beginning if a stored tensor does not exist.
         """
-        stored = {path: each for path, each in references.items() if isinstance(each, Stored)}
+        stored = _stored(references)
         if stored:
             return self._open_stored(references, stored, release)
-        return _InUse(references, OpenedTensors(references, HeldTensors(()), self._residence))
+        return _InUse(_payloads_of(references.values()), OpenedTensors(references, HeldTensors(), self._residence))
+
+    @asynccontextmanager
+    async def open_many(
+        self, references: Mapping[str, Reference], *, release: bool = False
+    ) -> AsyncIterator[OpenedTensors]:
+        """Does what `open` does for any number of tensors, in several turns of the event loop."""
+        # Most of it can run in any thread; what is left of it takes a turn for some tensors at a time.
+        payloads, stored = await asyncio.to_thread(lambda: (_payloads_of(references.values()), _stored(references)))
+        if not stored:
+            with _InUse(payloads, None):
+                yield OpenedTensors(references, HeldTensors(), self._residence)
+            return
+        fields, handles = await asyncio.to_thread(_fields_and_handles, stored)
+        user = next(iter(stored.values())).user
+        with _InUse(payloads, None):
+            async with self._store.use_many(handles, release=release, fields=fields, user=user) as held:
+                yield OpenedTensors(references, held, self._residence)
 
     @contextmanager
     def _open_stored(
         self, references: Mapping[str, Reference], stored: Mapping[str, Stored], release: bool
     ) -> Iterator[OpenedTensors]:
-        fields = [f"{path}.handle" for path in stored]
-        handles = [each.handle for each in stored.values()]
+        fields, handles = _fields_and_handles(stored)
         user = next(iter(stored.values())).user  # all of them come from one request
         with (
-            _InUse(references, None),
+            _InUse(_payloads_of(references.values()), None),
             self._store.use(handles, release=release, fields=fields, user=user) as held,
         ):
             yield OpenedTensors(references, held, self._residence)
 
 
 class _InUse(AbstractContextManager[T]):
-    """Notes that a call uses the payloads of its references."""
+    """Notes that a call uses payloads, each for a number of tensors."""
 
     __slots__ = ("_payloads", "_value")
 
-    def __init__(self, references: Mapping[str, Reference], value: T) -> None:
+    def __init__(self, payloads: Mapping[PayloadMemory, int], value: T) -> None:
+        self._payloads = payloads
         self._value = value
-        self._payloads: dict[PayloadMemory, int] = {}
-        for each in references.values():
-            if isinstance(each, Attached | Live):
-                self._payloads[each.payload] = self._payloads.get(each.payload, 0) + 1
 
     def __enter__(self) -> T:
         for payload, num_tensors in self._payloads.items():
@@ -209,6 +223,23 @@ class _InUse(AbstractContextManager[T]):
     def __exit__(self, *_: object) -> None:
         for payload in self._payloads:
             payload.end_use()
+
+
+def _payloads_of(references: Iterable[Reference]) -> dict[PayloadMemory, int]:
+    """Returns the payloads of references, and how many of them refer to each."""
+    payloads: dict[PayloadMemory, int] = {}
+    for each in references:
+        if isinstance(each, Attached | Live):
+            payloads[each.payload] = payloads.get(each.payload, 0) + 1
+    return payloads
+
+
+def _stored(references: Mapping[str, Reference]) -> dict[str, Stored]:
+    return {path: each for path, each in references.items() if isinstance(each, Stored)}
+
+
+def _fields_and_handles(stored: Mapping[str, Stored]) -> tuple[list[str], list[str]]:
+    return [f"{path}.handle" for path in stored], [each.handle for each in stored.values()]
 
 
 def _check_spec(spec: TensorSpec | Malformed, array: Array, path: str) -> None:

@@ -2,8 +2,8 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,6 +24,8 @@ from gradserve_server.tensors.spec import TensorSpec
 
 _ADDED_AT_ONCE = 256
 """Tensors stored before other tasks get their turn."""
+USED_AT_ONCE = 512
+"""Tensors of which a use begins or ends before other tasks get their turn."""
 
 
 def _never(_handle: str) -> bool:
@@ -99,16 +101,23 @@ class HeldTensors:
             `exclusive`.
     """
 
-    def __init__(self, entries: Collection[_Entry], *, release: bool = False) -> None:
-        self._entries = {entry.handle: entry for entry in entries}
-        self._alone = release and bool(entries) and all(entry.users == 1 for entry in entries)
+    def __init__(self, *, release: bool = False) -> None:
+        self._entries: dict[str, _Entry] = {}
+        self._release = release
         self._shares = False
-        self.arrays = {entry.handle: entry.array for entry in entries}
+        self.arrays: dict[str, Array] = {}
+
+    def add(self, entry: _Entry) -> None:
+        """Adds a tensor whose use has begun."""
+        self._entries[entry.handle] = entry
+        self.arrays[entry.handle] = entry.array
 
     @property
     def exclusive(self) -> bool:
         """True if nobody else can see the arrays, now or later, so that the caller may take over their memory."""
-        return self._alone and not any(entry.shared for entry in self._entries.values())
+        if not self._release or not self._entries:
+            return False
+        return all(entry.users == 1 and not entry.shared for entry in self._entries.values())
 
     @property
     def memory(self) -> tuple[Account, ...]:
@@ -319,30 +328,85 @@ class TensorStore:
         """
         entries: dict[str, _Entry] = {}
         for index, handle in enumerate(handles):
-            entry = self._entries.get(handle)
-            if entry is None or not user.reaches(entry.owner):
-                field = f"handles[{index}]" if fields is None else fields[index]
-                why = ": the server was started again since, and stored tensors end with it"
-                lost = why if self._is_of_another_run(handle) else ""
-                raise NotFoundError(f"no tensor with the handle {quoted(handle)}{lost}", field=field)
-            entries[handle] = entry
+            entries[handle] = self._find(handle, index, fields, user)
+        held = HeldTensors(release=release)
         for entry in entries.values():
-            entry.users += 1
-            entry.lease.begin_use()
-            if release:
-                self._hide(entry)
+            self._begin_use(entry, held, release=release)
         keep = True
         try:
-            yield HeldTensors(entries.values(), release=release)
+            yield held
             keep = not release
         finally:
             for entry in entries.values():
-                entry.users -= 1
-                entry.lease.end_use()
-                if keep and release and not entry.deleted:
-                    self._show(entry)
-                entry.deleted = entry.deleted or not keep
-                self._reclaim(entry)
+                self._end_use(entry, keep=keep, release=release)
+
+    @asynccontextmanager
+    async def use_many(
+        self,
+        handles: Sequence[str],
+        *,
+        release: bool = False,
+        fields: Sequence[str] | None = None,
+        user: Identity = ANONYMOUS,
+    ) -> AsyncIterator[HeldTensors]:
+        """Does what `use` does for any number of tensors, in several turns of the event loop.
+
+        Others may find those tensors that are not hidden yet. If one of them takes a tensor away meanwhile, this call
+        fails, and the others are back.
+
+        Raises:
+            NotFoundError: See `use`.
+        """
+        entries: list[_Entry] = []
+        held = HeldTensors(release=release)
+        keep = True
+        try:
+            for index, handle in enumerate(handles):
+                if index % USED_AT_ONCE == USED_AT_ONCE - 1:
+                    await asyncio.sleep(0)
+                if handle not in held.arrays:
+                    entry = self._find(handle, index, fields, user)
+                    entries.append(entry)
+                    self._begin_use(entry, held, release=release)
+            yield held
+            keep = not release
+        finally:
+            await self._end_uses(iter(entries), keep=keep, release=release)
+
+    async def _end_uses(self, entries: Iterator[_Entry], *, keep: bool, release: bool) -> None:
+        try:
+            while some := list(itertools.islice(entries, USED_AT_ONCE)):
+                for entry in some:
+                    self._end_use(entry, keep=keep, release=release)
+                if len(some) == USED_AT_ONCE:
+                    await asyncio.sleep(0)
+        finally:
+            for entry in entries:  # if it was cancelled
+                self._end_use(entry, keep=keep, release=release)
+
+    def _find(self, handle: str, index: int, fields: Sequence[str] | None, user: Identity) -> _Entry:
+        entry = self._entries.get(handle)
+        if entry is None or not user.reaches(entry.owner):
+            field = f"handles[{index}]" if fields is None else fields[index]
+            why = ": the server was started again since, and stored tensors end with it"
+            lost = why if self._is_of_another_run(handle) else ""
+            raise NotFoundError(f"no tensor with the handle {quoted(handle)}{lost}", field=field)
+        return entry
+
+    def _begin_use(self, entry: _Entry, held: HeldTensors, *, release: bool) -> None:
+        entry.users += 1
+        entry.lease.begin_use()
+        if release:
+            self._hide(entry)
+        held.add(entry)
+
+    def _end_use(self, entry: _Entry, *, keep: bool, release: bool) -> None:
+        entry.users -= 1
+        entry.lease.end_use()
+        if keep and release and not entry.deleted:
+            self._show(entry)
+        entry.deleted = entry.deleted or not keep
+        self._reclaim(entry)
 
     def delete(self, handles: Sequence[str], *, user: Identity = ANONYMOUS) -> int:
         """Deletes the tensors that exist and that the caller reaches; returns their number."""

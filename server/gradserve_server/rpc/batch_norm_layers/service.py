@@ -1,12 +1,14 @@
 """The servicer of BatchNormLayerService: decodes requests, calls the domain and encodes responses."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve.v1 import tensor_pb2
 from gradserve.wire.contents import WithContents
+from gradserve_server.devices.compute import FEW_PIECES
 from gradserve_server.errors import request_fields
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.delivering import OutputsGradient, deliver_backward, deliver_forward
@@ -128,7 +130,7 @@ class BatchNormLayerServicer:
     ) -> messages_pb2.ReleaseBatchNormForwardsResponse:
         with self._using(request.layer, call) as layer:
             check_count(request.forward_ids, MAX_FORWARDS, "forwards", "forward_ids")
-            forward_ids = [call.identity.own(each) for each in request.forward_ids]
+            forward_ids = await _each(call.identity.own, request.forward_ids)
             count = await layer.release(forward_ids, with_updates=not request.keep_updates)
         return messages_pb2.ReleaseBatchNormForwardsResponse(num_released=count)
 
@@ -136,7 +138,7 @@ class BatchNormLayerServicer:
         self, request: messages_pb2.RunBatchNormUpdatesRequest, call: Call
     ) -> messages_pb2.RunBatchNormUpdatesResponse:
         check_count(request.forward_ids, MAX_FORWARDS, "forwards", "forward_ids")
-        forward_ids = [call.identity.named(each) for each in request.forward_ids]
+        forward_ids = await _each(call.identity.named, request.forward_ids)
         if request.WhichOneof("target") == "collection":
             container, collection = decode_collection(request.collection)
             count = await self._registry.run_updates(container, collection, forward_ids, user=call.identity)
@@ -169,3 +171,10 @@ class BatchNormLayerServicer:
 
     def _using(self, ref: batch_norm_pb2.BatchNormLayerRef, call: Call) -> AbstractContextManager[BatchNormLayer]:
         return self._registry.use(decode_key(ref, call.identity), ref.incarnation)
+
+
+async def _each(convert: Callable[[str], str], ids: Sequence[str]) -> list[str]:
+    """Returns ids as the server knows them; many are converted in a thread, which lets the event loop go on."""
+    if len(ids) <= FEW_PIECES:
+        return [convert(each) for each in ids]
+    return await asyncio.to_thread(lambda: [convert(each) for each in ids])

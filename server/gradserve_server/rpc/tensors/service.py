@@ -3,7 +3,8 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Sized
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, AsyncExitStack
+from types import TracebackType
 from typing import Any
 
 from numpy.typing import NDArray
@@ -13,8 +14,10 @@ from gradserve.wire.chunks import Chunk, PartDecoder, cut, encode_part
 from gradserve.wire.contents import Contents, Serializable, WithContents
 from gradserve.wire.durations import encode_duration
 from gradserve.wire.payload import Assembly, PayloadError, buffer_of
+from gradserve_server.accumulators.own_tasks import OwnTasks
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.devices.device import Array
+from gradserve_server.eager import Begun
 from gradserve_server.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
@@ -42,7 +45,7 @@ from gradserve_server.tensors.references import Reference, Stored
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.senders import TooSlowError
 from gradserve_server.tensors.spec import TensorSpec
-from gradserve_server.tensors.store import TensorStore
+from gradserve_server.tensors.store import USED_AT_ONCE, HeldTensors, TensorStore
 
 STREAM_CODECS: Mapping[str, Codec] = {
     "PutTensors": Codec(decoder=PartDecoder),
@@ -77,6 +80,7 @@ class TensorServicer:
         self._max_message_bytes = max_message_bytes
         self._residence = residence
         self._stream_idle_seconds = stream_idle_seconds
+        self._tasks = OwnTasks()
 
     async def PutTensors(
         self, requests: AsyncIterator[messages_pb2.PutTensorsRequest | memoryview], call: Call
@@ -128,9 +132,10 @@ class TensorServicer:
         self, request: messages_pb2.GetTensorsRequest, call: Call
     ) -> AsyncIterator[Serialized | Chunk]:
         _check_some(request.handles, "handle")
-        with self._store.use(request.handles, release=request.release, user=call.identity) as inputs:
-            arrays = await self._residence.copy_to_host([inputs.arrays[handle] for handle in request.handles])
-            work = PIECE_BYTES * len(arrays)
+        handles, work = list(request.handles), PIECE_BYTES * len(request.handles)
+        async with self._store.use_many(handles, release=request.release, user=call.identity) as inputs:
+            arrays = await self._compute.run(work, _arrays_of, inputs, handles)
+            arrays = await self._residence.copy_to_host(arrays)
             yield await self._compute.run(work, _encode_specs, arrays)
             chunks = cut(map(buffer_of, arrays))
             while (chunk := await self._compute.run(work, next, chunks, None)) is not None:
@@ -158,11 +163,17 @@ class TensorServicer:
 
     async def ReadTensors(self, request: messages_pb2.ReadTensorsRequest, call: Call) -> WithContents:
         _check_some(request.handles, "handle")
-        with ExitStack() as using:
-            held = self._store.use(request.handles, release=request.release, user=call.identity)
-            inputs = using.enter_context(held)
-            arrays = await self._residence.copy_to_host([inputs.arrays[handle] for handle in request.handles])
-            num_bytes = sum(array.nbytes for array in arrays)
+        handles, work = list(request.handles), PIECE_BYTES * len(request.handles)
+        async with AsyncExitStack() as using:
+            if len(handles) <= USED_AT_ONCE:
+                held = using.enter_context(self._store.use(handles, release=request.release, user=call.identity))
+            else:
+                held = await using.enter_async_context(
+                    self._store.use_many(handles, release=request.release, user=call.identity)
+                )
+            arrays = await self._compute.run(work, _arrays_of, held, handles)
+            arrays = await self._residence.copy_to_host(arrays)
+            num_bytes = sum([array.nbytes for array in arrays])
             if not call.carries_results and num_bytes > self._max_message_bytes:
                 raise ResourceExhaustedError(
                     f"the tensors have {num_bytes} bytes, but at most {self._max_message_bytes} come in one message; "
@@ -177,7 +188,8 @@ class TensorServicer:
                 # With contents beside it, a message for gRPC could not be serialized in parts.
                 beside = call.carries_results
                 response = await self._compute.run_in_thread(_serialized_tensors, arrays, contents, beside=beside)
-            call.endings.append(using.pop_all())  # until then the memory is in use, and counts
+            # Until the reply has left, the memory is in use, and counts.
+            call.endings.append(_Ending(using.pop_all(), self._tasks))
         return WithContents(response, contents)
 
     async def DeleteTensors(
@@ -213,6 +225,25 @@ class TensorServicer:
             ],
             next_page_token=page.next_token(str(shown[-1].serial) if shown else "", is_last=len(shown) == len(found)),
         )
+
+
+class _Ending(AbstractContextManager[None]):
+    """Ends the use of tensors after the reply, in several turns of the event loop if they are many."""
+
+    def __init__(self, using: AsyncExitStack, tasks: OwnTasks) -> None:
+        self._using = using
+        self._tasks = tasks
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        ending = Begun(self._using.__aexit__(kind, error, traceback))
+        if not ending.is_done:
+            self._tasks.begin(ending.rest())
+
+
+def _arrays_of(held: HeldTensors, handles: Iterable[str]) -> list[Array]:
+    return [held.arrays[handle] for handle in handles]
 
 
 def _decode_references(request: messages_pb2.StoreTensorsRequest, payload: Payload) -> dict[str, Reference]:
