@@ -27,9 +27,8 @@ def choose_device(wanted: str, host: CpuDevice, inventory: Inventory) -> Device:
     why_no_gpu = inventory.why_no_gpu
     if wanted == "auto":
         wanted = next((name for name in names if name.startswith("cuda:")), host.name)
-        if why_no_gpu is not None:
-            # Whoever has installed CuPy wants a GPU.
-            _log.log(logging.INFO if why_no_gpu == NO_CUPY else logging.WARNING, "ops run on the CPU: %s", why_no_gpu)
+        if why_no_gpu not in (None, NO_CUPY):  # whoever has installed CuPy wants a GPU
+            _log.warning("ops run on the CPU: %s", why_no_gpu)
     if wanted == "cuda":
         wanted = "cuda:0"
     if wanted == host.name:
