@@ -21,7 +21,7 @@ class AverageMemory(Protocol):
     def arrays(self, specs: Sequence[tuple[tuple[int, ...], DType]]) -> list[Array] | None:
         """Returns writable C-contiguous arrays in one block of memory, or None if nobody would read them in place.
 
-        The accumulator writes them once, and makes them read-only. Called on the event loop.
+        The accumulator writes them once, and makes them read-only. Called in any thread.
 
         Args:
             specs: The shape and dtype of each array.

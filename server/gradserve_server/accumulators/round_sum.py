@@ -114,7 +114,7 @@ class RoundSum:
             await self._expect(gradient)
         shapes = await self._pass(value_shapes, gradient)
         begins_there = self._shapes is None and self._sums_there and not gradient.is_adoptable
-        memory = self._memory_to_read_in_place(shapes) if begins_there else None
+        memory = await self._pass(self._memory_to_read_in_place, shapes) if begins_there else None
         try:
             staged = await self._run(gradient.sparse_work, self._summation.stage, gradient, contribution, memory)
         except BaseException:
@@ -138,7 +138,7 @@ class RoundSum:
         Raises:
             ResourceExhaustedError: There is not enough memory; nothing has changed.
         """
-        memory = self._memory_for_average()
+        memory = await self._memory_for_average()
         try:
             return await self._run(self._summation.averaging_work, self._summation.stage_average, total_weight, memory)
         except BaseException:
@@ -179,14 +179,14 @@ class RoundSum:
         self._closed = True
         self.settle()
 
-    def _memory_for_average(self) -> list[Array] | None:
+    async def _memory_for_average(self) -> list[Array] | None:
         """Reserves memory that others read in place, for the dense components; returns None if the sums must do."""
         if not self._dense or self._shapes is None or self._is_in_average_memory:
             return None
-        memory = self._memory_to_read_in_place(self._shapes)
+        memory = await self._pass(self._memory_to_read_in_place, self._shapes)
         if memory is not None:
             try:
-                self._account.grow(sum(each.nbytes for each in memory))
+                self._account.grow(sum([each.nbytes for each in memory]))
             except ResourceExhaustedError:
                 return None
         return memory

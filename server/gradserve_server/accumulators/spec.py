@@ -170,6 +170,8 @@ class AccumulatorSpec:
         """Computes what is derived from the components now, in this thread: for many it takes long."""
         self.by_name  # noqa: B018 - it is kept
         self.bookkeeping_bytes  # noqa: B018
+        self.dense_sum_dtypes  # noqa: B018
+        self.sums_have_dtypes_of_components  # noqa: B018
 
     @cached_property
     def num_parts(self) -> int:
@@ -199,7 +201,12 @@ class AccumulatorSpec:
             return self.accumulate_dtype
         return np.dtype(np.float32) if component.dtype.itemsize == 2 else component.dtype
 
-    @property
+    @cached_property
+    def dense_sum_dtypes(self) -> dict[str, DType]:
+        """The dtypes in which the dense components are summed."""
+        return {each.name: self.sum_dtype(each) for each in self.dense_components}
+
+    @cached_property
     def sums_have_dtypes_of_components(self) -> bool:
         """True if dense sums are in the dtypes of their averages."""
         return all(each.dtype == self.sum_dtype(each) for each in self.dense_components)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -116,12 +116,16 @@ class ArrivalOrderSum:
     def __init__(self, spec: AccumulatorSpec, reducer: Reducer, allocate: Allocate) -> None:
         self._spec = spec
         self._dense_components = spec.dense_components
-        dtypes = {each.name: spec.sum_dtype(each) for each in self._dense_components}
-        self._dense = DenseSums(dtypes, reducer, allocate)
-        self._sparse = {
+        self._dense = DenseSums(spec.dense_sum_dtypes, reducer, allocate)
+        self._sparse_nbytes = 0
+
+    @cached_property
+    def _sparse(self) -> dict[str, SparseSum]:
+        """The sparse sums. They are made in the thread that adds the first gradient: it takes long for many."""
+        spec = self._spec
+        return {
             each.name: SparseSum(spec.sum_dtype(each), each) for each in spec.components if each.layout is Layout.SPARSE
         }
-        self._sparse_nbytes = 0
 
     @property
     def nbytes(self) -> int:

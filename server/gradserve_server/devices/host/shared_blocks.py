@@ -5,6 +5,7 @@ import itertools
 import math
 import mmap
 import os
+import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -64,27 +65,33 @@ class SharedMemory:
         """Takes the limit."""
         self._max_bytes = max_bytes
         self._used = 0
+        self._lock = threading.Lock()
         self._freed: deque[int] = deque()
         """The sizes of blocks that are gone. Filled by finalizers, in any thread."""
 
     @property
     def used(self) -> int:
-        """The bytes of all blocks. Asked for on the event loop."""
+        """The bytes of all blocks."""
+        with self._lock:
+            return self._count()
+
+    def _count(self) -> int:
         while self._freed:
             self._used -= self._freed.popleft()
         return self._used
 
     def make(self, num_bytes: int) -> SharedBlock:
-        """Makes a block. Called on the event loop.
+        """Makes a block. Called in any thread.
 
         Raises:
             MemoryError: There is not enough memory, or the limit is reached.
         """
-        if self.used + num_bytes > self._max_bytes:
-            raise MemoryError(f"{self._used} of {self._max_bytes} bytes are used, no room for {num_bytes}")
-        block = SharedBlock(num_bytes)
-        weakref.finalize(block, self._freed.append, num_bytes).atexit = False
-        self._used += num_bytes
+        with self._lock:
+            if self._count() + num_bytes > self._max_bytes:
+                raise MemoryError(f"{self._used} of {self._max_bytes} bytes are used, no room for {num_bytes}")
+            block = SharedBlock(num_bytes)
+            weakref.finalize(block, self._freed.append, num_bytes).atexit = False
+            self._used += num_bytes
         return block
 
 
@@ -127,12 +134,14 @@ class SharedAverages:
         Raises:
             MemoryError: There is not enough memory, or the limit is reached.
         """
+        if not self._readers.count:
+            return None
         offsets, end = [], 0
         for shape, dtype in specs:
             end = aligned(end)
             offsets.append(end)
             end += math.prod(shape) * dtype.itemsize
-        if not self._readers.count or end < _MIN_BYTES:
+        if end < _MIN_BYTES:
             return None
         root = self._root(end)
         return [np.ndarray(shape, dtype, root, offset) for (shape, dtype), offset in zip(specs, offsets, strict=True)]
