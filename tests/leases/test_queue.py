@@ -7,6 +7,7 @@ import pytest
 
 from gradserve_server.leases.lease import Lease, LeaseQueue
 from gradserve_server.leases.turn import Turn
+from tests.floods.work import calls_of
 
 
 class World:
@@ -138,3 +139,23 @@ def test_beside_a_simple_model() -> None:
                 assert set(world.ended()) == due
                 ends = {lease: end for lease, end in ends.items() if lease not in due}
         assert len(world.queue) == len(ends)
+
+
+def test_to_cancel_one_costs_little_however_many_there_are(world: World) -> None:
+    leases = [world.begin(10 + number % 7) for number in range(20_000)]
+    kept = leases[::1000]
+    for lease in set(leases).difference(kept):
+        assert calls_of(lambda each=lease: world.queue.cancel(each)) < 60
+    assert len(world.queue) == len(kept)
+    assert len(world.queue._heap) + len(world.queue._old) < 200
+    assert world.after(9.9) == []
+    assert sorted(map(id, world.after(100))) == sorted(map(id, kept))
+
+
+def test_they_end_in_order_while_others_are_cancelled(world: World) -> None:
+    leases = [world.begin(1 + number) for number in range(1000)]
+    for lease in leases[::-1]:
+        if lease.seconds % 10:
+            world.queue.cancel(lease)
+            assert world.ended() == []
+    assert [lease.seconds for lease in world.after(10_000)] == list(range(10, 1001, 10))

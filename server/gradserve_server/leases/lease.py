@@ -11,6 +11,7 @@ from gradserve_server.leases.turn import Turn
 ItemT = TypeVar("ItemT")
 
 _FEW = 64
+_MOVED_AT_ONCE = 8
 
 
 class Lease(Generic[ItemT]):
@@ -74,6 +75,8 @@ class LeaseQueue(Generic[ItemT]):
         """Takes a monotonic clock in seconds."""
         self._clock = clock
         self._heap: list[tuple[float, int, Lease[ItemT]]] = []
+        # A heap of which most leases were cancelled. What is left of it moves to the other, a few leases at a time.
+        self._old: list[tuple[float, int, Lease[ItemT]]] = []
         self._num_queued = 0
         self._tie_breaker = itertools.count()
 
@@ -90,15 +93,18 @@ class LeaseQueue(Generic[ItemT]):
     def cancel(self, lease: Lease[ItemT]) -> None:
         """Removes a lease, if it is there, because its item has ended in another way."""
         self._remove(lease)
-        if len(self._heap) > 2 * self._num_queued + _FEW:
-            self._heap = [entry for entry in self._heap if entry[2].is_queued]
-            heapq.heapify(self._heap)
+        if not self._old and len(self._heap) > 2 * self._num_queued + _FEW:
+            self._old, self._heap = self._heap, []
+        for _ in range(min(_MOVED_AT_ONCE, len(self._old))):
+            entry = self._old.pop()  # a leaf: the rest is still a heap
+            if entry[2].is_queued:
+                heapq.heappush(self._heap, entry)
 
     def pop(self, turn: Turn) -> Lease[ItemT] | None:
         """Removes and returns a lease that has ended, None if there is none or the turn is over."""
         now = self._clock()
-        while self._heap and self._heap[0][0] <= now and turn.look():
-            _, _, lease = heapq.heappop(self._heap)
+        while (heap := self._first()) and heap[0][0] <= now and turn.look():
+            _, _, lease = heapq.heappop(heap)
             if not lease.is_queued:
                 continue
             if lease.end(now) <= now:
@@ -106,6 +112,12 @@ class LeaseQueue(Generic[ItemT]):
                 return lease
             self._push(lease, now)
         return None
+
+    def _first(self) -> list[tuple[float, int, Lease[ItemT]]]:
+        """Returns the heap with the earliest end."""
+        if self._old and (not self._heap or self._old[0] < self._heap[0]):
+            return self._old
+        return self._heap
 
     def _remove(self, lease: Lease[ItemT]) -> None:
         if lease.is_queued:

@@ -28,7 +28,7 @@ class Residence:
         Raises:
             MemoryError: There is not enough memory.
         """
-        if all(map(self._host.holds, arrays)):
+        if await self._compute.run(PIECE_BYTES * len(arrays) // 4, self.is_on_host, arrays):
             return list(arrays)
         return await self._compute.run_in_thread(lambda: [self._copy(array) for array in arrays])
 

@@ -146,9 +146,13 @@ class TensorServicer:
         lease = decode_duration(request, "lease")
         work = PIECE_BYTES * len(request.tensors)
         references = await self._compute.run(work, _decode_references, request, call.payload)
-        with self._opener.open(references) as opened:
+        async with AsyncExitStack() as using:
+            if len(references) <= USED_AT_ONCE:
+                opened = using.enter_context(self._opener.open(references))
+            else:
+                opened = await using.enter_async_context(self._opener.open_many(references))
             arrays = await self._owned(list((await self._compute.run(work, opened.arrays)).values()))
-            room = next(iter(opened.memory), None)
+            room = next(iter(await self._compute.run(work, lambda: opened.memory)), None)
             handles = await self._store.keep_many(arrays, lease, shared=False, room=room, owner=call.identity)
         return await self._compute.run(work, _serialized, messages_pb2.StoreTensorsResponse, arrays, handles)
 
