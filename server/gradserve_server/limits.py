@@ -24,6 +24,8 @@ MAX_COMPONENT_DIMENSIONS = 1 << 18
 """The most dimensions of the components of an accumulator, all together."""
 MAX_STREAM_TENSORS = 2 * MAX_COMPONENTS
 """The most tensors of a stream: a sparse component has two."""
+MAX_NETWORK_PARTS = 1 << 12
+"""The most matrices of a recurrent network, and the most biases: an LSTM of 512 layers has as many."""
 MAX_FORWARDS = 1 << 16
 """The most forwards of a layer that one request names."""
 MAX_UNANSWERED = 1024

@@ -101,6 +101,7 @@ BAD_RNNS = [
     to_canonical("Number of params mismatch", "num_params_weights", num_params_weights=10),
     to_canonical("Number of params mismatch", "num_params_biases", num_params_biases=7),
     to_canonical("num_params_weights", "num_params_weights", num_params_weights=0),
+    to_canonical("expected at most 4096 tensors, got 4097", "num_params_biases", num_params_biases=4097),
     to_canonical("expected content or a handle", "params", params=tensor_pb2.Tensor()),
 ]
 """Of each op, what is wrong with a call."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.limits import MAX_NETWORK_PARTS
 from gradserve_server.ops.cudnn_rnn.checks import (
     check_floats,
     check_int32,
@@ -174,6 +175,8 @@ def plan_params_to_canonical(inputs: ParamsToCanonicalInputs, attributes: Params
         count = getattr(attributes, name)
         if count < 1:
             raise InvalidArgumentError(f"Value for attr '{name}' of {count} must be at least minimum 1", field=name)
+        if count > MAX_NETWORK_PARTS:
+            raise InvalidArgumentError(f"expected at most {MAX_NETWORK_PARTS} tensors, got {count}", field=name)
     check_floats(inputs.params, "params", {})
     _check_counts(network, attributes.num_params_weights, attributes.num_params_biases)
     given = math.prod(inputs.params.shape)

@@ -87,7 +87,9 @@ async def _with_average(
 ) -> WithContents:
     """Delivers an average; returns a response with it."""
     # Shared, because the history or other callers have the same arrays.
-    delivered = await delivery.deliver_many(average.arrays, shared=True)
+    work = PIECE_BYTES * len(average.values)
+    arrays = await compute.run(work, lambda: average.arrays)
+    delivered = await delivery.deliver_many(arrays, shared=True)
     if len(delivered) <= PARTS_AT_ONCE:
         parts = _components(average, each_delivered(delivered, contents))
         await compute.run(PIECE_BYTES * len(delivered), _add_average, response, average, parts)

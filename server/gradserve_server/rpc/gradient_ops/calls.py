@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from gradserve.v1 import tensor_pb2
-from gradserve_server.limits import MAX_COMPONENTS, MAX_NAME_BYTES, check_count, check_length
+from gradserve_server.limits import MAX_NAME_BYTES, MAX_NETWORK_PARTS, check_count, check_length
 from gradserve_server.ops.inputs import joined
 from gradserve_server.rpc.boundary.long_replies import Serialized, repeated
 from gradserve_server.rpc.tensors.messages import decode_reference
@@ -50,7 +50,7 @@ def decode_inputs(request: Any, kind: type[Any], payload: Payload, user: Identit
     for field in fields(kind):
         value = getattr(request, field.name)
         if request.DESCRIPTOR.fields_by_name[field.name].is_repeated:
-            check_count(value, MAX_COMPONENTS, "tensors", field.name)
+            check_count(value, MAX_NETWORK_PARTS, "tensors", field.name)
             references |= {
                 f"{field.name}[{index}]": decode_reference(tensor, payload, user) for index, tensor in enumerate(value)
             }

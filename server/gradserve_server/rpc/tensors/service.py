@@ -45,7 +45,7 @@ from gradserve_server.tensors.references import Reference, Stored
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.senders import TooSlowError
 from gradserve_server.tensors.spec import TensorSpec
-from gradserve_server.tensors.store import USED_AT_ONCE, HeldTensors, TensorStore
+from gradserve_server.tensors.store import USED_AT_ONCE, HeldTensors, StoredTensor, TensorStore
 
 STREAM_CODECS: Mapping[str, Codec] = {
     "PutTensors": Codec(decoder=PartDecoder),
@@ -218,15 +218,7 @@ class TensorServicer:
         found = self._store.page(int(page.after or 0), page.size + 1, user=call.identity)
         shown = found[: page.size]
         return messages_pb2.ListTensorsResponse(
-            tensors=[
-                messages_pb2.StoredTensor(
-                    handle=tensor.handle,
-                    spec=encode_spec(tensor.spec),
-                    num_bytes=tensor.spec.num_bytes,
-                    lease_remaining=encode_duration(tensor.lease_remaining),
-                )
-                for tensor in shown
-            ],
+            tensors=await self._compute.run(PIECE_BYTES * len(shown), lambda: list(map(_listed, shown))),
             next_page_token=page.next_token(str(shown[-1].serial) if shown else "", is_last=len(shown) == len(found)),
         )
 
@@ -244,6 +236,15 @@ class _Ending(AbstractContextManager[None]):
         ending = Begun(self._using.__aexit__(kind, error, traceback))
         if not ending.is_done:
             self._tasks.begin(ending.rest())
+
+
+def _listed(tensor: StoredTensor) -> messages_pb2.StoredTensor:
+    return messages_pb2.StoredTensor(
+        handle=tensor.handle,
+        spec=encode_spec(tensor.spec),
+        num_bytes=tensor.spec.num_bytes,
+        lease_remaining=encode_duration(tensor.lease_remaining),
+    )
 
 
 def _arrays_of(held: HeldTensors, handles: Iterable[str]) -> list[Array]:
