@@ -14,8 +14,14 @@ from tests.servers.raw_calls import METHODS
 
 PARTS = 6000
 """The parts of a large request, of which there may be ten times as many."""
-MOST_CALLS = 12 * PARTS
-"""The most calls in a turn of the event loop: a few for each part, where all calls together are dozens for each."""
+MOST_CALLS = 3 * PARTS
+"""The most calls in a turn of the event loop: about two for each part, where all calls together are dozens for each."""
+_MORE_CALLS = {
+    "EndClientLease": 5 * PARTS,
+    "CudnnRNNCanonicalToParams": 12 * PARTS,
+    "CudnnRNNParamsToCanonical": 12 * PARTS,
+}
+"""The same for methods that take no more parts than the tests give them."""
 
 CALL = Call("test")
 
@@ -41,5 +47,5 @@ class Servicers:
     async def measure(self, method: str, work: Awaitable[Any]) -> Any:
         """Returns what some work of a method returns, if it leaves others their turns."""
         answer, longest = await longest_turn(work)
-        assert longest < MOST_CALLS, f"{longest} calls in one turn of {method}"
+        assert longest < _MORE_CALLS.get(method, MOST_CALLS), f"{longest} calls in one turn of {method}"
         return answer
