@@ -87,8 +87,8 @@ async def _with_average(
 ) -> WithContents:
     """Delivers an average; returns a response with it."""
     # Shared, because the history or other callers have the same arrays.
-    work = PIECE_BYTES * len(average.values)
-    arrays = await compute.run(work, lambda: average.arrays)
+    are_few = len(average.values) <= PARTS_AT_ONCE
+    arrays = average.arrays if are_few else await compute.run_in_thread(lambda: average.arrays)
     delivered = await delivery.deliver_many(arrays, shared=True)
     if len(delivered) <= PARTS_AT_ONCE:
         parts = _components(average, each_delivered(delivered, contents))

@@ -39,7 +39,7 @@ from gradserve_server.rpc.tensors.messages import (
 )
 from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.inflight import InFlight
-from gradserve_server.tensors.opening import TensorOpener
+from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
 from gradserve_server.tensors.payload import Payload
 from gradserve_server.tensors.references import Reference, Stored
 from gradserve_server.tensors.residence import Residence
@@ -146,15 +146,21 @@ class TensorServicer:
         lease = decode_duration(request, "lease")
         work = PIECE_BYTES * len(request.tensors)
         references = await self._compute.run(work, _decode_references, request, call.payload)
-        async with AsyncExitStack() as using:
-            if len(references) <= USED_AT_ONCE:
-                opened = using.enter_context(self._opener.open(references))
-            else:
-                opened = await using.enter_async_context(self._opener.open_many(references))
-            arrays = await self._owned(list((await self._compute.run(work, opened.arrays)).values()))
-            room = next(iter(await self._compute.run(work, lambda: opened.memory)), None)
-            handles = await self._store.keep_many(arrays, lease, shared=False, room=room, owner=call.identity)
+        if len(references) <= USED_AT_ONCE:
+            with self._opener.open(references) as opened:
+                arrays, handles = await self._stored(opened, work, lease, call)
+        else:
+            async with self._opener.open_many(references) as opened:
+                arrays, handles = await self._stored(opened, work, lease, call)
         return await self._compute.run(work, _serialized, messages_pb2.StoreTensorsResponse, arrays, handles)
+
+    async def _stored(
+        self, opened: OpenedTensors, work: int, lease: float | None, call: Call
+    ) -> tuple[Sequence[NDArray[Any]], list[str]]:
+        arrays = await self._owned(list((await self._compute.run(work, opened.arrays)).values()))
+        room = next(iter(await self._compute.run(work, lambda: opened.memory)), None)
+        handles = await self._store.keep_many(arrays, lease, shared=False, room=room, owner=call.identity)
+        return arrays, handles
 
     async def _owned(self, arrays: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
         """Returns arrays that nobody else refers to, and that can be deleted one by one.
