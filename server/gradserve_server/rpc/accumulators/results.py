@@ -102,7 +102,7 @@ async def _with_average(
 def _add_average(
     response: _Response, average: Average, components: Iterable[accumulator_pb2.ComponentGradient]
 ) -> None:
-    response.average.MergeFrom(_without_components(average))
+    response.average.CopyFrom(_without_components(average))
     response.average.components.extend(components)
 
 

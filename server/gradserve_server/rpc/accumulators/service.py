@@ -185,7 +185,7 @@ class AccumulatorServicer:
         """Returns a response with the state of an accumulator; serialized if it has many components."""
         described = (self._incarnation, key, accumulator, accumulator.state, lifetime)
         if num_parts(accumulator) <= PARTS_AT_ONCE:
-            response.info.MergeFrom(encode_info(*described))
+            response.info.CopyFrom(encode_info(*described))
             return response
         return await self._compute.run_in_thread(_with_one, response, described)
 

@@ -147,7 +147,7 @@ def encode_info(
 ) -> accumulator_pb2.AccumulatorInfo:
     """Returns the state of an accumulator of this server as a message. Can run in any thread."""
     info = _without_spec(server_incarnation, key, accumulator, state, lifetime)
-    info.spec.MergeFrom(_without_components(accumulator.spec))
+    info.spec.CopyFrom(_without_components(accumulator.spec))
     info.spec.components.extend(map(_encode_component, accumulator.spec.components))
     return info
 
