@@ -13,6 +13,7 @@ from typing import Self
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.rpc.boundary.wire_format import DELIMITED, FIXED32, FIXED64, VARINT, read_varint
 
 UNCHECKED_BYTES = 1 << 16
 """Requests of up to this length have not enough parts to matter."""
@@ -23,7 +24,6 @@ _AT_ONCE = 1000
 _SHORT_BYTES = 64
 _NUMBERS_PER_PART = 8
 
-_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 _PACKABLE = {
     kind
     for kind in range(1, FieldDescriptor.MAX_TYPE + 1)
@@ -116,13 +116,13 @@ class _Counting:
                 tag = data[position]
                 position += 1
                 if tag & 0x80:
-                    tag, position = _varint(data, position - 1)
+                    tag, position = read_varint(data, position - 1)
                 kind = tag & 7
-                if kind == _DELIMITED:
+                if kind == DELIMITED:
                     length = data[position]
                     position += 1
                     if length & 0x80:
-                        length, position = _varint(data, position - 1)
+                        length, position = read_varint(data, position - 1)
                     inside = position + length
                     if inside > end:
                         raise ValueError("it ends in a part")
@@ -138,13 +138,13 @@ class _Counting:
                     elif length:
                         end, shape = inside, inner
                         outer.append((end, shape))
-                elif kind == _VARINT:
+                elif kind == VARINT:
                     while data[position] & 0x80:
                         position += 1
                     position += 1
-                elif kind == _FIXED64:
+                elif kind == FIXED64:
                     position += 8
-                elif kind == _FIXED32:
+                elif kind == FIXED32:
                     position += 4
                 else:
                     # Groups, which no message here has, would be parsed as unknown fields.
@@ -152,18 +152,6 @@ class _Counting:
                     raise ValueError("it has groups")
         finally:
             self.position, self.num_parts = position, num_parts
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Returns the number at a position, and the position after it."""
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    raise ValueError("it has a number of more than ten bytes")
 
 
 def _shape_of(message: Descriptor, known: dict[str, _Shape]) -> _Shape:

@@ -14,11 +14,10 @@ from google.protobuf.descriptor import Descriptor
 from gradserve.wire.chunks import varint
 from gradserve_server.rpc.boundary.density import UNCHECKED_BYTES, PartCounter
 from gradserve_server.rpc.boundary.malformed import Decode, tolerant
+from gradserve_server.rpc.boundary.wire_format import DELIMITED, FIXED32, FIXED64, VARINT, read_varint
 
 SLICE_BYTES = 1 << 15
 """The bytes that are parsed in one step: as many fields take up to 2 ms."""
-
-_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 
 
 class RequestReader:
@@ -73,22 +72,22 @@ def _slices(data: bytes, begin: int, end: int, message: Descriptor, slice_bytes:
     while position < end:
         field = position
         try:
-            tag, position = _varint(data, position)
+            tag, position = read_varint(data, position)
             kind = tag & 7
-            if kind == _DELIMITED:
-                length, inside = _varint(data, position)
+            if kind == DELIMITED:
+                length, inside = read_varint(data, position)
                 position = inside + length
-            elif kind == _VARINT:
-                _, position = _varint(data, position)
-            elif kind in (_FIXED32, _FIXED64):
-                position += 4 if kind == _FIXED32 else 8
+            elif kind == VARINT:
+                _, position = read_varint(data, position)
+            elif kind in (FIXED32, FIXED64):
+                position += 4 if kind == FIXED32 else 8
             else:
                 break
         except (IndexError, ValueError):
             break
         if position > end:
             break
-        if kind == _DELIMITED and length > slice_bytes:
+        if kind == DELIMITED and length > slice_bytes:
             inner = message.fields_by_number.get(tag >> 3)
             if inner is not None and inner.message_type is not None and not inner.is_repeated:
                 if begin < field:
@@ -101,19 +100,3 @@ def _slices(data: bytes, begin: int, end: int, message: Descriptor, slice_bytes:
             begin = position
     if begin < end:
         yield data[begin:end]
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Returns the number at a position, and the position after it."""
-    value = data[position]
-    position += 1
-    if value < 0x80:
-        return value, position
-    value &= 0x7F
-    for shift in range(7, 70, 7):
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    raise ValueError("it has a number of more than ten bytes")
