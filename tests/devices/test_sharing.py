@@ -18,7 +18,7 @@ from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.ops.dtypes import FLOAT64
 from tests.servers.polling import eventually
 
-_TAKEN, _PATIENCE = 1, 100_000
+_TAKEN, _PATIENCE = 1, 300_000
 
 
 def square(values: Any, squares: Any, counters: Any) -> None:
