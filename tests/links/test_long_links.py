@@ -48,7 +48,7 @@ def test_large_tensors_travel_over_several_sockets() -> None:
             np.testing.assert_array_equal(acc.take_grad(1), array)
             assert client.server_info().transport.num_sockets == num_sockets
         (connection,) = client._transport._servers[0]._sockets._carrier.connections._idle  # type: ignore[attr-defined]
-        assert round_trip(connection._socket) >= LONG.round_trip
+        assert round_trip(connection._socket) >= 0.9 * LONG.round_trip
 
 
 async def test_large_tensors_travel_over_several_sockets_aio() -> None:

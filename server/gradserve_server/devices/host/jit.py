@@ -159,8 +159,8 @@ def _source_files(function: Callable[..., None]) -> set[Path]:
         file = waiting.pop()
         if file.exists() and file not in found:
             found.add(file)
-            imported = (sys.modules.get(name) for name in _imports(file.read_bytes()))
-            files = [Path(str(module.__file__)) for module in imported if module is not None]
+            imported = (getattr(sys.modules.get(name), "__file__", None) for name in _imports(file.read_bytes()))
+            files = [Path(each) for each in imported if each is not None]  # those built into Python have none
             waiting += [each for each in files if each.parent == first.parent or _PACKAGE in each.parents]
     return found
 
