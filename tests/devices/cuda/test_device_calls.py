@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from gradserve_server.devices.cuda.device import CudaDevice
+from gradserve_server.devices.cuda.importing import KernelCache
 from gradserve_server.devices.cuda.program import Launch, Limits, Program
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.layers.batch_norm.declaration import FORWARD
@@ -141,12 +142,9 @@ class StandIn:
                 raise CUDARuntimeError(stand_in.failure)
 
         runtime = types.SimpleNamespace(CUDARuntimeError=CUDARuntimeError, deviceSynchronize=synchronize)
-        compiler = types.SimpleNamespace(_kernel_cache_backend=None, _set_kernel_cache_backend=lambda backend: None)
+        compiler = types.SimpleNamespace(_kernel_cache_backend=KernelCache(None))
         cupy.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
             Device=Device, Stream=Stream, Event=Event, compiler=compiler, runtime=runtime
-        )
-        cupy._core = types.SimpleNamespace(  # type: ignore[attr-defined]
-            set_compute_type=lambda *_: None, _routines_linalg=types.SimpleNamespace(COMPUTE_TYPE_PEDANTIC=2)
         )
         cupy.empty, cupy.ndarray, cupy.RawModule, cupy.uint32 = empty, Array, RawModule, np.uint32  # type: ignore[attr-defined]
         return cupy

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Protocol
@@ -66,6 +67,9 @@ def import_cupy() -> Any:
     Raises:
         ImportError: It is not installed, or its libraries cannot be loaded.
     """
+    known: Any = sys.modules.get("cupy")
+    if known is not None and isinstance(known.cuda.compiler._kernel_cache_backend, KernelCache):
+        return known
     given = os.environ.get(_VARIABLE)
     problem = _problem_with(Path(given if given is not None else _DEFAULT).expanduser())
     if problem is not None:
@@ -84,8 +88,7 @@ def import_cupy() -> Any:
             else:
                 os.environ[_VARIABLE] = given
     compiler = cupy.cuda.compiler
-    if not isinstance(compiler._kernel_cache_backend, KernelCache):
-        compiler._set_kernel_cache_backend(KernelCache(None if problem else compiler._kernel_cache_backend))
+    compiler._set_kernel_cache_backend(KernelCache(None if problem else compiler._kernel_cache_backend))
     cupy._core.set_compute_type(np.float32, cupy._core._routines_linalg.COMPUTE_TYPE_PEDANTIC)
     return cupy
 
