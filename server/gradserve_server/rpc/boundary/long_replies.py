@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from gradserve.wire.chunks import varint
+from gradserve_server.rpc.boundary.wire_format import DELIMITED
 
 T = TypeVar("T")
 
 PARTS_AT_ONCE = 512
 """The most parts of a message that is made as a whole, which takes up to 3 ms."""
 _SLICE = 256
-_DELIMITED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,4 +50,4 @@ def within(message: type[Message], field: str, parts: Iterable[bytes]) -> bytes:
     """
     descriptor: Any = message.DESCRIPTOR
     inner = b"".join(parts)
-    return b"".join((varint(descriptor.fields_by_name[field].number << 3 | _DELIMITED), varint(len(inner)), inner))
+    return b"".join((varint(descriptor.fields_by_name[field].number << 3 | DELIMITED), varint(len(inner)), inner))
