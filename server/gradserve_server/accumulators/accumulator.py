@@ -15,7 +15,6 @@ from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.journal import AccumulatorJournal
 from gradserve_server.accumulators.ledger import Ledger, Taken
 from gradserve_server.accumulators.member_bytes import MemberBytes
-from gradserve_server.accumulators.own_tasks import OwnTasks
 from gradserve_server.accumulators.results import AccumulatorState, Applied, Outcome
 from gradserve_server.accumulators.round_sum import RoundSum
 from gradserve_server.accumulators.spec import AccumulatorSpec
@@ -23,6 +22,7 @@ from gradserve_server.accumulators.under_way import CallsUnderWay
 from gradserve_server.accumulators.waiting import TakeQueue, Waiter
 from gradserve_server.eager import Begun
 from gradserve_server.errors import DeadlineExceededError, ServiceError
+from gradserve_server.own_tasks import OwnTasks
 from gradserve_server.tensors.quotas import Quota
 
 P = ParamSpec("P")

@@ -14,7 +14,6 @@ from gradserve.wire.chunks import Chunk, PartDecoder, cut, encode_part
 from gradserve.wire.contents import Contents, Serializable, WithContents
 from gradserve.wire.durations import encode_duration
 from gradserve.wire.payload import Assembly, PayloadError, buffer_of
-from gradserve_server.accumulators.own_tasks import OwnTasks
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.devices.device import Array
 from gradserve_server.eager import Begun
@@ -26,6 +25,7 @@ from gradserve_server.errors import (
     request_fields,
 )
 from gradserve_server.limits import MAX_STREAM_TENSORS, check_count, quoted
+from gradserve_server.own_tasks import OwnTasks
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.codec import Codec
 from gradserve_server.rpc.boundary.durations import decode_duration
