@@ -1,7 +1,6 @@
 """GPUs, through CuPy."""
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,14 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.devices.cancellation import checkpoint
+from gradserve_server.devices.cuda.compiled import CudaProgram
+from gradserve_server.devices.cuda.device_thread import DeviceThread
 from gradserve_server.devices.cuda.importing import import_cupy
-from gradserve_server.devices.cuda.program import COMPILE_OPTIONS, CompiledProgram, Launch, Limits, Program
+from gradserve_server.devices.cuda.program import CompiledProgram, Limits, Program
 from gradserve_server.devices.device import Array
-
-_POLLING_SECONDS = 50e-6
-"""For so long a thread asks again and again whether its work is done, which takes a core. Then it sleeps: waking up
-takes some tens of microseconds, as much as a small kernel."""
 
 
 class CudaDevice:
@@ -45,7 +41,7 @@ class CudaDevice:
         attributes = self._device.attributes
         self.limits = Limits(attributes["MultiProcessorCount"], attributes["MaxSharedMemoryPerBlockOptin"])
         self._threads = threading.local()
-        self._programs: dict[Program, _CudaProgram] = {}
+        self._programs: dict[Program, CudaProgram] = {}
 
     def holds(self, array: Array) -> bool:
         """Returns True if an array is in this GPU's memory."""
@@ -148,7 +144,7 @@ class CudaDevice:
         Raises:
             cupy.cuda.compiler.CompileException: It does not compile.
         """
-        compiled = self._programs.setdefault(program, _CudaProgram(self._cupy, program, self.limits))
+        compiled = self._programs.setdefault(program, CudaProgram(self._cupy, program, self.limits))
         with self._current():
             compiled.compile()
         return compiled
@@ -163,60 +159,16 @@ class CudaDevice:
             finally:
                 thread.depth -= 1
 
-    def _thread(self) -> "_Thread":
+    def _thread(self) -> DeviceThread:
         try:
-            thread: _Thread = self._threads.state
+            thread: DeviceThread = self._threads.state
         except AttributeError:
             # For good: leaving a block with this device would go back to GPU 0, and so make a context there.
             self._device.use()
             cuda = self._cupy.cuda
             finished = cuda.Event(block=True, disable_timing=True)
-            thread = self._threads.state = _Thread(cuda.Stream(non_blocking=True), finished)
+            thread = self._threads.state = DeviceThread(cuda.Stream(non_blocking=True), finished)
         return thread
-
-
-class _Thread:
-    """A thread's state on a device; `depth` counts its nested blocks that make the device current."""
-
-    def __init__(self, stream: Any, finished: Any) -> None:
-        self.stream = stream
-        self.depth = 0
-        self.scratch: Array | None = None
-        self.tickets: Array | None = None
-        self._finished = finished
-
-    def wait(self) -> None:
-        """Returns when everything in the stream is done."""
-        self._finished.record(self.stream)
-        end = time.perf_counter() + _POLLING_SECONDS
-        while not self._finished.done:
-            if time.perf_counter() >= end:
-                self._finished.synchronize()
-                return
-
-
-class _CudaProgram:
-    def __init__(self, cupy: Any, program: Program, limits: Limits) -> None:
-        self._cupy = cupy
-        self._program = program
-        self._limits = limits
-        self._compiling = threading.Lock()
-        self._kernels: dict[str, Any] = {}
-
-    def compile(self) -> None:
-        with self._compiling:
-            if self._kernels:
-                return
-            module = self._cupy.RawModule(code=self._program.source, options=COMPILE_OPTIONS, backend="nvrtc")
-            kernels = {name: module.get_function(name) for name in self._program.kernels}
-            for kernel in kernels.values():
-                kernel.max_dynamic_shared_size_bytes = self._limits.shared_bytes
-            self._kernels = kernels
-
-    def launch(self, launch: Launch, arguments: NDArray[Any]) -> None:
-        """Starts a kernel on CuPy's current stream. CuPy passes an array of one element by value."""
-        checkpoint()
-        self._kernels[launch.kernel](launch.grid, (launch.threads,), (arguments,), shared_mem=launch.shared_bytes)
 
 
 def _room(wanted: int) -> int:

@@ -1,0 +1,30 @@
+"""The state of one thread that uses a GPU."""
+
+import time
+from typing import Any
+
+from gradserve_server.devices.device import Array
+
+_POLLING_SECONDS = 50e-6
+"""For so long a thread asks again and again whether its work is done, which takes a core. Then it sleeps: waking up
+takes some tens of microseconds, as much as a small kernel."""
+
+
+class DeviceThread:
+    """A thread's state on a device; `depth` counts its nested blocks that make the device current."""
+
+    def __init__(self, stream: Any, finished: Any) -> None:
+        self.stream = stream
+        self.depth = 0
+        self.scratch: Array | None = None
+        self.tickets: Array | None = None
+        self._finished = finished
+
+    def wait(self) -> None:
+        """Returns when everything in the stream is done."""
+        self._finished.record(self.stream)
+        end = time.perf_counter() + _POLLING_SECONDS
+        while not self._finished.done:
+            if time.perf_counter() >= end:
+                self._finished.synchronize()
+                return
