@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve.memory.idle import IdleMemory
+from gradserve.memory.mapped import MappedArray, MappedMemory
 
 _MIN_POOLED_BYTES = 1 << 16
 _HUGE_PAGE_BYTES = 1 << 21
 
 
-class _Block(np.ndarray[Any, np.dtype[np.uint8]]):
+class _Block(MappedArray):
     """The array at the root of all views of a block. When it is garbage-collected, the block is free."""
 
 
@@ -30,7 +31,7 @@ class BufferPool:
 
     def __init__(self, max_idle_bytes: int) -> None:
         """Takes the approximate limit of unused memory; more is returned to the system."""
-        self._idle: IdleMemory[mmap.mmap] = IdleMemory(max_idle_bytes)
+        self._idle: IdleMemory[MappedMemory] = IdleMemory(max_idle_bytes)
 
     @property
     def idle_bytes(self) -> int:
@@ -48,7 +49,7 @@ class BufferPool:
             return np.empty(shape, dtype)
         size = block_size(num_bytes)
         memory = self._idle.take(size) or _map(size)
-        block = _Block((num_bytes,), np.uint8, memory)
+        block = _Block.of(memory, num_bytes)
         weakref.finalize(block, self._idle.put, memory, size).atexit = False
         return np.ndarray(shape, dtype, block)
 
@@ -59,7 +60,7 @@ def block_size(num_bytes: int) -> int:
     return -(-num_bytes // step) * step
 
 
-def _map(size: int) -> mmap.mmap:
+def _map(size: int) -> MappedMemory:
     try:
         # Private: by default the memory would be shared with forks of the process, and have no huge pages.
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -67,4 +68,4 @@ def _map(size: int) -> mmap.mmap:
         raise MemoryError(f"cannot map {size} bytes: {error}") from error
     if size >= _HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
+    return MappedMemory(memory)

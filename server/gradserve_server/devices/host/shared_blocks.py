@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradserve.memory.mapped import MappedArray, MappedMemory
 from gradserve.memory.sealed import make_region
 from gradserve.wire.frames import aligned
 
@@ -48,7 +49,8 @@ class SharedBlock:
         """
         self.number = next(self._numbers)
         self.num_bytes = num_bytes
-        self.descriptor, self.memory = make_region(num_bytes, read_only_for_others=True)
+        self.descriptor, memory = make_region(num_bytes, read_only_for_others=True)
+        self.memory = MappedMemory(memory)
         self.is_spoilt = False
         self.is_retired = False
         weakref.finalize(self, os.close, self.descriptor)
@@ -95,7 +97,7 @@ class SharedMemory:
         return block
 
 
-class _Root(np.ndarray[Any, np.dtype[np.uint8]]):
+class _Root(MappedArray):
     """The array at the root of all arrays in a block. When it is garbage-collected, the block is free."""
 
     block: SharedBlock
@@ -148,7 +150,7 @@ class SharedAverages:
 
     def _root(self, num_bytes: int) -> NDArray[np.uint8]:
         block = self._reuse(num_bytes) or self._memory.make(-(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
-        root = _Root((block.num_bytes,), np.uint8, block.memory)
+        root = _Root.of(block.memory, block.num_bytes)
         root.block = block
         weakref.finalize(root, self._recycle, block).atexit = False
         return root
