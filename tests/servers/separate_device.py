@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gradserve.memory.pool import BufferPool
-from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.device import CpuDevice, bytes_of
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.layers.batch_norm.computation import LayerComputation
 from gradserve_server.layers.batch_norm.declaration import FAMILY as BATCH_NORM_LAYER
@@ -75,6 +75,16 @@ class SeparateDevice:
         assert self.is_computing
         self.copied_out += array.nbytes
         return array.hidden.copy()
+
+    def write(self, array: SeparateArray, offset: int, source: np.ndarray) -> None:
+        assert self.is_computing
+        self.copied_in += source.nbytes
+        bytes_of(array.hidden)[offset : offset + source.nbytes] = bytes_of(source)
+
+    def read(self, array: SeparateArray, offset: int, target: np.ndarray) -> None:
+        assert self.is_computing
+        self.copied_out += target.nbytes
+        bytes_of(target)[...] = bytes_of(array.hidden)[offset : offset + target.nbytes]
 
     @contextmanager
     def computing(self) -> Iterator[None]:

@@ -14,6 +14,11 @@ Array: TypeAlias = Any
 and `nbytes`."""
 
 
+def bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Returns a view of the bytes of a C-contiguous host array."""
+    return array.reshape(-1).view(np.uint8)
+
+
 class Device(Protocol):
     """Memory for arrays, and arithmetic on them. Safe to use from several threads."""
 
@@ -44,7 +49,19 @@ class Device(Protocol):
         ...
 
     def to_host(self, array: Array) -> NDArray[Any]:
-        """Returns an array of this device in host memory: the array itself if it is there already."""
+        """Returns an array of this device in host memory: the array itself if it is there already.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        ...
+
+    def write(self, array: Array, offset: int, source: NDArray[Any]) -> None:
+        """Copies the bytes of a C-contiguous host array into an array, from an offset in bytes on."""
+        ...
+
+    def read(self, array: Array, offset: int, target: NDArray[Any]) -> None:
+        """Fills a C-contiguous host array with the bytes of an array, from an offset in bytes on."""
         ...
 
     def computing(self) -> AbstractContextManager[None]:
@@ -86,6 +103,14 @@ class CpuDevice:
         """Returns the array itself."""
         host: NDArray[Any] = array
         return host
+
+    def write(self, array: Array, offset: int, source: NDArray[Any]) -> None:
+        """Copies the bytes of a C-contiguous array into an array, from an offset in bytes on."""
+        bytes_of(array)[offset : offset + source.nbytes] = bytes_of(source)
+
+    def read(self, array: Array, offset: int, target: NDArray[Any]) -> None:
+        """Fills a C-contiguous array with the bytes of an array, from an offset in bytes on."""
+        bytes_of(target)[...] = bytes_of(array)[offset : offset + target.nbytes]
 
     @contextmanager
     def computing(self) -> Iterator[None]:

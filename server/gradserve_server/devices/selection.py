@@ -40,4 +40,4 @@ def choose_device(wanted: str, host: CpuDevice, inventory: Inventory) -> Device:
         )
     from gradserve_server.devices.cuda.device import CudaDevice
 
-    return CudaDevice(int(wanted.removeprefix("cuda:")))
+    return CudaDevice(int(wanted.removeprefix("cuda:")), host.empty)

@@ -102,12 +102,6 @@ class StandIn:
             def data(self) -> Memory:  # type: ignore[override]
                 return Memory(self)
 
-            def set(self, array: Any) -> None:
-                self[...] = array
-
-            def get(self) -> Any:
-                return np.array(self)
-
         def empty(shape: Any, dtype: Any) -> Array:
             assert isinstance(stand_in.stack()[-1], Stream), "memory of no thread's own stream"
             return np.full(shape, 99, dtype).view(Array)
@@ -141,7 +135,17 @@ class StandIn:
             if stand_in.failure is not None:
                 raise CUDARuntimeError(stand_in.failure)
 
-        runtime = types.SimpleNamespace(CUDARuntimeError=CUDARuntimeError, deviceSynchronize=synchronize)
+        def copy(target: int, source: int, num_bytes: int, _kind: int, stream: int) -> None:
+            assert stand_in.stack()[-1].ptr == stream
+            ctypes.memmove(target, source, num_bytes)
+
+        runtime = types.SimpleNamespace(
+            CUDARuntimeError=CUDARuntimeError,
+            deviceSynchronize=synchronize,
+            memcpyAsync=copy,
+            memcpyHostToDevice=1,
+            memcpyDeviceToHost=2,
+        )
         compiler = types.SimpleNamespace(_kernel_cache_backend=KernelCache(None))
         cupy.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
             Device=Device, Stream=Stream, Event=Event, compiler=compiler, runtime=runtime

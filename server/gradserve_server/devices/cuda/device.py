@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.cuda.compiled import CudaProgram
+from gradserve_server.devices.cuda.copies import Allocate, ThreadCopies
 from gradserve_server.devices.cuda.device_thread import DeviceThread
 from gradserve_server.devices.cuda.importing import import_cupy
+from gradserve_server.devices.cuda.pinning import Pinning
 from gradserve_server.devices.cuda.program import CompiledProgram, Limits, Program
 from gradserve_server.devices.device import Array
 
@@ -28,8 +30,8 @@ class CudaDevice:
     inline_bytes = 0
     """Zero: kernels may wait for others, so they never run on the event loop."""
 
-    def __init__(self, index: int) -> None:
-        """Takes the index of the GPU, as CUDA counts.
+    def __init__(self, index: int, allocate: Allocate = np.empty) -> None:
+        """Takes the index of the GPU, as CUDA counts, and what allocates memory of the host for copies.
 
         Raises:
             ImportError: CuPy is not installed.
@@ -42,6 +44,8 @@ class CudaDevice:
         self.limits = Limits(attributes["MultiProcessorCount"], attributes["MaxSharedMemoryPerBlockOptin"])
         self._threads = threading.local()
         self._programs: dict[Program, CudaProgram] = {}
+        self._allocate = allocate
+        self._pinning = Pinning(cupy, self._device.use)
 
     def holds(self, array: Array) -> bool:
         """Returns True if an array is in this GPU's memory."""
@@ -65,16 +69,30 @@ class CudaDevice:
             MemoryError: There is not enough memory.
         """
         copy = self.empty(array.shape, array.dtype)
-        if array.nbytes:
-            with self.computing():
-                copy.set(array)
+        self.write(copy, 0, np.ascontiguousarray(array))
         return copy
 
     def to_host(self, array: Array) -> NDArray[Any]:
-        """Returns a copy in host memory."""
-        with self.computing():
-            host: NDArray[Any] = array.get()
+        """Returns a copy in host memory.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        host = self._allocate(array.shape, array.dtype)
+        self.read(array, 0, host)
         return host
+
+    def write(self, array: Array, offset: int, source: NDArray[Any]) -> None:
+        """Copies the bytes of a C-contiguous host array into an array, from an offset in bytes on."""
+        if source.nbytes:
+            with self.computing():
+                self._thread().copies.upload(source, self.address(array) + offset)
+
+    def read(self, array: Array, offset: int, target: NDArray[Any]) -> None:
+        """Fills a C-contiguous host array with the bytes of an array, from an offset in bytes on."""
+        if target.nbytes:
+            with self.computing():
+                self._thread().copies.download(self.address(array) + offset, target)
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -167,7 +185,9 @@ class CudaDevice:
             self._device.use()
             cuda = self._cupy.cuda
             finished = cuda.Event(block=True, disable_timing=True)
-            thread = self._threads.state = DeviceThread(cuda.Stream(non_blocking=True), finished)
+            stream = cuda.Stream(non_blocking=True)
+            copies = ThreadCopies(self._cupy, stream, self._pinning, self._allocate)
+            thread = self._threads.state = DeviceThread(stream, finished, copies)
         return thread
 
 

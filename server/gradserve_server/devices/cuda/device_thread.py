@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from gradserve_server.devices.cuda.copies import ThreadCopies
 from gradserve_server.devices.device import Array
 
 _POLLING_SECONDS = 50e-6
@@ -13,8 +14,9 @@ takes some tens of microseconds, as much as a small kernel."""
 class DeviceThread:
     """A thread's state on a device; `depth` counts its nested blocks that make the device current."""
 
-    def __init__(self, stream: Any, finished: Any) -> None:
+    def __init__(self, stream: Any, finished: Any, copies: ThreadCopies) -> None:
         self.stream = stream
+        self.copies = copies
         self.depth = 0
         self.scratch: Array | None = None
         self.tickets: Array | None = None

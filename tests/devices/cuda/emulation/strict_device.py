@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.cuda.program import CompiledProgram, Program
+from gradserve_server.devices.device import bytes_of
 from tests.devices.cuda.emulation.arrays import DeviceArray, DeviceNamespace
 from tests.devices.cuda.emulation.device import EmulatedDevice
 
@@ -45,6 +46,12 @@ class StrictDevice:
 
     def to_host(self, array: DeviceArray) -> NDArray[Any]:
         return array.hidden.copy()
+
+    def write(self, array: DeviceArray, offset: int, source: NDArray[Any]) -> None:
+        bytes_of(array.hidden)[offset : offset + source.nbytes] = bytes_of(source)
+
+    def read(self, array: DeviceArray, offset: int, target: NDArray[Any]) -> None:
+        bytes_of(target)[...] = bytes_of(array.hidden)[offset : offset + target.nbytes]
 
     def why_lost(self) -> None:
         """It is never lost."""

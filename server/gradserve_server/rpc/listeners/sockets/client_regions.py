@@ -6,6 +6,7 @@ import resource
 import numpy as np
 from numpy.typing import NDArray
 
+from gradserve.memory.mapped import MappedArray, MappedMemory
 from gradserve.memory.sealed import RegionError, map_region
 from gradserve.wire.frames import FrameError
 from gradserve_server.rpc.listeners.sockets.fair_sockets import FairSockets
@@ -47,9 +48,10 @@ class ClientRegions:
             self._sockets.add_region(self.owner, num_bytes)
             on_failure.callback(self._sockets.drop_region, self.owner, num_bytes)
             try:
-                self._regions[number] = np.frombuffer(map_region(descriptor, num_bytes), np.uint8)
+                memory = MappedMemory(map_region(descriptor, num_bytes))
             except RegionError as error:
                 raise FrameError(str(error)) from None
+            self._regions[number] = MappedArray.of(memory, num_bytes)
             on_failure.pop_all()
 
     def drop(self, number: int) -> None:
