@@ -57,11 +57,17 @@ class Device(Protocol):
         ...
 
     def write(self, array: Array, offset: int, source: NDArray[Any]) -> None:
-        """Copies the bytes of a C-contiguous host array into an array, from an offset in bytes on."""
+        """Copies the bytes of a C-contiguous host array into an array, from an offset in bytes on.
+
+        In a `computing` block, the host array must not change until the block is left.
+        """
         ...
 
     def read(self, array: Array, offset: int, target: NDArray[Any]) -> None:
-        """Fills a C-contiguous host array with the bytes of an array, from an offset in bytes on."""
+        """Fills a C-contiguous host array with the bytes of an array, from an offset in bytes on.
+
+        In a `computing` block, it is filled when the block is left.
+        """
         ...
 
     def computing(self) -> AbstractContextManager[None]:

@@ -79,20 +79,37 @@ class CudaDevice:
             MemoryError: There is not enough memory.
         """
         host = self._allocate(array.shape, array.dtype)
-        self.read(array, 0, host)
+        with self.computing():
+            self.read(array, 0, host)
         return host
 
     def write(self, array: Array, offset: int, source: NDArray[Any]) -> None:
-        """Copies the bytes of a C-contiguous host array into an array, from an offset in bytes on."""
+        """Copies the bytes of a C-contiguous host array into an array, from an offset in bytes on.
+
+        In a `computing` block, the host array must not change until the block is left.
+        """
         if source.nbytes:
-            with self.computing():
-                self._thread().copies.upload(source, self.address(array) + offset)
+            with self._copying(source) as copies:
+                copies.upload(source, self.address(array) + offset)
 
     def read(self, array: Array, offset: int, target: NDArray[Any]) -> None:
-        """Fills a C-contiguous host array with the bytes of an array, from an offset in bytes on."""
+        """Fills a C-contiguous host array with the bytes of an array, from an offset in bytes on.
+
+        In a `computing` block, it is filled when the block is left.
+        """
         if target.nbytes:
+            with self._copying(target) as copies:
+                copies.download(self.address(array) + offset, target)
+
+    @contextmanager
+    def _copying(self, host: NDArray[Any]) -> Iterator[ThreadCopies]:
+        thread = self._thread()
+        if not thread.depth:
             with self.computing():
-                self._thread().copies.download(self.address(array) + offset, target)
+                yield thread.copies
+            return
+        thread.held.append(host)  # nobody may reuse its memory before
+        yield thread.copies
 
     @contextmanager
     def computing(self) -> Iterator[None]:

@@ -20,6 +20,8 @@ class DeviceThread:
         self.depth = 0
         self.scratch: Array | None = None
         self.tickets: Array | None = None
+        self.held: list[object] = []
+        """What must stay until the stream is done."""
         self._finished = finished
 
     def wait(self) -> None:
@@ -29,4 +31,5 @@ class DeviceThread:
         while not self._finished.done:
             if time.perf_counter() >= end:
                 self._finished.synchronize()
-                return
+                break
+        self.held.clear()
