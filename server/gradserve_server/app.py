@@ -62,6 +62,7 @@ from gradserve_server.server_quotas import ServerQuotas
 from gradserve_server.server_run import ServerRun
 from gradserve_server.server_state import open_state
 from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
+from gradserve_server.tensors.downloads import Downloads
 from gradserve_server.tensors.inflight import InFlight
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.quotas import Quota
@@ -186,6 +187,7 @@ class Server:
             tensors=TensorServicer(
                 self.store,
                 residence,
+                Downloads(host, device, self._op_compute, pool.empty, memory),
                 opener,
                 in_flight,
                 self._compute,

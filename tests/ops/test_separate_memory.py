@@ -62,6 +62,19 @@ def test_a_stored_input_can_be_read_still(client: gradserve.Client) -> None:
     assert client.list_tensors() == []
 
 
+def test_a_large_one_comes_out_as_a_stream(server: LocalServer, device: SeparateDevice) -> None:
+    large = np.random.default_rng(0).standard_normal((100, 4, 1000, 3)).astype(np.float32)
+    with gradserve.connect(server.address, timeout=PATIENCE_SECONDS, transport="grpc") as client:
+        handles = [client.put(large), client.put(X), client.put(np.arange(7))]
+        for x in handles[:2]:
+            client.raw_ops.FusedBatchNormV3(x=x, **PARAMS, keep=True)
+        device.copied_out = 0
+        found = client.get_all(handles)
+        assert device.copied_out == large.nbytes + X.nbytes
+    for array, expected in zip(found, (large, X, np.arange(7)), strict=True):
+        np.testing.assert_array_equal(array, expected)
+
+
 def test_kept_outputs_do_not_travel(client: gradserve.Client, device: SeparateDevice) -> None:
     x = client.put(X)
     forward = client.raw_ops.FusedBatchNormV3(x=x, **PARAMS, keep=True)

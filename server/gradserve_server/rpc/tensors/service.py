@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager, AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, aclosing
 from types import TracebackType
 from typing import Any
 
@@ -38,6 +38,7 @@ from gradserve_server.rpc.tensors.messages import (
     encode_spec,
 )
 from gradserve_server.security.identity import Identity
+from gradserve_server.tensors.downloads import Downloads
 from gradserve_server.tensors.inflight import InFlight
 from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
 from gradserve_server.tensors.payload import Payload
@@ -65,6 +66,7 @@ class TensorServicer:
         self,
         store: TensorStore,
         residence: Residence,
+        downloads: Downloads,
         opener: TensorOpener,
         in_flight: InFlight,
         compute: Compute,
@@ -79,6 +81,7 @@ class TensorServicer:
         self._compute = compute
         self._max_message_bytes = max_message_bytes
         self._residence = residence
+        self._downloads = downloads
         self._stream_idle_seconds = stream_idle_seconds
         self._tasks = OwnTasks()
 
@@ -135,11 +138,16 @@ class TensorServicer:
         handles, work = list(request.handles), PIECE_BYTES * len(request.handles)
         async with self._store.use_many(handles, release=request.release, user=call.identity) as inputs:
             arrays = await self._compute.run(work, _arrays_of, inputs, handles)
-            arrays = await self._residence.copy_to_host(arrays)
             yield await self._compute.run(work, _encode_specs, arrays)
-            chunks = cut(map(buffer_of, arrays))
-            while (chunk := await self._compute.run(work, next, chunks, None)) is not None:
-                yield chunk
+            if await self._compute.run(work // 4, self._residence.is_on_host, arrays):
+                chunks = cut(map(buffer_of, arrays))
+                while (chunk := await self._compute.run(work, next, chunks, None)) is not None:
+                    yield chunk
+                return
+            async with aclosing(self._downloads.pieces(arrays)) as pieces:
+                async for piece in pieces:
+                    for chunk in cut([piece]):
+                        yield chunk
 
     async def StoreTensors(self, request: messages_pb2.StoreTensorsRequest, call: Call) -> Serialized:
         _check_some(request.tensors, "tensor")

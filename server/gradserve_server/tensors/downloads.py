@@ -1,0 +1,121 @@
+"""Streams tensors out of the memory of their device."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve_server.devices.compute import Compute
+from gradserve_server.devices.device import Array, Device
+from gradserve_server.tensors.quotas import Quota
+
+SLOT_BYTES = 4 << 20
+"""What is copied at a time: a tenth of a millisecond of the bus's time, as long as waking up a thread."""
+_NUM_SLOTS = 2
+_BYTE = np.dtype(np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of an array.
+
+    Attributes:
+        array: The array.
+        offset: Where the part begins there, in bytes.
+        num_bytes: Its size.
+        place: Where it goes in its slot.
+    """
+
+    array: Array
+    offset: int
+    num_bytes: int
+    place: int
+
+
+class Downloads:
+    """Copies tensors to slots of host memory, one ahead of the slot that is being sent.
+
+    So the first bytes leave at once, however large the tensors are, and none of them is ever whole on the host.
+    """
+
+    def __init__(
+        self,
+        host: Device,
+        device: Device,
+        compute: Compute,
+        allocate: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]],
+        memory: Quota,
+    ) -> None:
+        """Takes the devices, and what the slots need.
+
+        Args:
+            host: The host as a device.
+            device: The device of the ops.
+            compute: Runs the copies.
+            allocate: Allocates the slots.
+            memory: The quota of bytes that they count in.
+        """
+        self._host = host
+        self._device = device
+        self._compute = compute
+        self._allocate = allocate
+        self._memory = memory
+
+    async def pieces(self, arrays: Sequence[Array]) -> AsyncGenerator[memoryview, None]:
+        """Yields the bytes of arrays, one array after the other. A piece is valid until the next is asked for.
+
+        Raises:
+            ResourceExhaustedError: There is no room for the slots.
+            MemoryError: Likewise.
+        """
+        num_bytes = sum([array.nbytes for array in arrays])
+        slot_bytes = min(SLOT_BYTES, num_bytes)
+        with self._memory.hold(_NUM_SLOTS * slot_bytes):
+            slots = [self._allocate((slot_bytes,), _BYTE) for _ in range(_NUM_SLOTS)]
+            spans = _spans(arrays, slot_bytes)
+            ahead = self._begin(spans, slots[0])
+            try:
+                turn = 0
+                while ahead is not None:
+                    size = await ahead
+                    turn += 1
+                    ahead = self._begin(spans, slots[turn % _NUM_SLOTS])
+                    yield slots[(turn - 1) % _NUM_SLOTS].data[:size]
+            finally:
+                if ahead is not None:
+                    ahead.cancel()
+                    await asyncio.wait([ahead])
+
+    def _begin(self, spans: Iterator[Sequence[_Part]], slot: NDArray[np.uint8]) -> asyncio.Task[int] | None:
+        """Begins to fill a slot with the next span; returns a task that returns its size, None after the last one."""
+        span = next(spans, None)
+        return None if span is None else asyncio.ensure_future(self._compute.run_in_thread(self._fill, span, slot))
+
+    def _fill(self, span: Iterable[_Part], slot: NDArray[np.uint8]) -> int:
+        end = 0
+        with self._device.computing():
+            for part in span:
+                end = part.place + part.num_bytes
+                device = self._host if self._host.holds(part.array) else self._device
+                device.read(part.array, part.offset, slot[part.place : end])
+        return end
+
+
+def _spans(arrays: Iterable[Array], slot_bytes: int) -> Iterator[Sequence[_Part]]:
+    """Cuts the bytes of arrays into spans of `slot_bytes`, the last one shorter."""
+    span: list[_Part] = []
+    place = 0
+    for array in arrays:
+        offset = 0
+        while offset < array.nbytes:
+            size = min(array.nbytes - offset, slot_bytes - place)
+            span.append(_Part(array, offset, size, place))
+            offset, place = offset + size, place + size
+            if place == slot_bytes:
+                yield span
+                span, place = [], 0
+    if span:
+        yield span
