@@ -244,6 +244,7 @@ class Server:
             max_message_bytes=limits.max_message_bytes,
             identify=_anybody if self.access is None else self.access.identify,
             user_key=_no_key if self.access is None else self.access.user_key,
+            on_fault=self._device_watch.suspect,
         )
         self._sockets = SocketListener(
             shared, config.runtime.stream_idle_seconds, self._certificates, max_connections=limits.max_connections

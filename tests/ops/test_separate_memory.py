@@ -1,7 +1,7 @@
 """Tensors on a server whose ops run on a device with memory of its own: each travels when it must, and only then."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -62,9 +62,12 @@ def test_a_stored_input_can_be_read_still(client: gradserve.Client) -> None:
     assert client.list_tensors() == []
 
 
-def test_a_large_one_comes_out_as_a_stream(server: LocalServer, device: SeparateDevice) -> None:
+@pytest.mark.parametrize("transport", ["grpc", "bulk"])
+def test_a_large_one_comes_out_as_a_stream(
+    server: LocalServer, device: SeparateDevice, transport: Literal["grpc", "bulk"]
+) -> None:
     large = np.random.default_rng(0).standard_normal((100, 4, 1000, 3)).astype(np.float32)
-    with gradserve.connect(server.address, timeout=PATIENCE_SECONDS, transport="grpc") as client:
+    with gradserve.connect(server.address, timeout=PATIENCE_SECONDS, transport=transport) as client:
         handles = [client.put(large), client.put(X), client.put(np.arange(7))]
         for x in handles[:2]:
             client.raw_ops.FusedBatchNormV3(x=x, **PARAMS, keep=True)
@@ -73,6 +76,29 @@ def test_a_large_one_comes_out_as_a_stream(server: LocalServer, device: Separate
         assert device.copied_out == large.nbytes + X.nbytes
     for array, expected in zip(found, (large, X, np.arange(7)), strict=True):
         np.testing.assert_array_equal(array, expected)
+
+
+@pytest.mark.parametrize("transport", ["grpc", "bulk"])
+def test_a_device_that_fails_while_a_large_one_leaves(
+    server: LocalServer, transport: Literal["grpc", "bulk"], monkeypatch: pytest.MonkeyPatch, device: SeparateDevice
+) -> None:
+    """What has left cannot be taken back: the client gets an error, and no array; nothing is lost."""
+    read = device.read
+
+    def fail_later(array: Any, offset: int, target: np.ndarray) -> None:
+        if offset:
+            raise RuntimeError("a copy fails")
+        read(array, offset, target)
+
+    monkeypatch.setattr(device, "read", fail_later)
+    large = np.zeros((5, 1 << 20), np.float32)
+    with gradserve.connect(server.address, timeout=PATIENCE_SECONDS, transport=transport) as client:
+        handle = client.put(large.reshape(5, 1 << 10, 1 << 10, 1))
+        client.raw_ops.FusedBatchNormV3(x=handle, **{**PARAMS, "scale": ONES[:1], "offset": ONES[:1]}, keep=True)
+        with pytest.raises((gradserve.InternalError, gradserve.UnavailableError)):
+            client.get(handle)
+        monkeypatch.undo()
+        assert not client.get(handle).any()
 
 
 def test_kept_outputs_do_not_travel(client: gradserve.Client, device: SeparateDevice) -> None:

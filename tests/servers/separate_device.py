@@ -83,6 +83,8 @@ class SeparateDevice:
 
     def read(self, array: SeparateArray, offset: int, target: np.ndarray) -> None:
         assert self.is_computing
+        if self.failure is not None:
+            raise RuntimeError(self.failure)
         self.copied_out += target.nbytes
         bytes_of(target)[...] = bytes_of(array.hidden)[offset : offset + target.nbytes]
 

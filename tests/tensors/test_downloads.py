@@ -42,9 +42,8 @@ def arrays_of(sizes: list[int], is_there: Callable[[int], bool]) -> tuple[list[A
     return given, b"".join(array.tobytes() for array in arrays)
 
 
-def make(device: SeparateDevice, memory: Quota, compute: Any) -> Downloads:
-    pool = BufferPool(0)
-    return Downloads(CpuDevice(pool), device, compute, pool.empty, memory)
+def make(device: SeparateDevice, memory: Quota, compute: Any, allocate: Any = np.empty) -> Downloads:
+    return Downloads(CpuDevice(BufferPool(0)), device, compute, allocate, memory)
 
 
 @pytest.mark.parametrize("is_there", [lambda _: True, lambda index: index % 2 == 0], ids=["all there", "some there"])
@@ -57,6 +56,23 @@ def test_pieces_are_the_bytes(sizes: list[int], is_there: Callable[[int], bool])
         assert b"".join(pieces) == expected
         assert all(len(piece) == SLOT_BYTES for piece in pieces[:-1])
         assert memory.used == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("alignment", [8, 64])
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_arrays_are_aligned_with_zeros_between(sizes: list[int], alignment: int) -> None:
+    async def main() -> None:
+        device, memory = SeparateDevice(), Quota(1 << 20, "bytes")
+        arrays, _ = arrays_of(sizes, lambda _: True)
+        expected = b""
+        for array in arrays:
+            if array.nbytes:
+                expected += bytes(-len(expected) % alignment) + array.hidden.tobytes()
+        downloads = make(device, memory, InlineCompute(), lambda shape, dtype: np.full(shape, 0xAA, dtype))
+        pieces = [bytes(piece) async for piece in downloads.pieces(arrays, alignment=alignment)]
+        assert b"".join(pieces) == expected
 
     asyncio.run(main())
 

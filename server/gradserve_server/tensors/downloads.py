@@ -35,6 +35,19 @@ class _Part:
     place: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """What goes into a slot at a time.
+
+    Attributes:
+        parts: Its parts, in ascending order.
+        num_bytes: Its size, with what is between and behind them.
+    """
+
+    parts: Sequence[_Part]
+    num_bytes: int
+
+
 class Downloads:
     """Copies tensors to slots of host memory, one ahead of the slot that is being sent.
 
@@ -64,18 +77,22 @@ class Downloads:
         self._allocate = allocate
         self._memory = memory
 
-    async def pieces(self, arrays: Sequence[Array]) -> AsyncGenerator[memoryview, None]:
+    async def pieces(self, arrays: Sequence[Array], *, alignment: int = 1) -> AsyncGenerator[memoryview, None]:
         """Yields the bytes of arrays, one array after the other. A piece is valid until the next is asked for.
+
+        Args:
+            arrays: The arrays, on the host or on the device.
+            alignment: A power of two, of which the place of each array is a multiple; there are zeros between them.
 
         Raises:
             ResourceExhaustedError: There is no room for the slots.
             MemoryError: Likewise.
         """
-        num_bytes = sum([array.nbytes for array in arrays])
+        num_bytes = sum([_aligned(array.nbytes, alignment) for array in arrays])
         slot_bytes = min(SLOT_BYTES, num_bytes)
         with self._memory.hold(_NUM_SLOTS * slot_bytes):
             slots = [self._allocate((slot_bytes,), _BYTE) for _ in range(_NUM_SLOTS)]
-            spans = _spans(arrays, slot_bytes)
+            spans = _spans(arrays, slot_bytes, alignment)
             ahead = self._begin(spans, slots[0])
             try:
                 turn = 0
@@ -89,33 +106,42 @@ class Downloads:
                     ahead.cancel()
                     await asyncio.wait([ahead])
 
-    def _begin(self, spans: Iterator[Sequence[_Part]], slot: NDArray[np.uint8]) -> asyncio.Task[int] | None:
+    def _begin(self, spans: Iterator[_Span], slot: NDArray[np.uint8]) -> asyncio.Task[int] | None:
         """Begins to fill a slot with the next span; returns a task that returns its size, None after the last one."""
         span = next(spans, None)
         return None if span is None else asyncio.ensure_future(self._compute.run_in_thread(self._fill, span, slot))
 
-    def _fill(self, span: Iterable[_Part], slot: NDArray[np.uint8]) -> int:
+    def _fill(self, span: _Span, slot: NDArray[np.uint8]) -> int:
+        """Fills a slot; returns how much of it. What lies between parts may be left of other tensors: it is zeroed."""
         end = 0
         with self._device.computing():
-            for part in span:
+            for part in span.parts:
+                slot[end : part.place] = 0
                 end = part.place + part.num_bytes
                 device = self._host if self._host.holds(part.array) else self._device
                 device.read(part.array, part.offset, slot[part.place : end])
-        return end
+            slot[end : span.num_bytes] = 0
+        return span.num_bytes
 
 
-def _spans(arrays: Iterable[Array], slot_bytes: int) -> Iterator[Sequence[_Part]]:
-    """Cuts the bytes of arrays into spans of `slot_bytes`, the last one shorter."""
-    span: list[_Part] = []
+def _spans(arrays: Iterable[Array], slot_bytes: int, alignment: int) -> Iterator[_Span]:
+    """Cuts the bytes of arrays into spans of `slot_bytes`, a multiple of the alignment, the last one shorter."""
+    parts: list[_Part] = []
     place = 0
     for array in arrays:
         offset = 0
         while offset < array.nbytes:
-            size = min(array.nbytes - offset, slot_bytes - place)
-            span.append(_Part(array, offset, size, place))
-            offset, place = offset + size, place + size
+            if not offset:
+                place = _aligned(place, alignment)
             if place == slot_bytes:
-                yield span
-                span, place = [], 0
-    if span:
-        yield span
+                yield _Span(parts, place)
+                parts, place = [], 0
+            size = min(array.nbytes - offset, slot_bytes - place)
+            parts.append(_Part(array, offset, size, place))
+            offset, place = offset + size, place + size
+    if parts:
+        yield _Span(parts, place)
+
+
+def _aligned(place: int, alignment: int) -> int:
+    return -(-place // alignment) * alignment

@@ -22,6 +22,7 @@ class Call:
         deadline: The time at which its client stops waiting, by `time.monotonic`; None for never.
         payload: What came beside the message.
         carries_results: Whether results of any size travel with the reply.
+        streams_results: Whether the reply may be a `StreamedReply`.
         peer: The checked certificate of its client, if the server asks for one.
         endings: What has been entered and is left once the reply has left, or cannot leave any more.
         credentials: Returns what its caller has shown.
@@ -33,6 +34,7 @@ class Call:
     deadline: float | None = None
     payload: Payload = NO_PAYLOAD
     carries_results: bool = False
+    streams_results: bool = False
     peer: PeerCertificate | None = None
     endings: list[AbstractContextManager[object]] = field(default_factory=list)
     credentials: Callable[[], Credentials] = no_credentials

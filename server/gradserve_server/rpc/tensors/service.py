@@ -13,6 +13,7 @@ from gradserve.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve.wire.chunks import Chunk, PartDecoder, cut, encode_part
 from gradserve.wire.contents import Contents, Serializable, WithContents
 from gradserve.wire.durations import encode_duration
+from gradserve.wire.frames import ALIGNMENT
 from gradserve.wire.payload import Assembly, PayloadError, buffer_of
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.devices.device import Array
@@ -31,12 +32,14 @@ from gradserve_server.rpc.boundary.codec import Codec
 from gradserve_server.rpc.boundary.durations import decode_duration
 from gradserve_server.rpc.boundary.long_replies import PARTS_AT_ONCE, Serialized, repeated, within
 from gradserve_server.rpc.boundary.paging import page_of
+from gradserve_server.rpc.boundary.streamed_reply import StreamedReply
 from gradserve_server.rpc.tensors.messages import (
     decode_reference,
     decode_spec,
     encode_handle,
     encode_spec,
 )
+from gradserve_server.rpc.tensors.streamed import StreamedContents
 from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.downloads import Downloads
 from gradserve_server.tensors.inflight import InFlight
@@ -179,7 +182,7 @@ class TensorServicer:
             return arrays
         return await self._residence.copy(arrays)
 
-    async def ReadTensors(self, request: messages_pb2.ReadTensorsRequest, call: Call) -> WithContents:
+    async def ReadTensors(self, request: messages_pb2.ReadTensorsRequest, call: Call) -> WithContents | StreamedReply:
         _check_some(request.handles, "handle")
         handles, work = list(request.handles), PIECE_BYTES * len(request.handles)
         async with AsyncExitStack() as using:
@@ -190,6 +193,10 @@ class TensorServicer:
                     self._store.use_many(handles, release=request.release, user=call.identity)
                 )
             arrays = await self._compute.run(work, _arrays_of, held, handles)
+            if call.streams_results and not await self._compute.run(work // 4, self._residence.is_on_host, arrays):
+                reply = await self._streamed(arrays, using)
+                call.endings.append(_Ending(using.pop_all(), self._tasks))
+                return reply
             arrays = await self._residence.copy_to_host(arrays)
             num_bytes = sum([array.nbytes for array in arrays])
             if not call.carries_results and num_bytes > self._max_message_bytes:
@@ -209,6 +216,17 @@ class TensorServicer:
             # Until the reply has left, the memory is in use, and counts.
             call.endings.append(_Ending(using.pop_all(), self._tasks))
         return WithContents(response, contents)
+
+    async def _streamed(self, arrays: Sequence[Array], using: AsyncExitStack) -> StreamedReply:
+        """Returns a reply with arrays, the first of which are on their way to the host."""
+        contents = StreamedContents()
+        response = await self._compute.run(
+            PIECE_BYTES * len(arrays), lambda: messages_pb2.ReadTensorsResponse(tensors=contents.tensors(arrays))
+        )
+        pieces = self._downloads.pieces(contents.arrays, alignment=ALIGNMENT)
+        using.push_async_callback(pieces.aclose)
+        first = await anext(pieces, memoryview(b""))
+        return StreamedReply(response, contents.num_bytes, _chained(first, pieces))
 
     async def DeleteTensors(
         self, request: messages_pb2.DeleteTensorsRequest, call: Call
@@ -250,6 +268,12 @@ class _Ending(AbstractContextManager[None]):
         ending = Begun(self._using.__aexit__(kind, error, traceback))
         if not ending.is_done:
             self._tasks.begin(ending.rest())
+
+
+async def _chained(first: memoryview, rest: AsyncIterator[memoryview]) -> AsyncIterator[memoryview]:
+    yield first
+    async for each in rest:
+        yield each
 
 
 def _listed(tensor: StoredTensor) -> messages_pb2.StoredTensor:

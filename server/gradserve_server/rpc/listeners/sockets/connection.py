@@ -32,6 +32,7 @@ from gradserve_server.errors import (
 )
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.status import status_message, unimplemented
+from gradserve_server.rpc.boundary.streamed_reply import StreamedReply
 from gradserve_server.rpc.listeners.sockets.client_regions import ClientRegions
 from gradserve_server.rpc.listeners.sockets.context import SocketContext
 from gradserve_server.rpc.listeners.sockets.methods import Method
@@ -236,6 +237,7 @@ class Connection:
             deadline,
             payload,
             carries_results=self._grant.to_client,
+            streams_results=self._grant.to_client and not self._stream.strands,
             peer=self._grant.peer,
             credentials=self._credentials,
         )
@@ -328,6 +330,8 @@ class Connection:
     async def _reply(self, response: Any, call: Call) -> None:
         contents = Contents()
         assert self._grant is not None
+        if isinstance(response, StreamedReply):
+            return await self._reply_in_pieces(response, call)
         if not self._grant.to_client:
             message = encode_message(response)
         else:
@@ -335,12 +339,7 @@ class Connection:
                 response, contents = response.message, response.contents
             message = response.SerializeToString()
         if contents.num_bytes > self._grant.max_payload_bytes:
-            error = ResourceExhaustedError(
-                f"the result has {contents.num_bytes} bytes, at most {self._grant.max_payload_bytes} are allowed "
-                "by the ticket of this connection"
-            )
-            call.end(error)
-            return await self._reply_error(error)
+            return await self._reply_too_large(contents.num_bytes, call)
         if self._has_regions:
             shown = self._server_regions.show(contents.buffers)
             pieces, segments = shown.pieces, pack_segments(shown.segments)
@@ -359,6 +358,34 @@ class Connection:
         )
         await self._stream.write_frame(header.pack() + segments + message, pieces)
         return None
+
+    async def _reply_in_pieces(self, reply: StreamedReply, call: Call) -> None:
+        assert self._grant is not None
+        if reply.num_bytes > self._grant.max_payload_bytes:
+            return await self._reply_too_large(reply.num_bytes, call)
+        message = reply.message.SerializeToString()
+        header = FrameHeader(FrameKind.REPLY, message_bytes=len(message), payload_bytes=reply.num_bytes)
+        await self._stream.write([header.pack() + message])
+        try:
+            async for piece in reply.pieces:
+                await self._stream.write([piece])
+        except OSError:
+            raise
+        except Exception:
+            _log.exception("%s failed while its reply was leaving", call.method)
+            self._context.on_fault()
+            # The client waits for the rest of the payload: an error would be taken for a part of it.
+            raise _LeftError("its reply could not be finished") from None
+        return None
+
+    async def _reply_too_large(self, num_bytes: int, call: Call) -> None:
+        assert self._grant is not None
+        error = ResourceExhaustedError(
+            f"the result has {num_bytes} bytes, at most {self._grant.max_payload_bytes} are allowed "
+            "by the ticket of this connection"
+        )
+        call.end(error)
+        await self._reply_error(error)
 
     async def _reply_error(self, error: ServiceError) -> None:
         await self._reply_status(status_message(error))

@@ -39,6 +39,7 @@ class SocketContext:
         max_message_bytes: The longest message, without its payload.
         identify: Returns who has shown some credentials; raises UnauthenticatedError if nobody has these.
         user_key: Returns the key with which the user of a connection makes calls over gRPC; empty if it needs none.
+        on_fault: Called after a fault of the server that no answer tells of.
         strand_keys: The keys to connections that get strands.
     """
 
@@ -56,4 +57,5 @@ class SocketContext:
     max_message_bytes: int
     identify: Callable[[Credentials], Identity]
     user_key: Callable[[Credentials], str]
+    on_fault: Callable[[], object]
     strand_keys: StrandKeys = field(default_factory=StrandKeys)
