@@ -15,8 +15,11 @@ from gradserve_server.devices.host.products import use_one_blas_thread
 from gradserve_server.testing import LocalServer
 from tests.accumulators.bench import Bench
 from tests.devices.cuda.gpu import has_gpu
+from tests.devices.cuda.stand_in.fixtures import gpu_client, gpu_process, gpu_server, gpu_settings, stand_in
 from tests.servers.kernels import compile_once
 from tests.servers.polling import PATIENCE_SECONDS
+
+__all__ = ["gpu_client", "gpu_process", "gpu_server", "gpu_settings", "stand_in"]  # fixtures of every test
 
 os.environ["GRADSERVE_RESTART_PATIENCE"] = "0"  # servers that are gone do not come back, but for the tests of that
 settings.register_profile("no limit of time", deadline=None)  # a busy machine is slow
