@@ -68,6 +68,7 @@ from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
+from gradserve_server.tensors.uploads import Uploads
 
 _log = logging.getLogger(__name__)
 
@@ -188,6 +189,7 @@ class Server:
                 self.store,
                 residence,
                 Downloads(host, device, self._op_compute, pool.empty, memory),
+                Uploads(host, device, self._compute, self._op_compute, pool.empty, memory),
                 opener,
                 in_flight,
                 self._compute,

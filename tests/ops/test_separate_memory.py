@@ -1,6 +1,7 @@
 """Tensors on a server whose ops run on a device with memory of its own: each travels when it must, and only then."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -25,9 +26,12 @@ def device() -> SeparateDevice:
 
 @pytest.fixture
 def server(device: SeparateDevice) -> Iterator[LocalServer]:
-    parts = Parts(choose_device=lambda *_: device, make_families=lambda *_: separate_families(device))
-    with LocalServer(parts=parts) as local:
+    with LocalServer(parts=_parts(device)) as local:
         yield local
+
+
+def _parts(device: SeparateDevice) -> Parts:
+    return Parts(choose_device=lambda *_: device, make_families=lambda *_: separate_families(device))
 
 
 @pytest.fixture
@@ -99,6 +103,43 @@ def test_a_device_that_fails_while_a_large_one_leaves(
             client.get(handle)
         monkeypatch.undo()
         assert not client.get(handle).any()
+
+
+@pytest.mark.parametrize("name", ["auto", "separate:0"])
+@pytest.mark.parametrize("transport", ["grpc", "bulk", "shared_memory"])
+@pytest.mark.parametrize("shape", [X.shape, (5, 1 << 18, 1, 3)], ids=["small", "large"])
+def test_a_tensor_can_be_put_on_the_device(
+    tmp_path: Path, device: SeparateDevice, transport: Any, name: str, shape: tuple[int, ...]
+) -> None:
+    values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    address = f"unix:{tmp_path / 'socket'}" if transport == "shared_memory" else "127.0.0.1:0"
+    with (
+        LocalServer(parts=_parts(device), address=address) as local,
+        gradserve.connect(local.address, timeout=PATIENCE_SECONDS, transport=transport) as client,
+    ):
+        x, count = client.put_all([values, np.arange(5)], device=name)
+        assert device.copied_in == values.nbytes + 5 * 8
+        client.raw_ops.FusedBatchNormV3(x=x, **PARAMS, keep=True)
+        assert device.copied_in == values.nbytes + 5 * 8 + PARAM_BYTES
+        np.testing.assert_array_equal(client.get(x), values)
+        np.testing.assert_array_equal(client.get(count), np.arange(5))
+        assert client.server_info().usage["num_bytes"] >= values.nbytes
+        client.delete(x, count)
+
+
+def test_a_device_that_the_server_does_not_have(client: gradserve.Client) -> None:
+    for put in (lambda: client.put(X, device="cuda:7"), lambda: client.put_all([X], device="cuda:7")):
+        with pytest.raises(gradserve.InvalidArgumentError, match="expected cpu or separate:0, or auto, got 'cuda:7'"):
+            put()
+    assert client.list_tensors() == []
+
+
+def test_large_inputs_go_to_the_device_by_themselves(server: LocalServer, device: SeparateDevice) -> None:
+    """Over gRPC they are uploaded before the call, where it will need them."""
+    large = np.zeros((5, 1 << 18, 1, 3), np.float32)
+    with gradserve.connect(server.address, timeout=PATIENCE_SECONDS, transport="grpc") as client:
+        client.raw_ops.FusedBatchNormV3(x=large, **PARAMS, keep=True)
+        assert device.copied_in == large.nbytes + PARAM_BYTES
 
 
 def test_kept_outputs_do_not_travel(client: gradserve.Client, device: SeparateDevice) -> None:

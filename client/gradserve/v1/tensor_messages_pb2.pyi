@@ -19,12 +19,14 @@ class PutTensorsRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[PutTensorsHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class PutTensorsHeader(_message.Message):
-    __slots__ = ("tensors", "lease")
+    __slots__ = ("tensors", "lease", "device")
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     tensors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorSpec]
     lease: _duration_pb2.Duration
-    def __init__(self, tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorSpec, _Mapping]]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    device: str
+    def __init__(self, tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorSpec, _Mapping]]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., device: _Optional[str] = ...) -> None: ...
 
 class PutTensorsResponse(_message.Message):
     __slots__ = ("tensors",)
@@ -55,12 +57,14 @@ class GetTensorsHeader(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorSpec, _Mapping]]] = ...) -> None: ...
 
 class StoreTensorsRequest(_message.Message):
-    __slots__ = ("tensors", "lease")
+    __slots__ = ("tensors", "lease", "device")
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     tensors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Tensor]
     lease: _duration_pb2.Duration
-    def __init__(self, tensors: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    device: str
+    def __init__(self, tensors: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., device: _Optional[str] = ...) -> None: ...
 
 class StoreTensorsResponse(_message.Message):
     __slots__ = ("tensors",)

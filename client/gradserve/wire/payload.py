@@ -50,11 +50,7 @@ class Assembly:
             PayloadError: The payload is longer than the arrays.
         """
         self.received_bytes += len(chunk)
-        if self.received_bytes > self.expected_bytes:
-            raise PayloadError(
-                f"expected a payload of {self.expected_bytes} bytes as the header says, "
-                f"got {self.received_bytes} or more"
-            )
+        check_not_longer(self.expected_bytes, self.received_bytes)
         while chunk:
             buffer = self._buffers[self._index]
             count = min(len(chunk), len(buffer) - self._offset)
@@ -71,7 +67,26 @@ class Assembly:
         Raises:
             PayloadError: The payload is shorter than the arrays.
         """
-        if self.received_bytes != self.expected_bytes:
-            raise PayloadError(
-                f"expected a payload of {self.expected_bytes} bytes as the header says, got {self.received_bytes}"
-            )
+        check_complete(self.expected_bytes, self.received_bytes)
+
+
+def check_not_longer(expected_bytes: int, received_bytes: int) -> None:
+    """Checks what has been received of a payload so far.
+
+    Raises:
+        PayloadError: It is more than its header says.
+    """
+    if received_bytes > expected_bytes:
+        raise PayloadError(
+            f"expected a payload of {expected_bytes} bytes as the header says, got {received_bytes} or more"
+        )
+
+
+def check_complete(expected_bytes: int, received_bytes: int) -> None:
+    """Checks what has been received of a payload at its end.
+
+    Raises:
+        PayloadError: It is not what its header says.
+    """
+    if received_bytes != expected_bytes:
+        raise PayloadError(f"expected a payload of {expected_bytes} bytes as the header says, got {received_bytes}")

@@ -1,8 +1,7 @@
 """Streams tensors out of the memory of their device."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,41 +10,10 @@ from numpy.typing import NDArray
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Array, Device
 from gradserve_server.tensors.quotas import Quota
+from gradserve_server.tensors.spans import SLOT_BYTES, Span, aligned, spans
 
-SLOT_BYTES = 4 << 20
-"""What is copied at a time: a tenth of a millisecond of the bus's time, as long as waking up a thread."""
 _NUM_SLOTS = 2
 _BYTE = np.dtype(np.uint8)
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A part of an array.
-
-    Attributes:
-        array: The array.
-        offset: Where the part begins there, in bytes.
-        num_bytes: Its size.
-        place: Where it goes in its slot.
-    """
-
-    array: Array
-    offset: int
-    num_bytes: int
-    place: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """What goes into a slot at a time.
-
-    Attributes:
-        parts: Its parts, in ascending order.
-        num_bytes: Its size, with what is between and behind them.
-    """
-
-    parts: Sequence[_Part]
-    num_bytes: int
 
 
 class Downloads:
@@ -88,31 +56,31 @@ class Downloads:
             ResourceExhaustedError: There is no room for the slots.
             MemoryError: Likewise.
         """
-        num_bytes = sum([_aligned(array.nbytes, alignment) for array in arrays])
+        num_bytes = sum([aligned(array.nbytes, alignment) for array in arrays])
         slot_bytes = min(SLOT_BYTES, num_bytes)
         with self._memory.hold(_NUM_SLOTS * slot_bytes):
             slots = [self._allocate((slot_bytes,), _BYTE) for _ in range(_NUM_SLOTS)]
-            spans = _spans(arrays, slot_bytes, alignment)
-            ahead = self._begin(spans, slots[0])
+            cut = spans(arrays, slot_bytes, alignment)
+            ahead = self._begin(cut, slots[0])
             try:
                 turn = 0
-                while ahead is not None:
-                    size = await ahead
+                while size := await ahead:
                     turn += 1
-                    ahead = self._begin(spans, slots[turn % _NUM_SLOTS])
+                    ahead = self._begin(cut, slots[turn % _NUM_SLOTS])
                     yield slots[(turn - 1) % _NUM_SLOTS].data[:size]
             finally:
-                if ahead is not None:
-                    ahead.cancel()
-                    await asyncio.wait([ahead])
+                ahead.cancel()
+                await asyncio.wait([ahead])
 
-    def _begin(self, spans: Iterator[_Span], slot: NDArray[np.uint8]) -> asyncio.Task[int] | None:
-        """Begins to fill a slot with the next span; returns a task that returns its size, None after the last one."""
-        span = next(spans, None)
-        return None if span is None else asyncio.ensure_future(self._compute.run_in_thread(self._fill, span, slot))
+    def _begin(self, cut: Iterator[Span], slot: NDArray[np.uint8]) -> asyncio.Task[int]:
+        """Begins to fill a slot with the next span; returns a task that returns its size, 0 after the last one."""
+        return asyncio.ensure_future(self._compute.run_in_thread(self._fill, cut, slot))
 
-    def _fill(self, span: _Span, slot: NDArray[np.uint8]) -> int:
-        """Fills a slot; returns how much of it. What lies between parts may be left of other tensors: it is zeroed."""
+    def _fill(self, cut: Iterator[Span], slot: NDArray[np.uint8]) -> int:
+        span = next(cut, None)
+        if span is None:
+            return 0
+        # What lies between parts may be left of other tensors: it is zeroed.
         end = 0
         with self._device.computing():
             for part in span.parts:
@@ -122,26 +90,3 @@ class Downloads:
                 device.read(part.array, part.offset, slot[part.place : end])
             slot[end : span.num_bytes] = 0
         return span.num_bytes
-
-
-def _spans(arrays: Iterable[Array], slot_bytes: int, alignment: int) -> Iterator[_Span]:
-    """Cuts the bytes of arrays into spans of `slot_bytes`, a multiple of the alignment, the last one shorter."""
-    parts: list[_Part] = []
-    place = 0
-    for array in arrays:
-        offset = 0
-        while offset < array.nbytes:
-            if not offset:
-                place = _aligned(place, alignment)
-            if place == slot_bytes:
-                yield _Span(parts, place)
-                parts, place = [], 0
-            size = min(array.nbytes - offset, slot_bytes - place)
-            parts.append(_Part(array, offset, size, place))
-            offset, place = offset + size, place + size
-    if parts:
-        yield _Span(parts, place)
-
-
-def _aligned(place: int, alignment: int) -> int:
-    return -(-place // alignment) * alignment

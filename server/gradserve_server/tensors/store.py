@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from gradserve_server.tensors.spec import TensorSpec
 
 _ADDED_AT_ONCE = 256
 """Tensors stored before other tasks get their turn."""
+Allocate: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], Array]
+
 USED_AT_ONCE = 512
 """Tensors of which a use begins or ends before other tasks get their turn."""
 
@@ -85,7 +87,7 @@ class Upload:
     specs: Sequence[TensorSpec]
     lease: float
     room: _Room
-    allocate: Callable[[tuple[int, ...], np.dtype[Any]], Array]
+    allocate: Allocate
 
     @cached_property
     def arrays(self) -> tuple[Array, ...]:
@@ -184,7 +186,12 @@ class TensorStore:
 
     @contextmanager
     def receive(
-        self, specs: Sequence[TensorSpec], lease: float | None, *, owner: Identity = ANONYMOUS
+        self,
+        specs: Sequence[TensorSpec],
+        lease: float | None,
+        *,
+        owner: Identity = ANONYMOUS,
+        allocate: Allocate | None = None,
     ) -> Iterator[Upload]:
         """Reserves memory for arriving tensors; frees it at the end of the block unless `store` stored them.
 
@@ -192,6 +199,7 @@ class TensorStore:
             specs: The specs of the tensors.
             lease: The lease in seconds, None for the default.
             owner: Whose tensors they are.
+            allocate: Allocates their memory; None for memory of the host.
 
         Raises:
             InvalidArgumentError: `lease` is not positive.
@@ -200,7 +208,7 @@ class TensorStore:
         seconds = self.lease_seconds(lease)
         num_bytes = sum([spec.num_bytes for spec in specs])
         with self._reserved(owner, len(specs), num_bytes) as room:
-            yield Upload(specs, seconds, room, self._pool.empty)
+            yield Upload(specs, seconds, room, allocate or self._pool.empty)
 
     @contextmanager
     def _reserved(

@@ -100,6 +100,7 @@ class BatchNormLayerWire:
             "BatchNormForward",
             inputs,
             lambda tensors: messages_pb2.BatchNormForwardRequest(**tensors, **fields),
+            device="auto",
         )
 
     def backward(
@@ -118,6 +119,7 @@ class BatchNormLayerWire:
             "BatchNormBackward",
             inputs,
             lambda tensors: messages_pb2.BatchNormBackwardRequest(**tensors, **fields),
+            device="auto",
         )
 
     def release(self, forward_ids: Sequence[str], *, keep_updates: bool) -> Operation[int]:

@@ -15,7 +15,7 @@ from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array
 from gradserve.conversion.dtypes import as_dtype
 from gradserve.conversion.handles import as_handle, as_handles
-from gradserve.conversion.plain import as_list, as_shape
+from gradserve.conversion.plain import as_list, as_shape, as_text
 from gradserve.results import TensorHandle
 
 
@@ -41,12 +41,15 @@ class TensorsOfClient(ClientState):
         array: NDArray[Any] = yield Allocate(sizes, as_dtype(dtype, Argument("dtype")))
         return array
 
-    def put(self, value: ArrayLike, *, lease: float | None = None) -> Operation[TensorHandle]:
+    def put(self, value: ArrayLike, *, lease: float | None = None, device: str = "cpu") -> Operation[TensorHandle]:
         """Stores an array on the server. Any client that has the handle can use it.
 
         Args:
             value: An array of any library, or numbers.
             lease: Seconds that the array lives without use. None: the server's default.
+            device: Where it is put on the server: "cpu" for the host's memory, the name of the device that ops run on
+                (`server_info().device`), or "auto" for that device. It is copied there while it arrives. Whatever
+                needs it elsewhere moves it.
 
         Returns:
             The handle: an input of ops, a gradient for accumulators, and the argument of `get`.
@@ -55,15 +58,19 @@ class TensorsOfClient(ClientState):
             InvalidArgumentError: `value` is neither an array nor numbers, or has a dtype that tensors cannot have.
             ResourceExhaustedError: The array does not fit into the server's memory.
         """
-        (handle,) = yield from tensors.put([as_array(value, Argument("value"))], lease)
+        where = as_text(device, Argument("device"))
+        (handle,) = yield from tensors.put([as_array(value, Argument("value"))], lease, where)
         return handle
 
-    def put_all(self, values: Sequence[ArrayLike], *, lease: float | None = None) -> Operation[list[TensorHandle]]:
+    def put_all(
+        self, values: Sequence[ArrayLike], *, lease: float | None = None, device: str = "cpu"
+    ) -> Operation[list[TensorHandle]]:
         """Stores several arrays in one stream, either all or none.
 
         Args:
             values: Arrays of any library, or numbers.
             lease: Seconds that each array lives without use. None: the server's default.
+            device: Where they are put on the server; see `put`.
 
         Returns:
             The handles, in the order of the arrays.
@@ -73,7 +80,7 @@ class TensorsOfClient(ClientState):
         """
         given = as_list(values, "a list of arrays", Argument("values"))
         arrays = [as_array(value, Argument(f"values[{index}]")) for index, value in enumerate(given)]
-        return (yield from tensors.put(arrays, lease))
+        return (yield from tensors.put(arrays, lease, as_text(device, Argument("device"))))
 
     def get(self, handle: TensorHandle, *, release: bool = False) -> Operation[NDArray[Any]]:
         """Reads a stored array.

@@ -38,7 +38,11 @@ def run(op: Op, arguments: Mapping[str, Any]) -> Operation[Any]:
     placement = placement_of(keep=arguments["keep"], lease=arguments["lease"])
     with arguments_named(op.arguments_by_field):
         reply = yield from call_with_inputs(
-            "GradientOpsService", op.rpc, inputs, lambda tensors: op.request(**tensors, **fields, placement=placement)
+            "GradientOpsService",
+            op.rpc,
+            inputs,
+            lambda tensors: op.request(**tensors, **fields, placement=placement),
+            device="auto",
         )
     tensors = {part.name: list(value) if part.is_repeated else value for part, value in reply.message.ListFields()}
     received = yield from receive_outputs(

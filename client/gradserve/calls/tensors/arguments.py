@@ -21,11 +21,11 @@ INLINE_LIMIT_BYTES = 3 << 20
 """Over gRPC, arrays of up to this size in total travel inside the request; a stream of their own would take longer."""
 
 
-def put(arrays: Sequence[Array], lease: float | None) -> Operation[list[TensorHandle]]:
-    """Stores arrays on the server."""
-    header = header_of(arrays, lease)
+def put(arrays: Sequence[Array], lease: float | None, device: str) -> Operation[list[TensorHandle]]:
+    """Stores arrays on the server, in the memory of a device."""
+    header = header_of(arrays, lease, device)
     contents = Contents()
-    request = messages_pb2.StoreTensorsRequest(tensors=contents.tensors(arrays), lease=_lease_of(header))
+    request = messages_pb2.StoreTensorsRequest(tensors=contents.tensors(arrays), lease=_lease_of(header), device=device)
     call = Unary("TensorService", "StoreTensors", WithContents(request, contents))
     reply: Reply | NotCarried = yield Whole(call, over_grpc=False, num_bytes=contents.num_bytes)
     if reply is NOT_CARRIED:
@@ -134,10 +134,11 @@ def array_of(tensor: tensor_pb2.Tensor, beside: Mapping[int, Array]) -> Array:
     return array
 
 
-def header_of(arrays: Sequence[Array], lease: float | None) -> messages_pb2.PutTensorsHeader:
-    """Returns the header of a stream of arrays, which live for `lease` seconds without use."""
+def header_of(arrays: Sequence[Array], lease: float | None, device: str) -> messages_pb2.PutTensorsHeader:
+    """Returns the header of a stream of arrays for a device, which live for `lease` seconds without use."""
     header = messages_pb2.PutTensorsHeader(
-        tensors=[tensor_pb2.TensorSpec(dtype=to_data_type(array.dtype), shape=array.shape) for array in arrays]
+        tensors=[tensor_pb2.TensorSpec(dtype=to_data_type(array.dtype), shape=array.shape) for array in arrays],
+        device=device,
     )
     if lease is not None:
         header.lease.CopyFrom(encode_lease(lease))

@@ -33,6 +33,8 @@ def call_with_inputs(
     method: str,
     inputs: Mapping[str, OpInputs],
     request: Callable[[dict[str, Any]], Message],
+    *,
+    device: str = "",
 ) -> Operation[Reply]:
     """Makes a call with tensors in its request; see `call_with_arrays`.
 
@@ -41,6 +43,7 @@ def call_with_inputs(
         method: The name of the method.
         inputs: The inputs by name, some of them lists.
         request: Returns the request for the messages of the inputs, which have the same names.
+        device: The device of the server that will need the inputs.
     """
     arrays = [each for value in inputs.values() for each in listed(value) if not isinstance(each, TensorHandle)]
 
@@ -56,7 +59,7 @@ def call_with_inputs(
         }
         return request(tensors)
 
-    return call_with_arrays(service, method, arrays, with_messages)
+    return call_with_arrays(service, method, arrays, with_messages, device=device)
 
 
 def call_with_arrays(
@@ -65,6 +68,7 @@ def call_with_arrays(
     arrays: Sequence[Array],
     request: Callable[[Sequence[tensor_pb2.Tensor]], Message],
     *,
+    device: str = "",
     wait: float = 0.0,
     released: bool = False,
     in_place: bool = False,
@@ -79,6 +83,7 @@ def call_with_arrays(
         method: The name of the method.
         arrays: The arrays.
         request: Returns the request for the messages of the arrays.
+        device: The device of the server that will need the arrays.
         wait: How long the server may wait; see `Unary`.
         released: Whether the server deletes what was uploaded if the call succeeds.
         in_place: Whether arrays of the reply may be read-only memory of the server.
@@ -97,7 +102,7 @@ def call_with_arrays(
     if reply is not NOT_CARRIED:
         return reply
     while True:
-        uploaded = yield from upload(header_of(arrays, None), tuple(arrays))
+        uploaded = yield from upload(header_of(arrays, None, device), tuple(arrays))
         message = request(uploaded)
         try:
             return (

@@ -2,8 +2,9 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager, AsyncExitStack, aclosing
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager, AsyncExitStack, aclosing, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -14,9 +15,9 @@ from gradserve.wire.chunks import Chunk, PartDecoder, cut, encode_part
 from gradserve.wire.contents import Contents, Serializable, WithContents
 from gradserve.wire.durations import encode_duration
 from gradserve.wire.frames import ALIGNMENT
-from gradserve.wire.payload import Assembly, PayloadError, buffer_of
+from gradserve.wire.payload import PayloadError, buffer_of
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
-from gradserve_server.devices.device import Array
+from gradserve_server.devices.device import Array, Device
 from gradserve_server.eager import Begun
 from gradserve_server.errors import (
     DeadlineExceededError,
@@ -45,11 +46,12 @@ from gradserve_server.tensors.downloads import Downloads
 from gradserve_server.tensors.inflight import InFlight
 from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
 from gradserve_server.tensors.payload import Payload
-from gradserve_server.tensors.references import Reference, Stored
+from gradserve_server.tensors.references import Attached, Reference, Stored
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.senders import TooSlowError
 from gradserve_server.tensors.spec import TensorSpec
 from gradserve_server.tensors.store import USED_AT_ONCE, HeldTensors, StoredTensor, TensorStore
+from gradserve_server.tensors.uploads import Arrived, Landing, Uploads
 
 STREAM_CODECS: Mapping[str, Codec] = {
     "PutTensors": Codec(decoder=PartDecoder),
@@ -70,6 +72,7 @@ class TensorServicer:
         store: TensorStore,
         residence: Residence,
         downloads: Downloads,
+        uploads: Uploads,
         opener: TensorOpener,
         in_flight: InFlight,
         compute: Compute,
@@ -85,6 +88,7 @@ class TensorServicer:
         self._max_message_bytes = max_message_bytes
         self._residence = residence
         self._downloads = downloads
+        self._uploads = uploads
         self._stream_idle_seconds = stream_idle_seconds
         self._tasks = OwnTasks()
 
@@ -111,28 +115,40 @@ class TensorServicer:
         header = _header(await anext(requests, None))
         work = PIECE_BYTES * len(header.tensors)
         specs, lease = await self._compute.run(work, _decode_specs, header), decode_duration(header, "lease")
+        device = self._uploads.device(header.device, "header.device")
         patience.reschedule(None)
         num_bytes = await self._compute.run(work, _num_bytes_of, specs)
         async with self._in_flight.hold(num_bytes):
             patience.reschedule(loop.time() + self._stream_idle_seconds)
-            with request_fields({"lease": "header.lease"}), self._store.receive(specs, lease, owner=owner) as upload:
-                assembly = await self._compute.run(work, lambda: Assembly(upload.arrays))
-                num_parts = 0
-
-                async def take_parts() -> None:
-                    nonlocal num_parts
-                    async for part in requests:
-                        num_parts += 1
-                        patience.reschedule(loop.time() + self._stream_idle_seconds)
-                        _write(assembly, part)
-
-                def num_arrived() -> int:
-                    return assembly.received_bytes + num_parts  # empty ones do not go unnoticed
-
-                await self._in_flight.senders.receive(take_parts(), num_arrived, in_messages=True)
-                _finish(assembly)
+            receiving = self._store.receive(specs, lease, owner=owner, allocate=device.empty)
+            with request_fields({"lease": "header.lease"}), receiving as upload:
+                async with self._uploads.land(upload, device) as landing:
+                    await self._take_parts(requests, landing, patience)
+                    with _chunk_errors():
+                        await landing.finish()
                 handles = await self._store.store(upload)
         return await self._compute.run(work, _serialized, messages_pb2.PutTensorsResponse, specs, handles)
+
+    async def _take_parts(
+        self,
+        requests: AsyncIterator[messages_pb2.PutTensorsRequest | memoryview],
+        landing: Landing,
+        patience: asyncio.Timeout,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        num_parts = 0
+
+        async def take_parts() -> None:
+            nonlocal num_parts
+            async for part in requests:
+                num_parts += 1
+                patience.reschedule(loop.time() + self._stream_idle_seconds)
+                await _write(landing, part)
+
+        def num_arrived() -> int:
+            return landing.received_bytes + num_parts  # empty ones do not go unnoticed
+
+        await self._in_flight.senders.receive(take_parts(), num_arrived, in_messages=True)
 
     async def GetTensors(
         self, request: messages_pb2.GetTensorsRequest, call: Call
@@ -155,23 +171,46 @@ class TensorServicer:
     async def StoreTensors(self, request: messages_pb2.StoreTensorsRequest, call: Call) -> Serialized:
         _check_some(request.tensors, "tensor")
         lease = decode_duration(request, "lease")
+        device = self._uploads.device(request.device, "device")
         work = PIECE_BYTES * len(request.tensors)
         references = await self._compute.run(work, _decode_references, request, call.payload)
+        put = self._stored if device is self._uploads.host else partial(self._brought, device, references)
         if len(references) <= USED_AT_ONCE:
             with self._opener.open(references) as opened:
-                arrays, handles = await self._stored(opened, work, lease, call)
+                arrays, handles = await put(opened, work, lease, call)
         else:
             async with self._opener.open_many(references) as opened:
-                arrays, handles = await self._stored(opened, work, lease, call)
+                arrays, handles = await put(opened, work, lease, call)
         return await self._compute.run(work, _serialized, messages_pb2.StoreTensorsResponse, arrays, handles)
 
     async def _stored(
         self, opened: OpenedTensors, work: int, lease: float | None, call: Call
     ) -> tuple[Sequence[NDArray[Any]], list[str]]:
+        await call.payload.arrived()
         arrays = await self._owned(list((await self._compute.run(work, opened.arrays)).values()))
         room = next(iter(await self._compute.run(work, lambda: opened.memory)), None)
         handles = await self._store.keep_many(arrays, lease, shared=False, room=room, owner=call.identity)
         return arrays, handles
+
+    async def _brought(
+        self,
+        device: Device,
+        references: Mapping[str, Reference],
+        opened: OpenedTensors,
+        work: int,
+        lease: float | None,
+        call: Call,
+    ) -> tuple[Sequence[NDArray[Any]], list[str]]:
+        """Copies tensors to a device; those of a large payload while the rest arrives."""
+        arrived: Arrived = call.payload.arrived
+        if not await self._compute.run(work, _are_in_filled_payload, references):
+            await call.payload.arrived()
+            arrived = _is_there
+        arrays = list((await self._compute.run(work, opened.arrays)).values())
+        specs = await self._compute.run(work, lambda: [TensorSpec(array.dtype, array.shape) for array in arrays])
+        with self._store.receive(specs, lease, owner=call.identity, allocate=device.empty) as upload:
+            await self._uploads.bring(upload, arrays, arrived)
+            return arrays, await self._store.store(upload)
 
     async def _owned(self, arrays: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
         """Returns arrays that nobody else refers to, and that can be deleted one by one.
@@ -297,6 +336,14 @@ def _decode_references(request: messages_pb2.StoreTensorsRequest, payload: Paylo
     return references
 
 
+def _are_in_filled_payload(references: Mapping[str, Reference]) -> bool:
+    return all(isinstance(each, Attached) and each.payload.is_filled for each in references.values())
+
+
+async def _is_there(_part: NDArray[Any]) -> None:
+    """Waits for nothing."""
+
+
 def _num_bytes_of(specs: Sequence[TensorSpec]) -> int:
     return sum([spec.num_bytes for spec in specs])
 
@@ -345,18 +392,17 @@ def _decode_specs(header: messages_pb2.PutTensorsHeader) -> list[TensorSpec]:
     ]
 
 
-def _write(assembly: Assembly, part: messages_pb2.PutTensorsRequest | memoryview) -> None:
+async def _write(landing: Landing, part: messages_pb2.PutTensorsRequest | memoryview) -> None:
     if not isinstance(part, memoryview):
         given = part.WhichOneof("part") or "neither part"
         raise InvalidArgumentError(f"expected a chunk after the header, got {given}", field="chunk")
-    try:
-        assembly.write(part)
-    except PayloadError as error:
-        raise InvalidArgumentError(str(error), field="chunk") from None
+    with _chunk_errors():
+        await landing.write(part)
 
 
-def _finish(assembly: Assembly) -> None:
+@contextmanager
+def _chunk_errors() -> Iterator[None]:
     try:
-        assembly.finish()
+        yield
     except PayloadError as error:
         raise InvalidArgumentError(str(error), field="chunk") from None

@@ -20,6 +20,7 @@ _ADDING_GRADIENTS = frozenset(
         "gradserve.v1.AccumulatorService.PushPull",
     }
 )
+_WAITING_FOR_PAYLOAD = _ADDING_GRADIENTS | {"gradserve.v1.TensorService.StoreTensors"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,6 @@ def methods_of(services: Sequence[Service]) -> Mapping[bytes, Method]:
                 RequestReader(method.input_type).read,
                 service.handle(method),
                 reads_in_place=method.full_name in _ADDING_GRADIENTS,
-                begins_early=method.full_name in _ADDING_GRADIENTS,
+                begins_early=method.full_name in _WAITING_FOR_PAYLOAD,
             )
     return found

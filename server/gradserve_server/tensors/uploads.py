@@ -1,0 +1,233 @@
+"""Brings tensors to the memory of the device of the ops while they arrive."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve.wire.payload import Assembly, check_complete, check_not_longer
+from gradserve_server.devices.compute import PIECE_BYTES, Compute
+from gradserve_server.devices.device import Array, Device, bytes_of
+from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.limits import quoted
+from gradserve_server.tensors.quotas import Quota
+from gradserve_server.tensors.spans import SLOT_BYTES, Part, Span, spans
+from gradserve_server.tensors.store import Upload
+
+_NUM_SLOTS = 2
+_BYTE = np.dtype(np.uint8)
+
+Arrived: TypeAlias = "Callable[[NDArray[Any]], Awaitable[None]]"
+
+
+class Landing(Protocol):
+    """Fills arrays with a payload that arrives in chunks.
+
+    Attributes:
+        received_bytes: How much has arrived.
+    """
+
+    @property
+    def received_bytes(self) -> int: ...  # noqa: D102
+
+    async def write(self, chunk: memoryview, /) -> None:
+        """Adds the next bytes.
+
+        Raises:
+            PayloadError: The payload is longer than the arrays.
+        """
+        ...
+
+    async def finish(self) -> None:
+        """Returns when the arrays are filled.
+
+        Raises:
+            PayloadError: The payload is shorter than the arrays.
+        """
+        ...
+
+
+class HostLanding:
+    """Fills arrays in host memory."""
+
+    def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
+        self._assembly = Assembly(arrays)
+
+    @property
+    def received_bytes(self) -> int:
+        """How much has arrived."""
+        return self._assembly.received_bytes
+
+    async def write(self, chunk: memoryview) -> None:
+        """Adds the next bytes; see `Landing`."""
+        self._assembly.write(chunk)
+
+    async def finish(self) -> None:
+        """Checks that everything has arrived; see `Landing`."""
+        self._assembly.finish()
+
+
+class DeviceLanding:
+    """Fills arrays in the memory of a device, through slots: one is copied while the next is filled.
+
+    So it is filled soon after the last byte has arrived, and the host never holds all of it.
+    """
+
+    def __init__(
+        self,
+        arrays: Sequence[Array],
+        num_bytes: int,
+        device: Device,
+        compute: Compute,
+        slots: Sequence[NDArray[np.uint8]],
+    ) -> None:
+        """Takes the arrays, their size in bytes, what copies to them, and slots of one size."""
+        self._expected_bytes = num_bytes
+        self.received_bytes = 0
+        self._device = device
+        self._compute = compute
+        self._slots = slots
+        self._turn = 0
+        self._filled = 0
+        self._cut = spans(arrays, slots[0].size)
+        self._copying: asyncio.Task[None] | None = None
+
+    async def write(self, chunk: memoryview) -> None:
+        """Adds the next bytes; see `Landing`."""
+        self.received_bytes += len(chunk)
+        check_not_longer(self._expected_bytes, self.received_bytes)
+        while chunk:
+            slot = self._slots[self._turn]
+            count = min(len(chunk), slot.size - self._filled)
+            slot[self._filled : self._filled + count] = chunk[:count]
+            chunk = chunk[count:]
+            self._filled += count
+            if self._filled == slot.size:
+                await self._copy()
+
+    async def finish(self) -> None:
+        """Returns when the arrays are filled; see `Landing`."""
+        check_complete(self._expected_bytes, self.received_bytes)
+        if self._filled:
+            await self._copy()
+        if self._copying is not None:
+            await self._copying
+
+    async def close(self) -> None:
+        """Returns when nothing is copied any more."""
+        if self._copying is not None:
+            await asyncio.wait([self._copying])
+
+    async def _copy(self) -> None:
+        """Begins to copy the slot, once the one before has been."""
+        if self._copying is not None:
+            await self._copying
+        slot, self._filled = self._slots[self._turn], 0
+        self._turn = (self._turn + 1) % len(self._slots)
+        self._copying = asyncio.ensure_future(self._compute.run_in_thread(self._empty, self._cut, slot))
+
+    def _empty(self, cut: Iterator[Span], slot: NDArray[np.uint8]) -> None:
+        with self._device.computing():
+            for part in next(cut).parts:
+                self._device.write(part.array, part.offset, slot[part.place : part.place + part.num_bytes])
+
+
+class Uploads:
+    """Makes room for tensors that arrive, on the host or on the device of the ops."""
+
+    def __init__(
+        self,
+        host: Device,
+        device: Device,
+        compute: Compute,
+        device_compute: Compute,
+        allocate: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]],
+        memory: Quota,
+    ) -> None:
+        """Takes the devices, and what the slots need.
+
+        Args:
+            host: The host as a device.
+            device: The device of the ops, which may be the host.
+            compute: Runs what takes long for many tensors.
+            device_compute: Runs the copies.
+            allocate: Allocates the slots.
+            memory: The quota of bytes that they count in.
+        """
+        self.host = host
+        self._device = device
+        self._compute = compute
+        self._device_compute = device_compute
+        self._allocate = allocate
+        self._memory = memory
+
+    def device(self, name: str, field: str) -> Device:
+        """Returns the device that a request names.
+
+        Raises:
+            InvalidArgumentError: It is none that tensors can be put on.
+        """
+        if name == "auto":
+            return self._device
+        for device in (self.host, self._device):
+            if name in (device.name, ""):
+                return device
+        known = " or ".join(dict.fromkeys((self.host.name, self._device.name)))
+        raise InvalidArgumentError(f"expected {known}, or auto, got {quoted(name)}", field=field)
+
+    @asynccontextmanager
+    async def land(self, upload: Upload, device: Device) -> AsyncIterator[Landing]:
+        """Allocates the arrays of an upload on a device; returns what fills them in the block.
+
+        Raises:
+            ResourceExhaustedError: There is no room for the slots.
+            MemoryError: There is not enough memory.
+        """
+        if device is self.host:
+            yield await self._compute.run(PIECE_BYTES * len(upload.specs), lambda: HostLanding(upload.arrays))
+            return
+        arrays = await self._device_compute.run_in_thread(lambda: upload.arrays)
+        num_bytes = await self._compute.run(PIECE_BYTES * len(arrays), _num_bytes_of, arrays)
+        slot_bytes = max(min(SLOT_BYTES, num_bytes), 1)
+        with self._memory.hold(_NUM_SLOTS * slot_bytes):
+            slots = [self._allocate((slot_bytes,), _BYTE) for _ in range(_NUM_SLOTS)]
+            landing = DeviceLanding(arrays, num_bytes, device, self._device_compute, slots)
+            try:
+                yield landing
+            finally:
+                await landing.close()
+
+    async def bring(self, upload: Upload, sources: Sequence[NDArray[Any]], arrived: Arrived) -> None:
+        """Fills the arrays of an upload on the device of the ops from arrays that may still be arriving.
+
+        Args:
+            upload: The upload.
+            sources: The arrays.
+            arrived: Waits until some bytes of them are there.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        arrays = await self._device_compute.run_in_thread(lambda: upload.arrays)
+        targets = dict(zip(map(id, sources), arrays, strict=True))
+        cut = spans(sources, SLOT_BYTES)
+        while (span := await self._compute.run_in_thread(next, cut, None)) is not None:
+            for part in span.parts:
+                await arrived(_bytes_in(part))
+            await self._device_compute.run_in_thread(self._copy, span, targets)
+
+    def _copy(self, span: Span, targets: Mapping[int, Array]) -> None:
+        with self._device.computing():
+            for part in span.parts:
+                self._device.write(targets[id(part.array)], part.offset, _bytes_in(part))
+
+
+def _num_bytes_of(arrays: Sequence[Array]) -> int:
+    return sum([array.nbytes for array in arrays])
+
+
+def _bytes_in(part: Part) -> NDArray[np.uint8]:
+    return bytes_of(part.array)[part.offset : part.offset + part.num_bytes]
