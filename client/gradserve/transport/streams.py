@@ -7,9 +7,10 @@ import numpy as np
 from gradserve.calls.exchange import Upload
 from gradserve.errors import InternalError
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
+from gradserve.wire.assembly import Assembly, PayloadError
 from gradserve.wire.chunks import Chunk, cut
 from gradserve.wire.dtypes import to_dtype
-from gradserve.wire.payload import Array, Assembly, PayloadError, buffer_of
+from gradserve.wire.payload import Array, buffer_of
 
 
 def upload_parts(upload: Upload) -> Iterator[messages_pb2.PutTensorsRequest | Chunk]:

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from gradserve.errors import GradserveError
 from gradserve.v1 import tensor_messages_pb2
+from gradserve.wire.assembly import Assembly, PayloadError
 from gradserve.wire.chunks import PartDecoder, cut, encode_part
 from gradserve.wire.frames import (
     HEADER_BYTES,
@@ -21,7 +22,6 @@ from gradserve.wire.frames import (
     pack_segments,
     unpack_segments,
 )
-from gradserve.wire.payload import Assembly, PayloadError
 from tests.fuzz.mutations import mutated_bytes
 from tests.fuzz.targets.target import Found
 

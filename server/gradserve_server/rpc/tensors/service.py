@@ -11,11 +11,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
+from gradserve.wire.assembly import PayloadError
 from gradserve.wire.chunks import Chunk, PartDecoder, cut, encode_part
 from gradserve.wire.contents import Contents, Serializable, WithContents
 from gradserve.wire.durations import encode_duration
 from gradserve.wire.frames import ALIGNMENT
-from gradserve.wire.payload import PayloadError, buffer_of
+from gradserve.wire.payload import buffer_of
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.devices.device import Array, Device
 from gradserve_server.eager import Begun
