@@ -9,6 +9,7 @@ import pytest
 from cuda.bindings import nvrtc
 
 from gradserve_server.devices.cuda.program import COMPILE_OPTIONS, Program
+from gradserve_server.devices.cuda.reduction import kernels as sums
 from gradserve_server.ops.activation.cuda import kernels as activation_kernels
 from gradserve_server.ops.batch_norm.cuda import launches
 from gradserve_server.ops.dtypes import FLOATING
@@ -26,6 +27,7 @@ def programs(dtypes: Iterable[np.dtype[Any]]) -> Iterator[Program]:
         yield gru_kernels.program(dtype)
         yield layer_norm_kernels.program(dtype)
         yield activation_kernels.program(dtype)
+        yield from map(sums.program, (key for key in sums.KEYS if key.gradient == dtype))
 
 
 REPORT = re.compile(

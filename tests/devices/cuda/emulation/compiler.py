@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from gradserve_server.devices.cuda.program import Program, element_sources
+from gradserve_server.devices.cuda.reduction.kernels import exact_source
 
 HERE = Path(__file__).parent
 _COMMAND = (
@@ -35,9 +36,9 @@ def compile_for_cpu(program: Program, folder: Path) -> ctypes.CDLL:
 
 
 def _source(program: Program) -> str:
-    """The program with the one file that has PTX replaced, and a function for each kernel that launches it."""
+    """The program with the files that have PTX replaced, and a function for each kernel that launches it."""
     half = element_sources()[0]
     assert half in program.source
-    body = program.source.replace(half, '#include "half.h"\n')
+    body = program.source.replace(half, '#include "half.h"\n').replace(exact_source(), '#include "exact.h"\n')
     assert "asm(" not in body
     return "\n".join([body, *(f"EMULATED_KERNEL({kernel})" for kernel in program.kernels), ""])

@@ -23,12 +23,23 @@ struct Dimensions {
     unsigned int x, y, z;
 };
 
+// Words are assigned by functions, for which the sanitizer checks addresses; it does not for copies by the compiler.
 struct alignas(8) uint2 {
     unsigned int x, y;
+
+    uint2& operator=(const uint2& other) {
+        x = other.x, y = other.y;
+        return *this;
+    }
 };
 
 struct alignas(16) uint4 {
     unsigned int x, y, z, w;
+
+    uint4& operator=(const uint4& other) {
+        x = other.x, y = other.y, z = other.z, w = other.w;
+        return *this;
+    }
 };
 
 static Dimensions threadIdx, blockIdx, blockDim, gridDim;
@@ -55,6 +66,18 @@ inline float __uint_as_float(unsigned int bits) {
     return value;
 }
 
+inline long long __double_as_longlong(double value) {
+    long long bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+inline double __longlong_as_double(long long bits) {
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 template <typename T>
 T __ldcs(const T* address) {
     return *address;
@@ -73,6 +96,12 @@ void __stcs(T* address, T value) {
 inline unsigned int atomicAdd(unsigned int* address, unsigned int value) {
     const unsigned int old = *address;
     *address += value;
+    return old;
+}
+
+inline unsigned long long atomicMin(unsigned long long* address, unsigned long long value) {
+    const unsigned long long old = *address;
+    *address = value < old ? value : old;
     return old;
 }
 

@@ -113,6 +113,34 @@ class Reducer:
         self._compute(operations.ADD_AND_DIVIDE, numbers, [row for row in rows if row[0] is not row[2]])
         self._compute(operations.ADD_AND_DIVIDE_IN_PLACE, numbers, [row[:2] for row in rows if row[0] is row[2]])
 
+    def add_up(
+        self,
+        gradients: Sequence[Sequence[Array]],
+        factors: Sequence[float],
+        divisor: float,
+        totals: Sequence[Array],
+        outs: Sequence[Array],
+    ) -> None:
+        """Computes out = (first gradient * its factor + second gradient * its factor + ...) / divisor, in this order.
+
+        Args:
+            gradients: The lists of arrays to add, at least one.
+            factors: The factor of each list.
+            divisor: The divisor.
+            totals: Memory for the sums, in their dtypes.
+            outs: The results; each is either its `total` itself or other memory.
+        """
+        self.scale(gradients[0], factors[0], totals)
+        for gradient, factor in zip(gradients[1:-1], factors[1:-1], strict=True):
+            self.add_scaled(totals, gradient, factor)
+        if len(gradients) > 1:
+            self.add_and_divide(totals, gradients[-1], factors[-1], divisor, outs)
+        else:
+            self.divide(totals, divisor, outs)
+
+    def make_ready(self, dtypes: Iterable[tuple[np.dtype[Any], np.dtype[Any]]]) -> None:
+        """Does nothing: NumPy computes what kernels do not."""
+
     def first_non_finite(self, arrays: Sequence[Array]) -> Place | None:
         """Returns the place of the first value that is infinite or NaN, None if all are finite."""
         is_large = sum([array.nbytes for array in arrays]) >= self._shared_bytes

@@ -1,0 +1,1 @@
+"""Sums and quotients of lists of arrays in the memory of a GPU."""

@@ -1,0 +1,57 @@
+"""The compiler adds nothing to the arithmetic of sums: no flush to zero, no fused operation, no approximation."""
+
+import re
+from typing import Any
+
+import pytest
+from cuda.bindings import nvrtc
+
+from gradserve_server.devices.cuda.program import COMPILE_OPTIONS, Program
+from gradserve_server.devices.cuda.reduction.kernels import exact_source
+from tests.devices.cuda.reduction.one_program import all_kernels
+from tests.devices.cuda.test_compiles import CUPY_OPTIONS
+
+_LOOSE = re.compile(r"^\s*[\w.]*(?:\.ftz|\bfma|\bmad\.[^;\n]*\.f\d\d|\.approx|\.full)[\w.]*\s", re.MULTILINE)
+"""Instructions that flush subnormal numbers, do not round products, or round quotients otherwise."""
+
+
+def ptx_of(program: Program) -> str:
+    _, handle = nvrtc.nvrtcCreateProgram(program.source.encode(), program.name.encode(), 0, [], [])
+    options = [each.encode() for each in (*COMPILE_OPTIONS, *CUPY_OPTIONS, "--gpu-architecture=compute_80")]
+    try:
+        (result,) = nvrtc.nvrtcCompileProgram(handle, len(options), options)
+        assert result == nvrtc.nvrtcResult.NVRTC_SUCCESS
+        _, size = nvrtc.nvrtcGetPTXSize(handle)
+        ptx: Any = b" " * size
+        nvrtc.nvrtcGetPTX(handle, ptx)
+        return str(ptx.decode())
+    finally:
+        nvrtc.nvrtcDestroyProgram(handle)
+
+
+def test_every_operation_is_rounded_by_itself() -> None:
+    ptx = ptx_of(all_kernels())
+    assert all(ptx.count(f"{operation}.rn.f{bits}") for operation in ("mul", "add", "div") for bits in (32, 64))
+    assert _LOOSE.findall(ptx) == []
+    floating = set(re.findall(r"^\s*((?:mul|add|sub|div)\.[\w.]*f(?:16|32|64))\s", ptx, re.MULTILINE))
+    assert floating == {f"{operation}.rn.f{bits}" for operation in ("mul", "add", "div") for bits in (32, 64)}
+
+
+PLAIN = """
+__device__ __forceinline__ float product(float x, float y) { return x * y; }
+__device__ __forceinline__ float sum(float x, float y) { return x + y; }
+__device__ __forceinline__ float quotient(float x, float y) { return x / y; }
+__device__ __forceinline__ double product(double x, double y) { return x * y; }
+__device__ __forceinline__ double sum(double x, double y) { return x + y; }
+__device__ __forceinline__ double quotient(double x, double y) { return x / y; }
+__device__ __forceinline__ double as_double(float value) { return value; }
+__device__ __forceinline__ float as_float(double value) { return value; }
+"""
+"""The same in CUDA C++."""
+
+
+@pytest.mark.parametrize("loose", ["fma.rn.ftz.f32", "fma.rn.f64", "div.rn.ftz.f32", "cvt.rn.ftz.f32.f64"])
+def test_plain_arithmetic_would_be_changed(loose: str) -> None:
+    program = all_kernels()
+    ptx = ptx_of(Program("plain", program.source.replace(exact_source(), PLAIN), program.kernels))
+    assert loose in [each.strip() for each in _LOOSE.findall(ptx)]
