@@ -110,11 +110,10 @@ face-types: $(INSTALLED)  ## Make the types of methods that return arrays or han
 check-processors: $(INSTALLED)  ## Compile the kernels for other processors too, and check what they compute
 	ALL_PROCESSORS=1 $(BIN)/python -m pytest tests/processors
 
-$(CUDNN_INSTALLED): Makefile constraints.txt deploy/constraints-cuda13.txt
+$(CUDNN_INSTALLED): Makefile pyproject.toml constraints.txt deploy/constraints-cuda13.txt
 	@echo "Installing cuDNN into $(CUDNN_VENV)"
 	$(PYTHON) -m venv $(CUDNN_VENV)
-	$(CUDNN_VENV)/bin/python $(PIP_INSTALL) -c constraints.txt \
-		pytest numpy ml-dtypes psutil pydantic
+	$(CUDNN_VENV)/bin/python $(PIP_INSTALL) -c constraints.txt -e . pytest psutil pydantic
 	$(CUDNN_VENV)/bin/python $(PIP_INSTALL) --no-deps \
 		-c deploy/constraints-cuda13.txt nvidia-cudnn-cu13 cuda-pathfinder
 	@touch $@
