@@ -189,7 +189,7 @@ class Uploads:
         if device is self.host:
             yield await self._compute.run(PIECE_BYTES * len(upload.specs), lambda: HostLanding(upload.arrays))
             return
-        arrays = await self._device_compute.run_in_thread(lambda: upload.arrays)
+        arrays = await self._device_compute.run_in_thread(self._make_room, upload)
         num_bytes = await self._compute.run(PIECE_BYTES * len(arrays), _num_bytes_of, arrays)
         slot_bytes = max(min(SLOT_BYTES, num_bytes), 1)
         with self._memory.hold(_NUM_SLOTS * slot_bytes):
@@ -211,13 +211,18 @@ class Uploads:
         Raises:
             MemoryError: There is not enough memory.
         """
-        arrays = await self._device_compute.run_in_thread(lambda: upload.arrays)
+        arrays = await self._device_compute.run_in_thread(self._make_room, upload)
         targets = dict(zip(map(id, sources), arrays, strict=True))
         cut = spans(sources, SLOT_BYTES)
         while (span := await self._compute.run_in_thread(next, cut, None)) is not None:
             for part in span.parts:
                 await arrived(_bytes_in(part))
             await self._device_compute.run_in_thread(self._copy, span, targets)
+
+    def _make_room(self, upload: Upload) -> Sequence[Array]:
+        # Other threads will write to the memory: nothing that this one did with it before may be under way.
+        with self._device.computing():
+            return upload.arrays
 
     def _copy(self, span: Span, targets: Mapping[int, Array]) -> None:
         with self._device.computing():

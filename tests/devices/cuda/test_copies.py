@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gradserve.memory.pool import BufferPool
+from gradserve_server.devices.cuda import copies as copies_module
 from gradserve_server.devices.cuda.copies import ThreadCopies
 from gradserve_server.devices.cuda.pinning import Pinning
 
@@ -151,6 +152,21 @@ def test_other_memory_goes_through_slots_that_are_registered_once(cuda: LateCuda
     copies.download(there.ctypes.data, source)
     registered = [size for what, size, *_ in cuda.log if what == "register"]
     assert registered == [2 * MIB, 2 * MIB]
+
+
+@pytest.mark.parametrize("direction", ["upload", "download"])
+def test_a_slot_that_is_not_waited_for_is_seen(
+    copies: ThreadCopies, cuda: LateCuda, direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These copies are late enough for these tests."""
+    monkeypatch.setattr(copies_module._Slot, "wait", lambda _slot: None)
+    here, there = filled(np.empty(8 * MIB, np.uint8)), np.zeros(8 * MIB, np.uint8)
+    if direction == "upload":
+        copies.upload(here, there.ctypes.data)
+    else:
+        copies.download(here.ctypes.data, there)
+    cuda.finish()
+    assert not np.array_equal(here, there)
 
 
 def test_a_map_is_forgotten_before_it_is_unmapped(cuda: LateCuda) -> None:
