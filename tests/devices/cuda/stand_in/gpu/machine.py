@@ -45,7 +45,6 @@ class Machine:
         self.contexts: set[int] = set()
         self.is_closed = False
         self._failures = dict(settings.failures)
-        self._outside: list[Allocation] = []
         self._next_ptr = _FIRST_PTR
         self._threads = threading.local()
         self._lost: str | None = None
@@ -96,7 +95,9 @@ class Machine:
     # Faults
 
     def fault(self, message: str) -> Fault:
-        """Records a fault. After it the process cannot use its GPUs any more."""
+        """Records a fault. After it the process cannot use its GPUs any more, and what follows is not recorded."""
+        if self._lost is not None:
+            return Fault(message)
         self._lost = message
         return self.faults.add(message)
 
@@ -216,6 +217,8 @@ class Machine:
 
     def _guarded(self, name: str, used: list[tuple[Allocation, Access]], run: Callable[[], None]) -> Callable[[], None]:
         def guarded() -> None:
+            if self._lost is not None:
+                return
             for allocation, access in used:
                 memory = self.host if allocation.kind == "pinned" else self.device
                 if memory.at(access.start) is not allocation:
@@ -246,17 +249,21 @@ class Machine:
         with self.scheduler.lock:
             if self.fails("malloc"):
                 raise CUDARuntimeError(OUT_OF_MEMORY)
-            allocation = self.memories[gpu].malloc(num_bytes)
-            self.device.add(allocation)
-            return allocation
+            return self._allocated(gpu, num_bytes)
+
+    def _allocated(self, gpu: int, num_bytes: int) -> Allocation:
+        allocation = self.memories[gpu].malloc(num_bytes)
+        self.device.add(allocation)
+        return allocation
 
     def take_outside(self, what: str, num_bytes: int) -> bool:
         """Takes memory for good that is not asked of any pool; returns False if there is none."""
+        gpu = self.enter()
         with self.scheduler.lock:
             if self.fails(what):
                 return False
             try:
-                self._outside.append(self.malloc(num_bytes))
+                self._allocated(gpu, num_bytes)
             except CUDARuntimeError:
                 return False
             return True
@@ -324,7 +331,8 @@ class Machine:
         with self.scheduler.lock:
             allocation = self.host.at(address)
             assert allocation is not None
-            self._check_unused(allocation, "pinned memory goes back to its pool")
+            for use in allocation.unfinished(Access(allocation.start, allocation.end, True)):
+                self.fault(f"pinned memory goes back to its pool while {use.name} may still use it")
             bytes_at(address, allocation.num_bytes)[...] = POISON
 
     def close(self) -> None:

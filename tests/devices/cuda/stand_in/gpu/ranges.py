@@ -75,9 +75,9 @@ class Allocation:
         return None
 
     def unfinished(self, access: Access) -> Iterator[Use]:
-        """Yields the uses of a range that the host does not know to be over; forgets all others."""
+        """Yields the uses of a range that the host does not know to be over, the newest first; forgets all others."""
         self.uses = [use for use in self.uses if use.number > use.queue.observed]
-        return (use for use in self.uses if use.access.overlaps(access))
+        return (use for use in reversed(self.uses) if use.access.overlaps(access))
 
 
 AllocationT = TypeVar("AllocationT", bound=Allocation)

@@ -1,14 +1,12 @@
 """Pinned host memory."""
 
-import threading
+import ctypes
+import functools
 import weakref
 from collections.abc import Callable
-from typing import Any, Self
-
-import numpy as np
+from typing import Any
 
 from tests.devices.cuda.stand_in.gpu.errors import OUT_OF_MEMORY, CUDARuntimeError
-from tests.devices.cuda.stand_in.gpu.ranges import bytes_at
 
 from .._machine import MACHINE
 from . import runtime
@@ -28,27 +26,34 @@ class PinnedMemory:
             runtime.freeHost(self.ptr)
 
 
-class PinnedMemoryPointer(np.ndarray):  # so that it has the buffer protocol, as CuPy's
-    """An address in pinned memory, and all bytes from there on."""
+class PinnedMemoryPointer:
+    """An address in pinned memory. It has the buffer protocol, for which each is an array of ctypes, too."""
 
     mem: Any
     ptr: int
 
-    def __new__(cls, mem: Any, offset: int) -> Self:
-        bytes_of = bytes_at(mem.ptr + offset, mem.size - offset) if mem.size else np.empty(0, np.uint8)
-        made = bytes_of.view(cls)
+    def __new__(cls, mem: Any, offset: int) -> "PinnedMemoryPointer":
+        made: PinnedMemoryPointer = _with_buffer(mem.size - offset).from_address(mem.ptr + offset)
         made.mem, made.ptr = mem, mem.ptr + offset
         return made
+
+    def __init__(self, mem: Any, offset: int) -> None:
+        """Does nothing: what ctypes would do here is done."""
 
     def __int__(self) -> int:
         return self.ptr
 
-    def __add__(self, offset: int) -> "PinnedMemoryPointer":  # type: ignore[override]
+    def __add__(self, offset: int) -> "PinnedMemoryPointer":
         return PinnedMemoryPointer(self.mem, self.ptr - self.mem.ptr + offset)
 
-    def size(self) -> int:  # type: ignore[override]
+    def size(self) -> int:
         size: int = self.mem.size - (self.ptr - self.mem.ptr)
         return size
+
+
+@functools.cache
+def _with_buffer(size: int) -> Any:
+    return type("PinnedMemoryPointer", (PinnedMemoryPointer, ctypes.c_uint8 * size), {})
 
 
 class PooledPinnedMemory:
@@ -72,7 +77,6 @@ class PinnedMemoryPool:
     def __init__(self, allocator: "Callable[[int], PinnedMemoryPointer] | None" = None) -> None:
         self._allocator = allocator if allocator is not None else _malloc
         self._free: dict[int, list[PinnedMemory]] = {}
-        self._lock = threading.Lock()
         self._weak = weakref.ref(self)
 
     def malloc(self, size: int) -> PinnedMemoryPointer:
