@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import secrets
 import statistics
 import sys
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from benchmarks.gpu import __main__ as gpu
 from gradserve_server.devices.cuda.device import CudaDevice
 from gradserve_server.ops.cudnn_rnn.cuda.family import CudaCudnnRnn
 from gradserve_server.ops.cudnn_rnn.network import Mode, Network, split_params
+from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey
 from gradserve_server.ops.cudnn_rnn.spec import BackpropInputs, ForwardInputs, Problem
 
 DTYPES = ("float32", "float16")
@@ -137,7 +137,7 @@ def main() -> None:
     cupy, torch = gpu.libraries()
     torch.backends.cudnn.allow_tf32 = False
     device = CudaDevice(0)
-    op = CudaCudnnRnn(device, lambda: secrets.token_bytes(16))
+    op = CudaCudnnRnn(device, ReserveKey())
     with device.computing():
         stopwatch = gpu.Stopwatch(cupy)
         facts = gpu.facts(cupy, torch)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-
 import numpy as np
 
 from benchmarks.peers.driver import Setup, Worker, run_worker
@@ -15,6 +13,7 @@ from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.products import use_one_blas_thread
 from gradserve_server.ops.cudnn_rnn.checks import plan_backprop, plan_forward
 from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn
+from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey
 from gradserve_server.ops.cudnn_rnn.spec import BackpropInputs, ForwardAttributes, ForwardInputs
 
 
@@ -25,7 +24,7 @@ class CudnnRnnWorker(Worker):
         keep_freed_memory()
         use_one_blas_thread()
         self._kernels = CpuCudnnRnn(
-            CpuDevice(BufferPool(1 << 30)), ForkJoin(setup.options["num_threads"]), lambda: secrets.token_bytes(16)
+            CpuDevice(BufferPool(1 << 30)), ForkJoin(setup.options["num_threads"]), ReserveKey()
         )
         self._kernels.prepare(lambda: False)
         self._inputs = inputs = CudnnRnnInputs(setup)

@@ -1,7 +1,5 @@
 """The families that compute the ops on each kind of device."""
 
-import functools
-import secrets
 from collections.abc import Mapping
 
 from gradserve_server.devices.device import CpuDevice, Device
@@ -14,7 +12,7 @@ from gradserve_server.ops.cudnn_rnn.canonical import FAMILY as CUDNN_RNN_PARAMS
 from gradserve_server.ops.cudnn_rnn.canonical import CudnnRnnParams
 from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn
 from gradserve_server.ops.cudnn_rnn.declaration import FAMILY as CUDNN_RNN
-from gradserve_server.ops.cudnn_rnn.reserve import CALL_ID_BYTES
+from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey
 from gradserve_server.ops.gru.cpu.family import CpuGRU
 from gradserve_server.ops.gru.declaration import FAMILY as GRU
 from gradserve_server.ops.layer_norm.cpu.family import CpuLayerNorm
@@ -25,12 +23,12 @@ from gradserve_server.ops.operation import Family
 def make_families(device: Device, parallel: ForkJoin) -> Mapping[str, Family]:
     """Returns the families of ops on a device, by name."""
     anywhere: dict[str, Family] = {CUDNN_RNN_PARAMS: CudnnRnnParams(device)}
-    new_id = functools.partial(secrets.token_bytes, CALL_ID_BYTES)
+    reserve_key = ReserveKey()
     if isinstance(device, CpuDevice):
         return anywhere | {
             BATCH_NORM: CpuBatchNorm(device, parallel),
             GRU: CpuGRU(device, parallel),
-            CUDNN_RNN: CpuCudnnRnn(device, parallel, new_id),
+            CUDNN_RNN: CpuCudnnRnn(device, parallel, reserve_key),
             LAYER_NORM: CpuLayerNorm(device, parallel),
             ACTIVATION: CpuActivation(parallel),
         }
@@ -47,7 +45,7 @@ def make_families(device: Device, parallel: ForkJoin) -> Mapping[str, Family]:
     return anywhere | {
         BATCH_NORM: CudaBatchNorm(device),
         GRU: CudaGRU(device, cupy),
-        CUDNN_RNN: CudaCudnnRnn(device, new_id),
+        CUDNN_RNN: CudaCudnnRnn(device, reserve_key),
         LAYER_NORM: CudaLayerNorm(device),
         ACTIVATION: CudaActivation(device),
     }

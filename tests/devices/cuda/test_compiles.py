@@ -12,6 +12,7 @@ from gradserve_server.devices.cuda.program import COMPILE_OPTIONS, Program
 from gradserve_server.devices.cuda.reduction import kernels as sums
 from gradserve_server.ops.activation.cuda import kernels as activation_kernels
 from gradserve_server.ops.batch_norm.cuda import launches
+from gradserve_server.ops.cudnn_rnn.cuda import tag
 from gradserve_server.ops.dtypes import FLOATING
 from gradserve_server.ops.gru.cuda import kernels as gru_kernels
 from gradserve_server.ops.layer_norm.cuda import kernels as layer_norm_kernels
@@ -21,6 +22,7 @@ CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 
 
 def programs(dtypes: Iterable[np.dtype[Any]]) -> Iterator[Program]:
+    yield tag.program()
     for dtype in dtypes:
         for operation in launches.KERNELS:
             yield launches.program(operation, dtype)

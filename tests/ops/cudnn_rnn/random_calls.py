@@ -22,14 +22,14 @@ from gradserve_server.ops.cudnn_rnn.spec import (
 FORWARD_OUTPUTS = ("output", "output_h", "output_c")
 
 
-class Ids:
-    """Ids of calls, one after the other."""
+class Numbers:
+    """Bytes that are not random, but never twice the same."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
 
-    def __call__(self) -> bytes:
-        return next(self._numbers).to_bytes(16, "little")
+    def __call__(self, num_bytes: int) -> bytes:
+        return next(self._numbers).to_bytes(num_bytes, "little")
 
 
 class DirtyDevice(CpuDevice):

@@ -14,8 +14,9 @@ from gradserve_server.ops.cudnn_rnn.cpu import kernel_cells
 from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn
 from gradserve_server.ops.cudnn_rnn.cpu.numpy_cells import NumpyCells
 from gradserve_server.ops.cudnn_rnn.cpu.scan import BackwardScan, ForwardScan, Step
+from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey
 from gradserve_server.ops.cudnn_rnn.spec import ForwardAttributes
-from tests.ops.cudnn_rnn.random_calls import Call, DirtyDevice, Ids, numbers
+from tests.ops.cudnn_rnn.random_calls import Call, DirtyDevice, Numbers, numbers
 
 MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
 ENDED_AT = 7
@@ -24,7 +25,7 @@ ENDED_AT = 7
 @pytest.fixture(scope="module")
 def kernels(_compiled_kernels: None) -> Iterator[CpuCudnnRnn]:
     parallel = ForkJoin(2)
-    prepared = CpuCudnnRnn(DirtyDevice(BufferPool(1 << 26)), parallel, Ids())
+    prepared = CpuCudnnRnn(DirtyDevice(BufferPool(1 << 26)), parallel, ReserveKey(Numbers()))
     prepared.prepare(lambda: False)
     yield prepared
     parallel.close()

@@ -20,6 +20,7 @@ from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.ops.cudnn_rnn.checks import plan_backprop, plan_forward
 from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn
 from gradserve_server.ops.cudnn_rnn.reference import OutputGradients, cudnn_rnn
+from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey
 from gradserve_server.ops.cudnn_rnn.spec import (
     HEADER_BYTES,
     BackpropOutputs,
@@ -28,7 +29,7 @@ from gradserve_server.ops.cudnn_rnn.spec import (
     ForwardOutputs,
 )
 from tests.golden.cudnn_rnn import Case, assert_outputs, load_cases
-from tests.ops.cudnn_rnn.random_calls import FORWARD_OUTPUTS, Call, DirtyDevice, Ids, numbers
+from tests.ops.cudnn_rnn.random_calls import FORWARD_OUTPUTS, Call, DirtyDevice, Numbers, numbers
 
 MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
 CASES = load_cases()
@@ -44,14 +45,14 @@ def parallel() -> Iterator[ForkJoin]:
 
 @pytest.fixture(scope="module")
 def kernels(parallel: ForkJoin, _compiled_kernels: None) -> CpuCudnnRnn:
-    prepared = CpuCudnnRnn(DirtyDevice(BufferPool(1 << 26)), parallel, Ids())
+    prepared = CpuCudnnRnn(DirtyDevice(BufferPool(1 << 26)), parallel, ReserveKey(Numbers()))
     prepared.prepare(lambda: False)
     return prepared
 
 
 @pytest.fixture(scope="module")
 def numpy_only(parallel: ForkJoin) -> CpuCudnnRnn:
-    return CpuCudnnRnn(DirtyDevice(BufferPool(1 << 26)), parallel, Ids())
+    return CpuCudnnRnn(DirtyDevice(BufferPool(1 << 26)), parallel, ReserveKey(Numbers()))
 
 
 @pytest.fixture(params=["kernels", "numpy_only"])
@@ -255,7 +256,7 @@ class TestSeveralCalls:
         results = []
         for num_threads in (1, 2, 5):
             threads = ForkJoin(num_threads)
-            prepared = CpuCudnnRnn(DirtyDevice(BufferPool(1 << 26)), threads, Ids())
+            prepared = CpuCudnnRnn(DirtyDevice(BufferPool(1 << 26)), threads, ReserveKey(Numbers()))
             prepared.prepare(lambda: False)
             results += [numbers(*call.run(prepared)) for _ in range(5)]
             threads.close()
@@ -281,7 +282,7 @@ class TestSeveralCalls:
             assert_near_reference(call, (forward, second.backprop(call.backprop_inputs(forward), call.problem)))
 
     def test_preparing_can_be_stopped(self, parallel: ForkJoin) -> None:
-        rnn = CpuCudnnRnn(CpuDevice(BufferPool(0)), parallel, Ids())
+        rnn = CpuCudnnRnn(CpuDevice(BufferPool(0)), parallel, ReserveKey(Numbers()))
         rnn.prepare(lambda: True)
         call = Call(ForwardAttributes())
         assert_near_reference(call, call.run(rnn))
@@ -371,10 +372,10 @@ class TestReserve:
         ("position", "message"),
         [
             (0, "does not begin with the header"),
-            (8, "expected version 2 of the format, got 253"),
+            (8, "expected version 3 of the format, got 252"),
             (16, r"expected one made on cpu, got one made on \x9cpu"),
             (32, "other attributes, dtype, shapes or sequence_lengths"),
-            (63, "another call"),
+            (64, "another server, or from before this one was restarted"),
         ],
     )
     def test_with_another_header(
@@ -384,7 +385,23 @@ class TestReserve:
         changed.view(np.uint8)[position] ^= 0xFF
         error = self.refusal(kernels, call, forward, **{field: changed})
         assert message in error.message
-        assert error.field == (field if position < 63 else "host_reserved")
+        assert error.field == field
+
+    @pytest.mark.parametrize("position", [48, 63, 96, 127])
+    def test_with_another_call_or_tag(
+        self, kernels: CpuCudnnRnn, call: Call, forward: ForwardOutputs, position: int
+    ) -> None:
+        space, reserved = forward.reserve_space.copy(), forward.host_reserved.copy()
+        for changed in (space, reserved):
+            changed.view(np.uint8)[position] ^= 1
+        assert "another call" in self.refusal(kernels, call, forward, host_reserved=reserved).message
+        error = self.refusal(kernels, call, forward, reserve_space=space, host_reserved=reserved)
+        assert (error.field, "its content was changed" in error.message) == ("reserve_space", True)
+
+    def test_of_another_run_of_the_server(self, parallel: ForkJoin, call: Call, forward: ForwardOutputs) -> None:
+        restarted = CpuCudnnRnn(CpuDevice(BufferPool(0)), parallel, ReserveKey())
+        error = self.refusal(restarted, call, forward)
+        assert (error.field, "before this one was restarted" in error.message) == ("reserve_space", True)
 
     def test_of_inference(self, kernels: CpuCudnnRnn, call: Call, forward: ForwardOutputs) -> None:
         nothing = np.zeros((), np.float64)
@@ -394,20 +411,18 @@ class TestReserve:
     @given(noise=st.binary(max_size=200), start=st.integers(0, 2**16))
     @example(noise=b"\xff" * 200, start=HEADER_BYTES)
     def test_noise(self, kernels: CpuCudnnRnn, noise: bytes, start: int) -> None:
-        """Behind a good header noise is numbers; in the header it is refused. Nothing else happens."""
+        """Whatever is changed is refused."""
         call = Call(LSTM, lengths=[1, 5, 3])
         forward = kernels.forward(call.inputs, call.problem)
         content = forward.reserve_space.view(np.uint8)
-        start %= len(content)
+        before, start = content.tobytes(), start % len(content)
         changed = content[start : start + len(noise)]
-        is_header = start < HEADER_BYTES and not np.array_equal(
-            content[start:HEADER_BYTES][: len(noise)], np.frombuffer(noise, np.uint8)[: HEADER_BYTES - start]
-        )
         changed[...] = np.frombuffer(noise, np.uint8)[: len(changed)]
         inputs = call.backprop_inputs(forward)
-        if is_header:
-            with pytest.raises(InvalidArgumentError):
+        if content.tobytes() != before:
+            with pytest.raises(InvalidArgumentError) as raised:
                 kernels.backprop(inputs, call.problem)
+            assert raised.value.field in ("reserve_space", "host_reserved")
         else:
             shape = kernels.backprop(inputs, call.problem).params_backprop.shape
             assert shape == call.inputs.params.shape

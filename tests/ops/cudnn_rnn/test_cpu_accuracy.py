@@ -15,8 +15,9 @@ from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn
 from gradserve_server.ops.cudnn_rnn.network import PseudoLayerParams, split_params
 from gradserve_server.ops.cudnn_rnn.reference import OutputGradients
+from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey
 from gradserve_server.ops.cudnn_rnn.spec import ForwardAttributes, ForwardInputs
-from tests.ops.cudnn_rnn.random_calls import Call, Ids, numbers
+from tests.ops.cudnn_rnn.random_calls import Call, Numbers, numbers
 
 Values = TypeVar("Values", ForwardInputs, OutputGradients)
 
@@ -36,7 +37,7 @@ def parallel() -> Iterator[ForkJoin]:
 
 @pytest.fixture(scope="module", params=["kernels", "numpy"])
 def rnn(request: pytest.FixtureRequest, parallel: ForkJoin) -> CpuCudnnRnn:
-    made = CpuCudnnRnn(CpuDevice(BufferPool(1 << 28)), parallel, Ids())
+    made = CpuCudnnRnn(CpuDevice(BufferPool(1 << 28)), parallel, ReserveKey(Numbers()))
     if request.param == "kernels":
         made.prepare(lambda: False)
     return made

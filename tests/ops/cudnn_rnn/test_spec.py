@@ -49,7 +49,7 @@ def backprop_of(forward: ForwardInputs, **reserved: NDArray[Any]) -> BackpropInp
     )
 
 
-BACKPROP = backprop_of(FORWARD, host_reserved=zeros(64, dtype=np.int8))
+BACKPROP = backprop_of(FORWARD, host_reserved=zeros(128, dtype=np.int8))
 
 
 def plan(inputs: ForwardInputs | BackpropInputs, attributes: Any) -> Plan:
@@ -192,8 +192,8 @@ BACKPROPS: list[tuple[str, str, dict[str, Any]]] = [
     ),
     (
         "host_reserved",
-        "host_reserved must be 1-dimensional int8, as CudnnRNN gives it when is_training, got float [64]",
-        {"host_reserved": zeros(64)},
+        "host_reserved must be 1-dimensional int8, as CudnnRNN gives it when is_training, got float [128]",
+        {"host_reserved": zeros(128)},
     ),
 ]
 EMPTY = [
@@ -375,8 +375,8 @@ class TestPlan:
             is_training=is_training,
         )
         # Header; gates, two values of each unit, output; input of the upper pseudo-layers.
-        reserve = 64 // 4 + (5 + 2) * 2 * (4 * (24 + 12 + 3) + 2 * 6)
-        shapes = [(*first, 6), hidden, cell, *([(reserve,), (64,)] if is_training else [(), ()])]
+        reserve = 128 // 4 + (5 + 2) * 2 * (4 * (24 + 12 + 3) + 2 * 6)
+        shapes = [(*first, 6), hidden, cell, *([(reserve,), (128,)] if is_training else [(), ()])]
         assert [spec.shape for spec in planned.output_specs] == shapes
         assert [spec.dtype for spec in planned.output_specs] == [np.float32] * 4 + [np.int8]
 
@@ -388,9 +388,9 @@ class TestPlan:
         inputs = ForwardInputs(zeros(*first, 4, dtype=dtype), hidden, zeros(GRU_PARAMS, dtype=dtype))
         forward = plan_forward(inputs, ForwardAttributes(rnn_mode="gru", time_major=time_major))
         # 16 bits are computed with, and kept in, float32. cuDNN keeps what the second layer reads, too.
-        reserve = 64 + (8 if dtype is np.float64 else 4) * (5 + 2) * 2 * (2 * (18 + 12 + 6) + 6)
+        reserve = 128 + (8 if dtype is np.float64 else 4) * (5 + 2) * 2 * (2 * (18 + 12 + 6) + 6)
         shapes = [spec.shape for spec in forward.output_specs]
-        assert shapes == [(*first, 6), (2, 2, 6), (), (reserve // np.dtype(dtype).itemsize,), (64,)]
+        assert shapes == [(*first, 6), (2, 2, 6), (), (reserve // np.dtype(dtype).itemsize,), (128,)]
         backprop = plan_backprop(backprop_of(inputs), RnnAttributes(rnn_mode="gru", time_major=time_major))
         assert backprop.problem == forward.problem
         assert [spec.shape for spec in backprop.output_specs] == [(*first, 4), (2, 2, 6), (), (GRU_PARAMS,)]

@@ -13,7 +13,7 @@ from gradserve_server.ops.cudnn_rnn.network import Network
 from gradserve_server.ops.dtypes import widened
 from gradserve_server.tensors.spec import TensorSpec
 
-HEADER_BYTES = 64
+HEADER_BYTES = 128
 """The size of the header of a reserve_space, which says which call it belongs to; and the size of host_reserved."""
 
 
@@ -201,7 +201,7 @@ class Problem:
         as lstm's c and output before the projection, or gru's R_n h + bR_n); for each pseudo-layer of the layers but
         the first, its input, which the host keeps with dropout and cuDNN always.
 
-            64 + itemsize (T + 2) B (L D ((G + 2) H + H') + (L - 1) D D H')
+            128 + itemsize (T + 2) B (L D ((G + 2) H + H') + (L - 1) D D H')
         """
         network = self.network
         per_step = network.num_pseudo_layers * (network.gates_size + 2 * network.num_units + network.hidden_size)

@@ -107,6 +107,10 @@ inline unsigned long long atomicMin(unsigned long long* address, unsigned long l
 
 inline void __threadfence() {}
 
+inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
+    return static_cast<unsigned long long>((static_cast<unsigned __int128>(x) * y) >> 64);
+}
+
 namespace emulation {
 
 constexpr int MAX_THREADS = 1024;

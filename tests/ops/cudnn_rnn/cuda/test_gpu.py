@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import secrets
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from gradserve_server.ops.cudnn_rnn.cuda.call import CudnnCall
 from gradserve_server.ops.cudnn_rnn.cuda.family import CudaCudnnRnn
 from gradserve_server.ops.cudnn_rnn.cuda.thread import CudnnThread
 from gradserve_server.ops.cudnn_rnn.reference import OutputGradients, cudnn_rnn, cudnn_rnn_backprop
+from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey
 from gradserve_server.ops.cudnn_rnn.spec import BackpropInputs, ForwardAttributes, ForwardInputs, ForwardOutputs
 from tests.golden.cudnn_rnn import OPAQUE, Case, load_cases, relative_error
 
@@ -55,7 +55,7 @@ def device() -> CudaDevice:
 
 @pytest.fixture(scope="module")
 def op(device: CudaDevice) -> CudaCudnnRnn:
-    made = CudaCudnnRnn(device, lambda: secrets.token_bytes(16))
+    made = CudaCudnnRnn(device, ReserveKey())
     made.prepare(lambda: False)
     return made
 
@@ -212,8 +212,8 @@ def test_what_cudnn_writes_beyond_the_end_of_a_sequence(
         network = thread.network(problem)
         network.set_lengths(np.array(LENGTHS, np.int32))
         full = np.full(len(LENGTHS), STEPS, np.int32)  # so that nobody puts zeros
-        call = CudnnCall(device, thread, network, problem, full)
-        forward = call.forward(there, lambda: bytes(16))
+        call = CudnnCall(device, thread, network, problem, full, ReserveKey())
+        forward = call.forward(there)
         backprop = call.backprop(BackpropInputs(**vars(there), **vars(forward), **vars(put(device, gradients))))
     beyond = np.arange(STEPS)[:, None] >= np.array(LENGTHS)
     beyond = beyond if time_major else beyond.T

@@ -10,7 +10,6 @@ from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.kernel_table import PreparedKernels
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.ops.cudnn_rnn import reserve
 from gradserve_server.ops.cudnn_rnn.cpu.kernel_cells import KernelCells
 from gradserve_server.ops.cudnn_rnn.cpu.kernels import CUDNN_RNN, LSTM_SCANS
 from gradserve_server.ops.cudnn_rnn.cpu.numpy_cells import NumpyCells
@@ -23,8 +22,10 @@ from gradserve_server.ops.cudnn_rnn.cpu.saved import (
     saved_layer,
 )
 from gradserve_server.ops.cudnn_rnn.cpu.scan import Cells, Geometry
+from gradserve_server.ops.cudnn_rnn.cpu.tag import content_tag
 from gradserve_server.ops.cudnn_rnn.dropout import dropout_masks
 from gradserve_server.ops.cudnn_rnn.network import Mode, PseudoLayerParams, split_params
+from gradserve_server.ops.cudnn_rnn.reserve import TAG_START, ReserveKey, check_tag, reserve_length
 from gradserve_server.ops.cudnn_rnn.spec import (
     HEADER_BYTES,
     BackpropInputs,
@@ -38,17 +39,17 @@ from gradserve_server.ops.cudnn_rnn.spec import (
 class CpuCudnnRnn:
     """CudnnRNN by BLAS for products and kernels for the rest of a step, or NumPy if the kernels are not ready."""
 
-    def __init__(self, device: CpuDevice, parallel: ForkJoin, new_id: Callable[[], bytes]) -> None:
-        """Takes the device, the threads and a source of ids.
+    def __init__(self, device: CpuDevice, parallel: ForkJoin, reserve_key: ReserveKey) -> None:
+        """Takes the device, the threads and the key of reserve spaces.
 
         Args:
             device: The host.
             parallel: The threads to compute with, beside which BLAS should have only one; see `Products`.
-            new_id: Returns 16 random bytes.
+            reserve_key: Authenticates reserve spaces.
         """
         self._device = device
         self._parallel = parallel
-        self._new_id = new_id
+        self._reserve_key = reserve_key
         self._kernels = PreparedKernels(CUDNN_RNN)
         self._lstm_scans = PreparedKernels(LSTM_SCANS)
 
@@ -65,7 +66,7 @@ class CpuCudnnRnn:
         """
         lengths = _lengths(inputs.sequence_lengths, problem)
         with np.errstate(all="ignore"):
-            return self._call(problem, lengths).forward(inputs, self._new_id)
+            return self._call(problem, lengths).forward(inputs, self._reserve_key)
 
     def backprop(self, inputs: BackpropInputs, problem: Problem) -> BackpropOutputs:
         """Computes CudnnRNNBackprop.
@@ -75,7 +76,7 @@ class CpuCudnnRnn:
                 device, or not from the same one; or a sequence length is not from 1 to T.
         """
         lengths = _lengths(inputs.sequence_lengths, problem)
-        memory = _check_reserve(self._device.name, inputs, problem, lengths)
+        memory = _checked_reserve(self._reserve_key, self._device.name, inputs, problem, lengths)
         with np.errstate(all="ignore"):
             return self._call(problem, lengths).backprop(inputs, memory)
 
@@ -103,7 +104,7 @@ class _Call:
         self._is_valid = (np.arange(problem.max_seq_length)[:, None] < lengths)[:, :, None]
         self._has_ends = bool((lengths < problem.max_seq_length).any())
 
-    def forward(self, inputs: ForwardInputs, new_id: Callable[[], bytes]) -> ForwardOutputs:
+    def forward(self, inputs: ForwardInputs, reserve_key: ReserveKey) -> ForwardOutputs:
         problem, network = self._problem, self._network
         params = split_params(network, self._compute_form(inputs.params))
         initial = self._states(inputs.input_h, inputs.input_c)
@@ -111,7 +112,7 @@ class _Call:
         reserve_space, host_reserved = np.zeros((), problem.dtype), np.zeros((), np.int8)
         layers: list[SavedLayer] | None = None
         if problem.is_training:
-            reserve_space, host_reserved, layers = self._new_reserve(new_id)
+            reserve_space, host_reserved, layers = self._new_reserve(reserve_key)
         x = self._input(inputs.input)
         last = []
         for layer in range(network.num_layers):
@@ -131,6 +132,10 @@ class _Call:
         self._time_first(output)[...] = x
         self._clear_ends(output)
         output_h, output_c = self._stack(last)
+        if problem.is_training:
+            memory = reserve_space.view(np.uint8)
+            tag = content_tag(reserve_key.content_key(host_reserved), memory[HEADER_BYTES:])
+            memory[TAG_START:HEADER_BYTES] = host_reserved.view(np.uint8)[TAG_START:] = np.frombuffer(tag, np.uint8)
         return ForwardOutputs(output, output_h, output_c, reserve_space, host_reserved)
 
     def backprop(self, inputs: BackpropInputs, memory: NDArray[np.uint8]) -> BackpropOutputs:
@@ -176,12 +181,12 @@ class _Call:
         )
         return PseudoLayer(self._device, self._parallel, self._cells, geometry, params)
 
-    def _new_reserve(self, new_id: Callable[[], bytes]) -> tuple[NDArray[Any], NDArray[np.int8], list[SavedLayer]]:
-        """Returns reserve_space, host_reserved, and the layers in the memory of reserve_space."""
+    def _new_reserve(self, reserve_key: ReserveKey) -> tuple[NDArray[Any], NDArray[np.int8], list[SavedLayer]]:
+        """Returns reserve_space and host_reserved without their tags, and the layers in the memory of reserve_space."""
         problem = self._problem
         num_bytes = all_layers_bytes(problem)
-        reserve_space = self._device.empty((reserve.reserve_length(problem, num_bytes),), problem.dtype)
-        header = reserve.make_header(self._device.name, problem, self._lengths, new_id())
+        reserve_space = self._device.empty((reserve_length(problem, num_bytes),), problem.dtype)
+        header = reserve_key.new_header(self._device.name, problem, self._lengths)
         memory = reserve_space.view(np.uint8)
         memory[:HEADER_BYTES] = header.view(np.uint8)
         memory[HEADER_BYTES + num_bytes :] = 0
@@ -285,16 +290,18 @@ def _lengths(given: NDArray[np.int32] | None, problem: Problem) -> NDArray[np.in
     return lengths
 
 
-def _check_reserve(
-    device: str, inputs: BackpropInputs, problem: Problem, lengths: NDArray[np.int64]
+def _checked_reserve(
+    reserve_key: ReserveKey, device: str, inputs: BackpropInputs, problem: Problem, lengths: NDArray[np.int64]
 ) -> NDArray[np.uint8]:
     """Returns the part of reserve_space after the header, aligned.
 
     Raises:
-        InvalidArgumentError: It, or host_reserved, is not from a forward call.
+        InvalidArgumentError: It, or host_reserved, is not as a forward call in this run of the server returned it.
     """
     given: NDArray[Any] = inputs.reserve_space
     header = given.reshape(-1).view(np.uint8)[:HEADER_BYTES]
-    reserve.check(device, problem, lengths, all_layers_bytes(problem), given, header, inputs.host_reserved)
+    num_bytes = all_layers_bytes(problem)
+    reserve_key.check_header(device, problem, lengths, num_bytes, given, header, inputs.host_reserved)
     memory = given.view(np.uint8)[HEADER_BYTES:]
+    check_tag(header, content_tag(reserve_key.content_key(header), memory))
     return memory.copy() if memory.ctypes.data % problem.compute_dtype.itemsize else memory

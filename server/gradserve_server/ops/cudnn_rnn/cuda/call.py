@@ -1,6 +1,5 @@
 """One call of CudnnRNN or CudnnRNNBackprop, which converts its arrays to cuDNN's layout and back."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,9 +8,10 @@ from numpy.typing import NDArray
 from gradserve_server.devices.cancellation import checkpoint
 from gradserve_server.devices.cuda.cudnn import WgradMode
 from gradserve_server.devices.device import Array
-from gradserve_server.ops.cudnn_rnn import reserve
 from gradserve_server.ops.cudnn_rnn.cuda.network import CudnnNetwork, data_dtype
+from gradserve_server.ops.cudnn_rnn.cuda.tag import CONTENT_TAG_BYTES, WORDS_BYTES, ContentTags
 from gradserve_server.ops.cudnn_rnn.cuda.thread import CudnnDevice, CudnnThread
+from gradserve_server.ops.cudnn_rnn.reserve import TAG_START, ReserveKey, check_tag, reserve_length
 from gradserve_server.ops.cudnn_rnn.spec import (
     HEADER_BYTES,
     BackpropInputs,
@@ -36,6 +36,7 @@ class CudnnCall:
         network: CudnnNetwork,
         problem: Problem,
         lengths: NDArray[np.int32],
+        reserve_key: ReserveKey,
     ) -> None:
         """Takes the parts of a call from a thread.
 
@@ -45,21 +46,24 @@ class CudnnCall:
             network: The descriptors of the problem, with the lengths of this call.
             problem: The problem.
             lengths: The lengths of the sequences, [B].
+            reserve_key: Authenticates reserve spaces.
         """
         self._device = device
         self._thread = thread
         self._network = network
         self._problem = problem
         self._lengths = lengths
+        self._reserve_key = reserve_key
+        self._tags = ContentTags(device)
         self._has_padding = bool(lengths.min() < problem.max_seq_length)
         self._dtype = data_dtype(problem.dtype)
         # The layout of the reserve space is internal to cuDNN, and may depend on all of this.
         order = "t" if problem.time_major else "b"
         self._reserve_name = f"cudnn{thread.cudnn.version}-{device.compute_capability}{order}"
-        self._reserve_bytes = _ALIGNMENT - HEADER_BYTES + network.reserve_bytes
+        self._reserve_bytes = _ALIGNMENT - HEADER_BYTES + -(-network.reserve_bytes // WORDS_BYTES) * WORDS_BYTES
 
-    def forward(self, inputs: ForwardInputs, new_id: Callable[[], bytes]) -> ForwardOutputs:
-        """Computes CudnnRNN; `new_id` returns 16 random bytes.
+    def forward(self, inputs: ForwardInputs) -> ForwardOutputs:
+        """Computes CudnnRNN.
 
         Raises:
             InvalidArgumentError: cuDNN does not support the problem.
@@ -68,7 +72,8 @@ class CudnnCall:
         """
         problem, described = self._problem, self._network
         network = problem.network
-        reserve_space, host_reserved, reserve_address = self._new_reserve(new_id)
+        reserve_space, host_reserved, key = self._new_reserve()
+        reserve_address = None if key is None else self._device.address(reserve_space) + _ALIGNMENT
         input_c = None if described.cell is None else inputs.input_c
         given = [self._given(inputs.input), self._states_given(inputs.input_h), self._states_given(input_c)]
         space = self._weight_space(inputs.params)
@@ -89,6 +94,9 @@ class CudnnCall:
             *(described.params.space_bytes, self._address(space), described.work_bytes, self._address(work)),
             *(described.reserve_bytes, reserve_address),
         )
+        if key is not None:
+            targets = self._device.address(reserve_space), self._device.address(host_reserved)
+            self._start_tag(key, reserve_space, *(target + TAG_START for target in targets))
         return ForwardOutputs(
             self._taken(output),
             self._states_taken(output_h),
@@ -101,21 +109,22 @@ class CudnnCall:
         """Computes CudnnRNNBackprop.
 
         Raises:
-            InvalidArgumentError: reserve_space or host_reserved are not of this problem, GPU and cuDNN, or not from
-                the same call; or cuDNN does not support the problem.
+            InvalidArgumentError: reserve_space or host_reserved are not of this problem, GPU, cuDNN and run of the
+                server, not from the same call, or were changed; or cuDNN does not support the problem.
             InternalError: cuDNN failed.
             MemoryError: There is not enough memory.
         """
         problem, described, call = self._problem, self._network, self._thread.cudnn.call
-        self._check_reserve(inputs)
+        header = self._checked_header(inputs)
+        # A copy, because cuDNN writes into the reserve space, which others may read meanwhile.
+        saved = self._device.empty(inputs.reserve_space.shape, problem.dtype)
+        saved[...] = inputs.reserve_space
+        self._check_tag(header, saved)
         is_lstm = described.cell is not None
         sequences = [self._given(array) for array in (inputs.input, inputs.output, inputs.output_backprop)]
         hidden = [self._states_given(array) for array in (inputs.input_h, inputs.output_h_backprop)]
         cells = [self._states_given(array if is_lstm else None) for array in (inputs.input_c, inputs.output_c_backprop)]
         space = self._weight_space(inputs.params)
-        # A copy, because cuDNN writes into the reserve space, which others may read meanwhile.
-        saved = self._device.empty(inputs.reserve_space.shape, problem.dtype)
-        saved[...] = inputs.reserve_space
         input_backprop = self._device.empty(problem.sequence_shape(problem.network.input_size), self._dtype)
         if self._has_padding:
             input_backprop.fill(0)
@@ -221,34 +230,43 @@ class CudnnCall:
         space.fill(0)
         return space
 
-    def _new_reserve(self, new_id: Callable[[], bytes]) -> tuple[Array, Array, int | None]:
-        """Returns reserve_space, host_reserved, and the address of cuDNN's part of the former."""
+    def _new_reserve(self) -> tuple[Array, Array, bytes | None]:
+        """Returns reserve_space, host_reserved, and the key for the content; None if there is nothing to reserve."""
         problem = self._problem
         if not problem.is_training:
             return self._zero(problem.dtype), self._zero(np.dtype(np.int8)), None
-        space = self._device.empty((reserve.reserve_length(problem, self._reserve_bytes),), problem.dtype)
+        space = self._device.empty((reserve_length(problem, self._reserve_bytes),), problem.dtype)
         space.fill(0)  # cuDNN leaves out parts, which must not show earlier contents of the memory
-        header = self._device.from_host(reserve.make_header(self._reserve_name, problem, self._lengths, new_id()))
-        words = header.view(problem.dtype)
+        header = self._reserve_key.new_header(self._reserve_name, problem, self._lengths)
+        host_reserved = self._device.from_host(header)
+        words = host_reserved.view(problem.dtype)
         space[: len(words)] = words
-        return space, header, self._device.address(space) + _ALIGNMENT
+        return space, host_reserved, self._reserve_key.content_key(header)
 
     def _zero(self, dtype: np.dtype[Any]) -> Array:
         scalar = self._device.empty((), dtype)
         scalar.fill(0)
         return scalar
 
-    def _check_reserve(self, inputs: BackpropInputs) -> None:
+    def _checked_header(self, inputs: BackpropInputs) -> NDArray[Any]:
         problem, given = self._problem, inputs.host_reserved
         words = inputs.reserve_space[: HEADER_BYTES // problem.dtype.itemsize]
         header = np.ascontiguousarray(self._device.to_host(words)).view(np.int8)
-        host_reserved = None if given is None else self._device.to_host(given)
-        reserve.check(
+        self._reserve_key.check_header(
             self._reserve_name,
             problem,
             self._lengths,
             self._reserve_bytes,
             inputs.reserve_space,
             header,
-            host_reserved,
+            None if given is None else self._device.to_host(given),
         )
+        return header
+
+    def _check_tag(self, header: NDArray[Any], saved: Array) -> None:
+        tag = self._device.empty((CONTENT_TAG_BYTES,), _UINT8)
+        self._start_tag(self._reserve_key.content_key(header), saved, *(2 * [self._device.address(tag)]))
+        check_tag(header, self._device.to_host(tag).tobytes())
+
+    def _start_tag(self, key: bytes, space: Array, tag: int, second_tag: int) -> None:
+        self._tags.start(key, self._device.address(space) + HEADER_BYTES, self._reserve_bytes, tag, second_tag)

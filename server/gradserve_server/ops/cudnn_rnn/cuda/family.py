@@ -15,6 +15,7 @@ from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.ops.cudnn_rnn.cuda.call import CudnnCall
 from gradserve_server.ops.cudnn_rnn.cuda.thread import CudnnDevice, CudnnThread
 from gradserve_server.ops.cudnn_rnn.network import Mode, Network
+from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey
 from gradserve_server.ops.cudnn_rnn.spec import (
     BackpropInputs,
     BackpropOutputs,
@@ -34,18 +35,16 @@ class CudaCudnnRnn:
     float16 is multiplied on tensor cores and added up in float32; cuDNN rounds what it keeps to float16.
     """
 
-    def __init__(
-        self, device: CudnnDevice, new_id: Callable[[], bytes], load: Callable[[], Cudnn] = load_cudnn
-    ) -> None:
-        """Takes the device, a source of ids, and cuDNN.
+    def __init__(self, device: CudnnDevice, reserve_key: ReserveKey, load: Callable[[], Cudnn] = load_cudnn) -> None:
+        """Takes the device, the key of reserve spaces, and cuDNN.
 
         Args:
             device: The GPU.
-            new_id: Returns 16 random bytes.
+            reserve_key: Authenticates reserve spaces.
             load: Loads cuDNN at the first call, so that a server without it can compute other ops.
         """
         self._device = device
-        self._new_id = new_id
+        self._reserve_key = reserve_key
         self._load = load
         self._threads = threading.local()
 
@@ -69,15 +68,15 @@ class CudaCudnnRnn:
             InternalError: cuDNN is missing, or failed.
             MemoryError: There is not enough memory.
         """
-        return self._call(inputs, problem).forward(inputs, self._new_id)
+        return self._call(inputs, problem).forward(inputs)
 
     def backprop(self, inputs: BackpropInputs, problem: Problem) -> BackpropOutputs:
         """Computes CudnnRNNBackprop, inside the device's `computing`.
 
         Raises:
             InvalidArgumentError: reserve_space or host_reserved are not from a forward call for this problem on this
-                kind of GPU and with this cuDNN; a sequence length is not from 1 to T; or cuDNN does not support the
-                problem.
+                kind of GPU, with this cuDNN and in this run of the server, or were changed; a sequence length is not
+                from 1 to T; or cuDNN does not support the problem.
             InternalError: cuDNN is missing, or failed.
             MemoryError: There is not enough memory.
         """
@@ -88,7 +87,7 @@ class CudaCudnnRnn:
         thread = self._thread()
         network = thread.network(problem)
         network.set_lengths(lengths)
-        return CudnnCall(self._device, thread, network, problem, lengths)
+        return CudnnCall(self._device, thread, network, problem, lengths, self._reserve_key)
 
     def _lengths(self, given: Array | None, problem: Problem) -> NDArray[np.int32]:
         steps = problem.max_seq_length

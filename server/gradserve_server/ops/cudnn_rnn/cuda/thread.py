@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from gradserve_server.devices.cuda.cudnn import Cudnn, CudnnObject
 from gradserve_server.devices.device import Array
 from gradserve_server.ops.cudnn_rnn.cuda.network import CudnnNetwork
+from gradserve_server.ops.cudnn_rnn.cuda.tag import TagDevice
 from gradserve_server.ops.cudnn_rnn.spec import Problem
 
 KEPT_NETWORKS = 64
 """The most networks whose descriptors a thread keeps."""
 
 
-class CudnnDevice(Protocol):
+class CudnnDevice(TagDevice, Protocol):
     """A GPU as cuDNN needs it. Safe to use from several threads."""
 
     @property
