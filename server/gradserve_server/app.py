@@ -17,7 +17,7 @@ from gradserve_server.accumulators.journal import MemoryRecords
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.address_file import write_addresses
 from gradserve_server.config import ServerConfig
-from gradserve_server.devices.compute import ThreadCompute
+from gradserve_server.devices.compute import DEVICE_THREADS, ThreadCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.device_watch import DeviceWatch
 from gradserve_server.devices.host.parallel import ForkJoin
@@ -63,7 +63,9 @@ from gradserve_server.server_run import ServerRun
 from gradserve_server.server_state import open_state
 from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
 from gradserve_server.tensors.downloads import Downloads
+from gradserve_server.tensors.eviction import Evictor
 from gradserve_server.tensors.inflight import InFlight
+from gradserve_server.tensors.memories import DeviceMemory
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.residence import Residence
@@ -104,21 +106,21 @@ class Server:
         run = ServerRun(parts.new_id)
         limits = config.limits
         pool = BufferPool(config.runtime.pool_bytes)
-        self._quotas = quotas = ServerQuotas(limits, share_rules(limits.reserved_share, self.access))
-        memory, bookkeeping, handles, rules = quotas.memory, quotas.bookkeeping, quotas.handles, quotas.rules
         host = CpuDevice(pool)
-        device = parts.choose_device(config.runtime.device, host, parts.inventory)
+        self._device = device = parts.choose_device(config.runtime.device, host, parts.inventory)
+        shares = share_rules(limits.reserved_share, self.access)
+        self._quotas = quotas = ServerQuotas(limits, shares, device.memory_bytes)
+        memory, bookkeeping, handles, rules = quotas.memory, quotas.bookkeeping, quotas.handles, quotas.rules
+        device_memory = None
+        if quotas.device_memory is not None:
+            device_memory = DeviceMemory(quotas.device_memory, device.holds)
+            device.limit_memory(quotas.device_memory.limit)
         self._compute = ThreadCompute(config.runtime.compute_threads)
-        self._op_compute = ThreadCompute(config.runtime.compute_threads, "ops")
+        # Everything that uses the device, and nothing else if that is not the host.
+        op_threads = config.runtime.compute_threads if device is host else DEVICE_THREADS
+        self._op_compute = ThreadCompute(op_threads, "ops")
         self._parallel = ForkJoin(config.runtime.compute_threads)
         reducer = Reducer(self._parallel)
-        self.runner = OpRunner(
-            device=device,
-            families=parts.make_families(device, self._parallel),
-            compute=self._op_compute,
-            memory=memory,
-            beside={"sums": reducer},
-        )
         self.lifetimes = Lifetimes(clock, config.leases.client_lease_seconds)
         self.store = TensorStore(
             pool=pool,
@@ -128,6 +130,17 @@ class Server:
             clock=clock,
             new_handle=run.new_id,
             is_of_another_run=run.is_of_another,
+            device=device_memory,
+        )
+        self._residence = residence = Residence(host, device, self._compute, self._op_compute)
+        self.evictor = None if device_memory is None else Evictor(self.store, memory, device_memory, residence)
+        self.runner = OpRunner(
+            device=device,
+            families=parts.make_families(device, self._parallel),
+            compute=self._op_compute,
+            memory=memory,
+            evictor=self.evictor,
+            beside={"sums": reducer},
         )
         self._on_failure = on_failure
         self._device_watch = DeviceWatch(device, on_failure)
@@ -158,14 +171,14 @@ class Server:
             new_id=run.new_id,
             new_seed=parts.new_seed,
             records=MemoryLayerRecords() if self._state is None else self._state.layers,
+            device=device_memory,
         )
         self.layers = LayerRegistry(self._batch_norm, quotas.layers, self.lifetimes, bookkeeping, run.is_of_another)
-        self._residence = residence = Residence(host, device, self._compute)
         in_flight = InFlight(limits.max_inflight_bytes, limits.min_arrival_rate)
         tickets, self._socket_addresses = TicketOffice(clock), SocketAddresses()
         opener = TensorOpener(self.store, residence)
         longest = DeliveryLimits(limits.inline_limit_bytes, limits.max_message_bytes)
-        deliverer = TensorDeliverer(self.store, residence, memory, longest)
+        deliverer = TensorDeliverer(self.store, residence, memory, longest, device_memory)
         self._leases = Expiry(
             clock,
             {
@@ -173,7 +186,9 @@ class Server:
                 "accumulators and layers": self.lifetimes.expire,
                 "tensors": self.store.expire,
             },
-            {"forwards": self.layers.expire},
+            {"forwards": self.layers.expire}
+            if device is host
+            else {"forwards": self.layers.expire, "arrays": self._trim},
         )
         started = time.monotonic()
         self.usage = Usage(
@@ -189,7 +204,7 @@ class Server:
                 self.store,
                 residence,
                 Downloads(host, device, self._op_compute, pool.empty, memory),
-                Uploads(host, device, self._compute, self._op_compute, pool.empty, memory),
+                Uploads(host, device, self._compute, self._op_compute, pool.empty, memory, self.evictor),
                 opener,
                 in_flight,
                 self._compute,
@@ -315,6 +330,11 @@ class Server:
         _log.info("draining")
         await self._close(self._config.runtime.drain_seconds)
         _log.info("stopped")
+
+    async def _trim(self) -> int:
+        """Gives back what the device keeps for later, if that is too much while nothing is computed."""
+        await self._op_compute.run_in_thread(self._device.trim)
+        return 0
 
     def join(self) -> None:
         """Waits until all threads of the server have ended."""

@@ -216,6 +216,17 @@ class LimitsConfig(_Concern):
         Bytes,
         Field(description="memory for tensors, uploads, accumulators and layers (default: half of all memory)"),
     ] = Field(default_factory=_half_of_memory)
+    max_device_bytes: Annotated[
+        ByteSize | None,
+        _NUMBER,
+        Field(
+            gt=0,
+            le=_MAX_BYTES,
+            description="memory of the GPU for tensors and computations (default, and at most: all of it but a margin "
+            "for CUDA); has no effect if ops run on the CPU",
+        ),
+        Expected("a size such as 4GiB or 512MiB"),
+    ] = None
     max_message_bytes: Annotated[
         ByteSize,
         _NUMBER,

@@ -16,15 +16,30 @@ class ServerQuotas:
 
     Attributes:
         rules: How much an identity or a container may take of them.
-        memory: The bytes of tensors.
+        memory: The bytes of tensors, on a GPU's host without those on the GPU.
+        device_memory: The bytes of the memory of the device that ops run on; None if that is the host's.
         bookkeeping: The bytes of what is kept beside tensors.
         handles: Stored tensors, and forwards that layers keep.
         layers: The layers.
     """
 
-    def __init__(self, limits: LimitsConfig, rules: ShareRules) -> None:
-        """Takes the limits, and how much of them an identity or a container may take."""
+    def __init__(self, limits: LimitsConfig, rules: ShareRules, device_bytes: int | None = None) -> None:
+        """Takes the limits, how much of them an identity or a container may take, and what the device has.
+
+        Args:
+            limits: The limits.
+            rules: How much an identity or a container may take.
+            device_bytes: How much of its memory the device can spare; None if it has none of its own.
+        """
         self.rules = rules
+        self.device_memory = None
+        if device_bytes is not None:
+            self.device_memory = FairQuota(
+                min(limits.max_device_bytes or device_bytes, device_bytes),
+                "bytes of the device's memory (--max-device-bytes)",
+                rules,
+                of_identity=lambda own: own.max_device_bytes,
+            )
         self.memory = FairQuota(
             limits.max_bytes,
             "bytes of tensor memory",

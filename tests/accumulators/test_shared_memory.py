@@ -32,7 +32,7 @@ def local() -> Iterator[LocalServer]:
 
 def used(server: Server) -> tuple[int, int, int]:
     context = server._sockets._context
-    return server.store._memory.used, context.in_flight.used, context.fair.region_bytes.used
+    return server.usage.memory.used, context.in_flight.used, context.fair.region_bytes.used
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -16,6 +16,7 @@ from gradserve_server.leases.lease import LeaseQueue
 from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.leases.turn import Turn
 from gradserve_server.resources import ResourceKey
+from gradserve_server.tensors.memories import Room
 from gradserve_server.tensors.quotas import Account, Quota
 from tests.accumulators.bench import Bench, apply, opened, push_pull, turns
 from tests.floods.test_lists import store_of
@@ -94,7 +95,9 @@ async def test_averages_kept_for_calls_that_do_not_come_again(bench: Bench) -> N
 
 def forwards_of(count: int, expires: float) -> list[Forward]:
     quota = Quota(1 << 40, "bytes")
-    return [Forward(str(number), Fate(), Account(quota), Account(quota), expires=expires) for number in range(count)]
+    return [
+        Forward(str(number), Fate(), Room(Account(quota)), Account(quota), expires=expires) for number in range(count)
+    ]
 
 
 def expiring(forwards: list[Forward]) -> Expiries[Forward]:

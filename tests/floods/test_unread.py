@@ -53,7 +53,7 @@ def unread(local: LocalServer) -> int:
 
 
 def memory(local: LocalServer) -> int:
-    return local.inspect(lambda server: server.store._memory.used)
+    return local.inspect(lambda server: server.usage.memory.used)
 
 
 def test_replies_that_nobody_reads(local: LocalServer, client: gradserve.Client) -> None:

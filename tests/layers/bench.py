@@ -173,7 +173,7 @@ def _kept(forward: Forward) -> dict[str, Any]:
     return {
         "id": forward.forward_id,
         "lease": forward.lease,
-        "num_bytes": forward.account.used,
+        "num_bytes": forward.room.used,
         "saved": saved and (saved.is_training, saved.implementation, bits(saved.by_field())),
         "pending": pending and (pending.implementation, bits({"mean": pending.mean, "variance": pending.variance})),
     }

@@ -42,7 +42,7 @@ class Gate:
         self._run = bench.runner.run
         bench.runner.run = self.run  # type: ignore[method-assign]
 
-    async def run(self, call: Any, *, on_host: Any, room: Any = None) -> Any:
+    async def run(self, call: Any, *, on_host: Any, host_bytes: int = 0, room: Any = None) -> Any:
         kind = call.op.name
         await asyncio.sleep(0)
         if kind in self.closed:
@@ -52,7 +52,7 @@ class Gate:
             await event.wait()
         if kind in self.failing:
             raise MemoryError
-        computed = await self._run(call, on_host=on_host, room=room)
+        computed = await self._run(call, on_host=on_host, host_bytes=host_bytes, room=room)
         await asyncio.sleep(0)
         return computed
 

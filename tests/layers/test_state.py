@@ -13,6 +13,7 @@ from gradserve_server.layers.batch_norm.config import RandomAdjustment
 from gradserve_server.layers.batch_norm.events import AdjustmentDrawn
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.spec import CallInputs
+from gradserve_server.tensors.memories import Room
 from gradserve_server.tensors.quotas import Account
 from tests.layers.bench import KEY, LayerBench, backward, forward, release, run_updates
 
@@ -54,10 +55,10 @@ def test_what_was_reserved_for_a_forward_becomes_what_is_kept_of_it(
     bench: LayerBench, arguments: dict[str, Any]
 ) -> None:
     layer = bench.layer(**arguments)
-    reserved, seen = Account(bench.memory), []
+    reserved, seen = Room(Account(bench.memory)), []
 
     def delivered(outputs: Any) -> None:
-        Account(bench.memory).take_over(outputs.nbytes, reserved)
+        Account(bench.memory).take_over(outputs.nbytes, reserved.host)
         seen.append((reserved.used, bench.memory.used))
 
     call = ForwardCall(keep_for_backward=True)

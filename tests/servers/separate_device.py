@@ -40,17 +40,36 @@ class SeparateArray:
         return self.hidden.nbytes
 
 
+class OutOfSeparateMemoryError(RuntimeError):
+    """The memory of the device does not suffice, as libraries say that."""
+
+
 class SeparateDevice:
     """Counts what is copied to and from it. Once it has a `failure`, everything on it fails."""
 
     name = "separate:0"
     inline_bytes = 0
 
-    def __init__(self) -> None:
+    def __init__(self, memory_bytes: int | None = None) -> None:
+        """Takes how much memory it has to count and to limit; None for none of that."""
+        self.memory_bytes = memory_bytes
         self.copied_in = 0
         self.copied_out = 0
+        self.num_freed = 0
         self.failure: str | None = None
         self._threads = threading.local()
+
+    def limit_memory(self, num_bytes: int) -> None:
+        """There is nothing in it that is not counted."""
+
+    def is_full(self, error: BaseException) -> bool:
+        return isinstance(error, OutOfSeparateMemoryError)
+
+    def free_cached(self) -> None:
+        self.num_freed += 1
+
+    def trim(self) -> None:
+        """Nothing is kept for later."""
 
     def why_lost(self) -> str | None:
         return self.failure

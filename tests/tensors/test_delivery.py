@@ -18,6 +18,7 @@ from gradserve_server.tensors.delivery import (
     PlacementMode,
     TensorDeliverer,
 )
+from gradserve_server.tensors.memories import Sizes
 from gradserve_server.tensors.quotas import Account
 from gradserve_server.tensors.references import Inline, Stored
 from gradserve_server.tensors.residence import Residence
@@ -146,7 +147,7 @@ def test_nothing_is_left_of_a_call_that_fails_part_way(
 ) -> None:
     def call() -> None:
         with delivering.begin(KEEP) as delivery:
-            delivery.room.grow(100)
+            delivery.room.grow(Sizes(100))
             delivery.deliver([SMALL, LARGE], shared=False)
             assert delivering.world.used == (100, 2)
             failure(delivery)
@@ -161,7 +162,7 @@ def test_what_was_reserved_becomes_the_stores(delivering: Delivering) -> None:
     memory = delivering.world.memory
     memory.limit = 40
     with delivering.begin(KEEP) as delivery:
-        delivery.room.grow(40)
+        delivery.room.grow(Sizes(40))
         delivery.deliver([SMALL, LARGE], shared=False)
         assert memory.used == 40, "at no time has anybody else a chance"
         assert delivery.room.used == 16
@@ -170,7 +171,7 @@ def test_what_was_reserved_becomes_the_stores(delivering: Delivering) -> None:
 
 def test_what_was_reserved_for_an_inline_result_is_given_back(delivering: Delivering) -> None:
     with delivering.begin(Placement()) as delivery:
-        delivery.room.grow(16)
+        delivery.room.grow(Sizes(16))
         delivery.deliver([LARGE], shared=False)
     assert delivering.world.used == (0, 0)
 

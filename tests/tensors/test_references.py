@@ -12,7 +12,9 @@ from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
+from gradserve_server.tensors.memories import Room
 from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
+from gradserve_server.tensors.quotas import Account, Quota
 from gradserve_server.tensors.references import Inline, Malformed, Reference, Stored
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.spec import TensorSpec
@@ -21,6 +23,7 @@ from tests.tensors.test_leases import DEFAULT_LEASE, BoomError, World
 
 F32 = np.dtype(np.float32)
 ONES: NDArray[Any] = np.ones(3, F32)
+ROOM = Room(Account(Quota(0, "bytes")))
 
 
 class Opening:
@@ -147,7 +150,7 @@ def test_what_a_call_shares_stays_shared(opening: Opening) -> None:
     stored = opening.keep()
     with opening.open({"x": stored}) as opened:
         opened.share()
-        opened.relocate({"x": ONES.copy(), "not stored": ONES})
+        opened.relocate({"x": ONES.copy(), "not stored": ONES}, ROOM)
     with opening.open({"x": stored}, release=True) as released:
         assert not released.exclusive
 
@@ -164,7 +167,7 @@ def test_it_is_shared_also_while_a_call_that_fails_later_hides_it(opening: Openi
 def test_a_copy_takes_the_place_of_a_stored_tensor(opening: Opening) -> None:
     stored, copy = opening.keep(shared=True), ONES.copy()
     with opening.open({"x": stored, "y": Inline(ONES)}) as opened:
-        opened.relocate({"x": copy, "y": copy})
+        opened.relocate({"x": copy, "y": copy}, ROOM)
         assert opened["x"] is copy
         assert opened["y"] is ONES
     with opening.open({"x": stored}, release=True) as released:
@@ -194,7 +197,7 @@ async def test_it_stays_on_the_host_for_a_call_while_an_op_moves_it_back(opening
     stored = opening.keep(opening.on_device())
     with opening.open({"x": stored}) as of_op, opening.open({"x": stored}) as of_apply:
         await brought(of_apply)
-        of_op.relocate({"x": opening.on_device()})
+        of_op.relocate({"x": opening.on_device()}, ROOM)
         assert of_apply.is_on_host
         assert isinstance(of_apply["x"], np.ndarray)
         assert not of_apply.exclusive

@@ -83,7 +83,7 @@ def server() -> Iterator[LocalServer]:
 
 def used(server: LocalServer) -> tuple[int, int, int]:
     """Returns the number of tensors that can be found, and the used parts of the quotas."""
-    return server.inspect(lambda each: (len(each.store), each.store._memory.used, each.store._handles.used))
+    return server.inspect(lambda each: (len(each.store), each.usage.memory.used, each.store._handles.used))
 
 
 @pytest.fixture(params=READERS)

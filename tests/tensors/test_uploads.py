@@ -14,11 +14,11 @@ from gradserve.wire.assembly import PayloadError
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
-from gradserve_server.security.identity import ANONYMOUS
 from gradserve_server.tensors import uploads
+from gradserve_server.tensors.memories import Room
 from gradserve_server.tensors.quotas import Account, Quota
 from gradserve_server.tensors.spec import TensorSpec
-from gradserve_server.tensors.store import Upload, _Room
+from gradserve_server.tensors.store import Upload, _Places
 from gradserve_server.tensors.uploads import Uploads
 from tests.servers.separate_device import SeparateArray, SeparateDevice
 
@@ -48,7 +48,7 @@ class Bench:
         self.uploads = Uploads(self.host, self.device, compute, compute, np.empty, self.memory)
         quota = Quota(1 << 20, "bytes")
         specs = [TensorSpec(np.dtype(np.uint8), (size,)) for size in sizes]
-        self.upload = Upload(specs, 1.0, _Room(Account(quota), Account(quota), ANONYMOUS), self.device.empty)
+        self.upload = Upload(specs, 1.0, _Places(Room(Account(quota)), Account(quota)), self.device.empty)
         random = np.random.default_rng(0)
         self.arrays = [random.integers(0, 255, size, np.uint8) for size in sizes]
         self.payload = b"".join(array.tobytes() for array in self.arrays)

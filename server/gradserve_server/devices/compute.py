@@ -15,6 +15,10 @@ T = TypeVar("T")
 INLINE_BYTES = 1 << 20
 """Element-wise work on less than this takes a tenth of a millisecond, less than waking up a thread."""
 
+DEVICE_THREADS = 4
+"""The threads that use a GPU. The work of the host for an op takes some tens of microseconds, and then the thread
+waits: while three wait, the fourth prepares more. Each has a stream and what CuPy, cuBLAS and cuDNN keep for a thread
+or a stream: more of them would take more memory, and not make the GPU faster, which is full with the work of a few."""
 
 PIECE_BYTES = 1 << 12
 """The work of what Python does for one of many small things, in bytes of element-wise work."""

@@ -32,6 +32,15 @@ class Device(Protocol):
         """The most bytes on which work takes less time than waking up a thread."""
         ...
 
+    @property
+    def memory_bytes(self) -> int | None:
+        """How much of its memory tensors and computations may take at most; None if that is the host's."""
+        ...
+
+    def limit_memory(self, num_bytes: int) -> None:
+        """Makes sure that it takes little more than this, with what it keeps for later. Called once, before its use."""
+        ...
+
     def holds(self, array: Array) -> bool:
         """Returns True if an array is in this device's memory."""
         ...
@@ -74,6 +83,18 @@ class Device(Protocol):
         """Ensures that work started by this thread in the block is finished when the block is left."""
         ...
 
+    def is_full(self, error: BaseException) -> bool:
+        """Returns True if an error says that the device's own memory does not suffice."""
+        ...
+
+    def free_cached(self) -> None:
+        """Gives back the memory that is kept for later. May wait for work on the device."""
+        ...
+
+    def trim(self) -> None:
+        """Does the same if more is kept than is worth it."""
+        ...
+
     def why_lost(self) -> str | None:
         """Returns why this process cannot use the device any more, None if it can. May wait for work on it."""
         ...
@@ -85,9 +106,13 @@ class CpuDevice:
     name = "cpu"
     inline_bytes = 1 << 18
     """The most bytes of inputs and outputs; memory-bound work on them takes some 50 microseconds."""
+    memory_bytes = None
 
     def __init__(self, pool: BufferPool) -> None:
         self._pool = pool
+
+    def limit_memory(self, num_bytes: int) -> None:
+        """Does nothing."""
 
     def holds(self, array: Array) -> bool:
         """Returns True if an array is in host memory."""
@@ -122,6 +147,16 @@ class CpuDevice:
     def computing(self) -> Iterator[None]:
         """Does nothing, because functions on the host return when their work is finished."""
         yield
+
+    def is_full(self, error: BaseException) -> bool:
+        """Returns False: the host keeps nothing that could be given back."""
+        return False
+
+    def free_cached(self) -> None:
+        """Does nothing."""
+
+    def trim(self) -> None:
+        """Does nothing."""
 
     def why_lost(self) -> None:
         """Returns None: the host is never lost."""

@@ -12,8 +12,11 @@ import numpy as np
 
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Array, Device
+from gradserve_server.devices.retry import with_all_memory
 from gradserve_server.ops.operation import AttributesT, Family, InputsT, Op, OutputsT, PlanT
-from gradserve_server.tensors.quotas import Account, Quota
+from gradserve_server.tensors.eviction import Evictor
+from gradserve_server.tensors.memories import Memories, Room, Sizes
+from gradserve_server.tensors.quotas import Quota
 
 T = TypeVar("T")
 
@@ -111,6 +114,7 @@ class OpRunner:
         families: Mapping[str, Family],
         compute: Compute,
         memory: Quota,
+        evictor: Evictor | None = None,
         beside: Mapping[str, Family] = MappingProxyType({}),
     ) -> None:
         """Takes its parts.
@@ -119,7 +123,8 @@ class OpRunner:
             device: The device that ops run on.
             families: The families of its ops, by name.
             compute: Runs them, in threads that sums do not wait for.
-            memory: The quota of bytes.
+            memory: The quota of bytes, of the host if the device has its own memory.
+            evictor: Makes room in the device's memory; None if the device is the host.
             beside: What else has kernels, which are prepared before those of the ops.
         """
         self._device = device
@@ -127,6 +132,8 @@ class OpRunner:
         self._beside = beside
         self._compute = compute
         self._memory = memory
+        self._evictor = evictor
+        self._memories = Memories(memory, None if evictor is None else evictor.device)
         self._stop = threading.Event()
         self._prepared = threading.Event()
         self._preparation: threading.Thread | None = None
@@ -156,25 +163,30 @@ class OpRunner:
         call: CheckedCall[InputsT, AttributesT, OutputsT, PlanT],
         *,
         on_host: bool | Collection[str],
-        room: Account | None = None,
+        host_bytes: int = 0,
+        room: Room | None = None,
     ) -> Computed[OutputsT]:
-        """Computes a call.
+        """Computes a call. If the device's memory does not suffice, others' stored tensors may move to the host.
 
         Args:
             call: The call; its inputs may be in host memory or the device's.
             on_host: Whether the outputs are wanted in host memory, or the names of those that are.
-            room: The account that reserves the memory of the outputs, which stays reserved for whoever keeps them. None
-                to reserve it only for the time of the computation.
+            host_bytes: The size of those outputs, if their names are given.
+            room: The room that reserves the memory of the outputs and of moved inputs, which stays reserved for whoever
+                keeps them. None to reserve it only for the time of the computation.
 
         Raises:
             ResourceExhaustedError: The outputs do not fit, or what the computation takes besides.
-            MemoryError: The device has no memory left.
+            MemoryError: The host has no memory left.
             UnavailableError: The server stops.
         """
         self.prepare()
-        reserved = Account(self._memory) if room is None else room
-        reserved.grow(call.output_bytes)
+        reserved = self._memories.room_of_call() if room is None else room
         try:
+            if self._evictor is not None:
+                wanted = call.output_bytes if on_host is True else host_bytes
+                return await self._run_on_device(self._evictor, call, on_host, wanted, reserved)
+            reserved.host.grow(call.output_bytes)
             with self._memory.hold(call.scratch_bytes + self._copied_bytes(call)):
                 num_bytes = call.input_bytes + call.output_bytes
                 if call.op.is_quick and num_bytes <= self._device.inline_bytes:
@@ -182,7 +194,26 @@ class OpRunner:
                 return await self._compute.run_cancellable(self._run, call, on_host)
         finally:
             if room is None:
-                reserved.settle(0)
+                reserved.settle()
+
+    async def _run_on_device(
+        self,
+        evictor: Evictor,
+        call: CheckedCall[InputsT, AttributesT, OutputsT, PlanT],
+        on_host: bool | Collection[str],
+        host_bytes: int,
+        room: Room,
+    ) -> Computed[OutputsT]:
+        before = Sizes(room.host.used, room.device.used)
+        room.host.grow(host_bytes)
+        kept, scratch = call.output_bytes + self._copied_bytes(call), call.scratch_bytes
+        await evictor.grow(room.device, kept + scratch, room.owner)
+        computed = await evictor.attempt(
+            lambda: self._compute.run_cancellable(self._run, call, on_host), kept + scratch, room.owner
+        )
+        left = self._memories.sizes([*arrays_of(computed.outputs).values(), *computed.moved.values()])
+        room.settle(Sizes(before.host + left.host, before.device + left.device))
+        return computed
 
     def _copied_bytes(self, call: CheckedCall[InputsT, AttributesT, OutputsT, PlanT]) -> int:
         """Returns the size of the inputs that are copied: to the device, or because kernels need them aligned."""
@@ -193,6 +224,12 @@ class OpRunner:
         )
 
     def _run(
+        self, call: CheckedCall[InputsT, AttributesT, OutputsT, PlanT], on_host: bool | Collection[str]
+    ) -> Computed[OutputsT]:
+        # Ops write to nothing but their outputs, so they can begin again.
+        return with_all_memory(self._device, self._attempt, call, on_host)
+
+    def _attempt(
         self, call: CheckedCall[InputsT, AttributesT, OutputsT, PlanT], on_host: bool | Collection[str]
     ) -> Computed[OutputsT]:
         op, device = call.op, self._device

@@ -23,6 +23,7 @@ _COUNT: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(strict=True, ge=0)])
 _SIZE: TypeAdapter[int] = TypeAdapter(Annotated[ByteSize, Field(ge=0)])
 _LIMITS: Mapping[str, tuple[str, TypeAdapter[Any]]] = {
     "max_bytes": ("a size such as 4GiB", _SIZE),
+    "max_device_bytes": ("a size such as 4GiB", _SIZE),
     "max_handles": ("a whole number", _COUNT),
     "max_calls": ("a whole number", _COUNT),
     "max_waiters": ("a whole number", _COUNT),

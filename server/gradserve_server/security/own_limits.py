@@ -15,6 +15,7 @@ class OwnLimits:
         calls_per_second: How many calls it may begin in a second, and at once after a pause.
         max_connections: Its connections to sockets.
         max_region_bytes: The memory that its clients share with the server.
+        max_device_bytes: The bytes that it takes of the device's memory.
     """
 
     max_bytes: int | None = None
@@ -24,6 +25,7 @@ class OwnLimits:
     calls_per_second: float | None = None
     max_connections: int | None = None
     max_region_bytes: int | None = None
+    max_device_bytes: int | None = None
 
 
 NO_LIMITS = OwnLimits()

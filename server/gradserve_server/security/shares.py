@@ -161,6 +161,11 @@ class Shares(_SharesByName):
         """Returns the share of an identity."""
         return self.named(identity.name)
 
+    def missing(self, name: str, amount: int) -> int:
+        """Returns how much an identity must give back before its own limit lets it take `amount`; 0 if it does."""
+        own = self._own_limit(self._rules.of_identity(name)) if name else None
+        return 0 if own is None else max(self.held_by(name) + amount - own, 0)
+
     def __iter__(self) -> Iterator[Share]:
         """Iterates over the shares of all identities that have a name."""
         return (share for name, share in self._shares.items() if name)

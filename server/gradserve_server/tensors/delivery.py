@@ -9,7 +9,8 @@ from typing import Self, TypeAlias
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import ResourceExhaustedError, request_fields
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.tensors.quotas import Account, Quota
+from gradserve_server.tensors.memories import DeviceMemory, Memories, Room
+from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.references import Inline, Stored
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.spec import TensorSpec
@@ -71,7 +72,7 @@ class Delivery:
     """
 
     def __init__(
-        self, placement: Placement, limits: DeliveryLimits, store: TensorStore, residence: Residence, room: Account
+        self, placement: Placement, limits: DeliveryLimits, store: TensorStore, residence: Residence, room: Room
     ) -> None:
         self.room = room
         self._placement = placement
@@ -174,17 +175,24 @@ class Delivery:
         """Deletes, after an error, the results that were kept; frees what is left of the reserved memory."""
         if error is not None:
             self._store.delete(self._handles)
-        self.room.settle(0)
+        self.room.settle()
 
 
 class TensorDeliverer:
     """Delivers the results of calls."""
 
-    def __init__(self, store: TensorStore, residence: Residence, memory: Quota, limits: DeliveryLimits) -> None:
-        """Takes, among others, the `memory` quota, which is also the store's."""
+    def __init__(
+        self,
+        store: TensorStore,
+        residence: Residence,
+        memory: Quota,
+        limits: DeliveryLimits,
+        device: DeviceMemory | None = None,
+    ) -> None:
+        """Takes, among others, the `memory` quota, which is also the store's, and the memory of the device likewise."""
         self._store = store
         self._residence = residence
-        self._memory = memory
+        self._memories = Memories(memory, device)
         self._limits = limits
 
     def begin(self, placement: Placement) -> Delivery:
@@ -196,4 +204,6 @@ class TensorDeliverer:
         if placement.lease is not None:
             with request_fields({"lease": "placement.lease"}):
                 self._store.lease_seconds(placement.lease)
-        return Delivery(placement, self._limits, self._store, self._residence, Account(self._memory))
+        return Delivery(
+            placement, self._limits, self._store, self._residence, self._memories.room_of_call(placement.owner)
+        )

@@ -46,10 +46,23 @@ class FairQuota(Quota):
         super().__init__(limit, unit, each=each)
         self.identities = Shares(self, rules, of_identity, retry_after)
         self.containers = ContainerShares(self, rules, of_container, retry_after)
+        self._rules = rules
         self._has_identities = rules.has_identities
         # One for all who take for the same identity and container: there can be a million handles.
         self._parts: WeakValueDictionary[tuple[str, str], Quota] = WeakValueDictionary()
         self._parts_without_container: dict[str, Quota] = {}
+
+    @property
+    def reserve(self) -> int:
+        """The part that is for identities that hold no more than that."""
+        return int(self.limit * self._rules.reserved)
+
+    def missing(self, owner: Identity, amount: int) -> tuple[int, int]:
+        """Returns how much must be given back before somebody may take `amount`: by the taker, and by all together."""
+        own = self.identities.missing(owner.name, amount)
+        held = self.identities.held_by(owner.name)
+        reserve = 0 if not owner.name or held + amount <= self.reserve else self.reserve
+        return own, max(own, self.used + amount - (self.limit - reserve))
 
     def part(self, owner: Identity, container: str | None = None) -> Quota:
         """Returns the quota for what belongs to an identity, and is in a container: whatever is taken counts for both.
@@ -90,6 +103,10 @@ class _Part(Quota):
         super().__init__(whole.limit, whole.unit, each=each)
         self._whole = whole
         self.owners = owners
+
+    @property
+    def whole(self) -> Quota:
+        return self._whole
 
     def check(self, amount: int) -> None:
         for owner in self.owners:

@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.tensors.held import HeldTensors
+from gradserve_server.tensors.memories import Room
 from gradserve_server.tensors.quotas import Account
 from gradserve_server.tensors.references import Attached, Inline, Live, Malformed, PayloadMemory, Reference, Stored
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.spec import TensorSpec
-from gradserve_server.tensors.store import HeldTensors, TensorStore
+from gradserve_server.tensors.store import TensorStore
 
 T = TypeVar("T")
 
@@ -117,12 +119,17 @@ class OpenedTensors:
         """
         self._held.share()
 
-    def relocate(self, arrays: Mapping[str, Array]) -> None:
-        """Replaces stored tensors by copies that nobody else knows of, by path."""
+    def relocate(self, arrays: Mapping[str, Array], room: Room) -> None:
+        """Replaces stored tensors by copies that nobody else knows of, by path.
+
+        Args:
+            arrays: The copies, some of them of tensors that are not stored.
+            room: What the call has reserved for the copies.
+        """
         for path, array in arrays.items():
             reference = self._references.get(path)
             if isinstance(reference, Stored):
-                self._held.relocate(reference.handle, array)
+                self._held.relocate(reference.handle, array, room)
 
     @property
     def is_on_host(self) -> bool:
@@ -143,13 +150,15 @@ class OpenedTensors:
         """Moves all tensors to host memory, for this call and later ones.
 
         Raises:
-            MemoryError: There is not enough memory.
+            ResourceExhaustedError: There is not enough memory.
+            MemoryError: Likewise.
         """
         handles = list(self._held.arrays)
-        copies = await self._residence.copy_to_host(list(self._held.arrays.values()))
-        for handle, copy in zip(handles, copies, strict=True):
-            if copy is not self._held.arrays[handle]:
-                self._held.relocate(handle, copy)
+        with self._held.room_on_host() as room:
+            copies = await self._residence.copy_to_host(list(self._held.arrays.values()))
+            for handle, copy in zip(handles, copies, strict=True):
+                if copy is not self._held.arrays[handle]:
+                    self._held.relocate(handle, copy, room)
 
 
 class TensorOpener:
@@ -174,7 +183,9 @@ class TensorOpener:
         stored = _stored(references)
         if stored:
             return self._open_stored(references, stored, release)
-        return _InUse(_payloads_of(references.values()), OpenedTensors(references, HeldTensors(), self._residence))
+        return _InUse(
+            _payloads_of(references.values()), OpenedTensors(references, self._store.nothing_held, self._residence)
+        )
 
     @asynccontextmanager
     async def open_many(
@@ -185,7 +196,7 @@ class TensorOpener:
         payloads, stored = await asyncio.to_thread(lambda: (_payloads_of(references.values()), _stored(references)))
         if not stored:
             with _InUse(payloads, None):
-                yield OpenedTensors(references, HeldTensors(), self._residence)
+                yield OpenedTensors(references, self._store.nothing_held, self._residence)
             return
         fields, handles = await asyncio.to_thread(_fields_and_handles, stored)
         user = next(iter(stored.values())).user

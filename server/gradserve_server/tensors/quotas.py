@@ -35,6 +35,11 @@ class Quota:
         self.unit = unit
         self._each = each
 
+    @property
+    def whole(self) -> "Quota":
+        """The quota of which this is a part; itself if it is none."""
+        return self
+
     def part(self, owner: Identity, container: str | None = None) -> "Quota":
         """Returns the quota for what belongs to an identity and is in a container: here all take from the same."""
         return self
@@ -141,10 +146,12 @@ class Account:
     def take_over(self, amount: int, giver: "Account") -> None:
         """Takes `amount` more: first what another holder has reserved, then the rest from the quota.
 
+        What a holder has of another quota is of no use, and left to it.
+
         Raises:
             ResourceExhaustedError: The rest is not left, or the owners may not hold it; nothing has changed.
         """
-        given = min(giver.used, amount)
+        given = min(giver.used, amount) if self._shares_with(giver) else 0
         self._ask_owners(amount, (giver,))
         self._quota.check_left(amount - given)
         giver.settle(giver.used - given)
@@ -155,6 +162,10 @@ class Account:
         """Returns another account, which gets `amount` of this one."""
         self.used -= amount
         return Account(self._quota, amount)
+
+    def another(self) -> "Account":
+        """Returns an account of the same holder, which has nothing yet."""
+        return Account(self._quota)
 
     def expect(self, amount: int, givers: Iterable["Account"]) -> None:
         """Makes sure that the owners may hold `amount` more, which givers have reserved; `settle` follows.
@@ -182,6 +193,9 @@ class Account:
             self._quota.change(amount - self.used)
             self.used = amount
 
+    def _shares_with(self, other: "Account") -> bool:
+        return self._quota.whole is other._quota.whole
+
     def _ask_owners(self, amount: int, givers: Iterable["Account"]) -> list[tuple[Share, int]]:
         """Checks that the owners may hold an amount that givers hand over; returns what each does not hold yet.
 
@@ -190,7 +204,7 @@ class Account:
         """
         if not self._quota.owners:
             return []
-        givers = tuple(givers)
+        givers = tuple([each for each in givers if self._shares_with(each)])
         new = amount - min(amount, sum([each.used for each in givers]))
         asked = []
         for owner in self._quota.owners:

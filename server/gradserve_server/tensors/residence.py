@@ -12,11 +12,19 @@ from gradserve_server.devices.device import Array, Device
 class Residence:
     """Brings stored tensors, which are where ops left them, to the host when they are needed there."""
 
-    def __init__(self, host: Device, device: Device, compute: Compute) -> None:
-        """Takes the host as a device, and the device of the ops, which is the same if they run on the CPU."""
+    def __init__(self, host: Device, device: Device, compute: Compute, device_compute: Compute | None = None) -> None:
+        """Takes the devices, and what copies.
+
+        Args:
+            host: The host as a device.
+            device: The device of the ops, which is the same if they run on the CPU.
+            compute: Runs what reads and writes the host's memory.
+            device_compute: Runs what reads the device's memory; None for the same.
+        """
         self._host = host
         self._device = device
         self._compute = compute
+        self._device_compute = device_compute or compute
 
     def is_on_host(self, arrays: Iterable[Array]) -> bool:
         """Returns True if all the arrays are in host memory."""
@@ -30,7 +38,7 @@ class Residence:
         """
         if await self._compute.run(PIECE_BYTES * len(arrays) // 4, self.is_on_host, arrays):
             return list(arrays)
-        return await self._compute.run_in_thread(lambda: [self._copy(array) for array in arrays])
+        return await self._device_compute.run_in_thread(lambda: [self._copy(array) for array in arrays])
 
     async def copy(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """Returns copies of arrays in host memory.

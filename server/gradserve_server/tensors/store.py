@@ -14,10 +14,13 @@ from gradserve.memory.pool import BufferPool
 from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
-from gradserve_server.leases.lease import Lease, LeaseQueue
+from gradserve_server.leases.lease import LeaseQueue
 from gradserve_server.leases.turn import Turn
 from gradserve_server.limits import quoted
 from gradserve_server.security.identity import ANONYMOUS, Identity
+from gradserve_server.tensors.held import Entry, HeldTensors
+from gradserve_server.tensors.idle import IdleTensors
+from gradserve_server.tensors.memories import DeviceMemory, Memories, Purpose, Room, Sizes
 from gradserve_server.tensors.quotas import Account, Quota
 from gradserve_server.tensors.serials import Serials
 from gradserve_server.tensors.spec import TensorSpec
@@ -32,23 +35,6 @@ USED_AT_ONCE = 512
 
 def _never(_handle: str) -> bool:
     return False
-
-
-@dataclass(eq=False, slots=True)
-class _Entry:
-    handle: str
-    serial: int
-    array: Array
-    lease: Lease[str]
-    memory: Account
-    place: Account
-    """Its share of the handles."""
-    shared: bool
-    """Whether something other than the store refers to the memory, too."""
-    owner: str
-    """The name of the identity whose tensor it is."""
-    users: int = 0
-    deleted: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,17 +53,16 @@ class StoredTensor:
 
 
 @dataclass(slots=True)
-class _Room:
+class _Places:
     """What is reserved for tensors of one identity that are not stored yet.
 
     Attributes:
-        memory: Their bytes.
-        places: Their handles.
+        room: Their bytes.
+        handles: Their handles.
     """
 
-    memory: Account
-    places: Account
-    owner: Identity
+    room: Room
+    handles: Account
 
 
 @dataclass(eq=False)
@@ -86,8 +71,13 @@ class Upload:
 
     specs: Sequence[TensorSpec]
     lease: float
-    room: _Room
+    places: _Places
     allocate: Allocate
+
+    @property
+    def owner(self) -> Identity:
+        """Whose tensors they are."""
+        return self.places.room.owner
 
     @cached_property
     def arrays(self) -> tuple[Array, ...]:
@@ -95,52 +85,12 @@ class Upload:
         return tuple([self.allocate(spec.shape, spec.dtype) for spec in self.specs])
 
 
-class HeldTensors:
-    """Stored tensors while a call uses them.
-
-    Attributes:
-        arrays: The arrays by handle, each in the memory of its device. Nobody writes to them, except the caller if
-            `exclusive`.
-    """
-
-    def __init__(self, *, release: bool = False) -> None:
-        self._entries: dict[str, _Entry] = {}
-        self._release = release
-        self._shares = False
-        self.arrays: dict[str, Array] = {}
-
-    def add(self, entry: _Entry) -> None:
-        """Adds a tensor whose use has begun."""
-        self._entries[entry.handle] = entry
-        self.arrays[entry.handle] = entry.array
-
-    @property
-    def exclusive(self) -> bool:
-        """True if nobody else can see the arrays, now or later, so that the caller may take over their memory."""
-        if not self._release or not self._entries:
-            return False
-        return all(entry.users == 1 and not entry.shared for entry in self._entries.values())
-
-    @property
-    def memory(self) -> tuple[Account, ...]:
-        """The accounts of the memory, from which those who take it over take it."""
-        return tuple(entry.memory for entry in self._entries.values())
-
-    def share(self) -> None:
-        """Notes that the call will use the memory after its end, including that of the copies it puts in place."""
-        self._shares = True
-        for entry in self._entries.values():
-            entry.shared = True
-
-    def relocate(self, handle: str, array: Array) -> None:
-        """Replaces a tensor by a copy that only this call knows of."""
-        entry = self._entries[handle]
-        entry.array, entry.shared = array, self._shares
-        self.arrays[handle] = array
-
-
 class TensorStore:
     """Keeps tensors for a time, within a quota of bytes and one of handles.
+
+    Attributes:
+        nothing_held: What a call holds that uses no stored tensors.
+        idle: The tensors in the device's memory that nobody uses.
 
     Not thread-safe: used on the event loop only.
     """
@@ -155,31 +105,35 @@ class TensorStore:
         clock: Callable[[], float],
         new_handle: Callable[[], str],
         is_of_another_run: Callable[[str], bool] = _never,
+        device: DeviceMemory | None = None,
     ) -> None:
         """Takes the limits and the other parts.
 
         Args:
             pool: The memory of uploads.
-            memory: The quota of bytes.
+            memory: The quota of bytes, of the host if the device has its own.
             handles: The quota of handles.
             leases: The lengths of leases.
             clock: A monotonic clock, in seconds.
             new_handle: A source of unguessable handles.
             is_of_another_run: Tells the handles of earlier runs of the server.
+            device: The memory of the device; None if ops run on the host.
         """
         self._is_of_another_run = is_of_another_run
         self._pool = pool
-        self._memory = memory
+        self._memories = Memories(memory, device, Purpose.STORED)
         self._handles = handles
         self._leases = leases
         self._clock = clock
         self._queue: LeaseQueue[str] = LeaseQueue(clock)
         self._new_handle = new_handle
-        self._entries: dict[str, _Entry] = {}
-        self._by_serial: Serials[_Entry] = Serials()
+        self._entries: dict[str, Entry] = {}
+        self._by_serial: Serials[Entry] = Serials()
         # Also by the owner, where there are several.
-        self._of_owner: dict[str, Serials[_Entry]] = {}
+        self._of_owner: dict[str, Serials[Entry]] = {}
         self._serials = itertools.count(1)
+        self.nothing_held = HeldTensors(self._memories)
+        self.idle = IdleTensors()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -192,6 +146,7 @@ class TensorStore:
         *,
         owner: Identity = ANONYMOUS,
         allocate: Allocate | None = None,
+        given: Room | None = None,
     ) -> Iterator[Upload]:
         """Reserves memory for arriving tensors; frees it at the end of the block unless `store` stored them.
 
@@ -200,6 +155,7 @@ class TensorStore:
             lease: The lease in seconds, None for the default.
             owner: Whose tensors they are.
             allocate: Allocates their memory; None for memory of the host.
+            given: Memory of the device that was reserved for them; None if they count for the host.
 
         Raises:
             InvalidArgumentError: `lease` is not positive.
@@ -207,39 +163,40 @@ class TensorStore:
         """
         seconds = self.lease_seconds(lease)
         num_bytes = sum([spec.num_bytes for spec in specs])
-        with self._reserved(owner, len(specs), num_bytes) as room:
-            yield Upload(specs, seconds, room, allocate or self._pool.empty)
+        sizes = Sizes(num_bytes) if given is None else Sizes(0, num_bytes)
+        with self._reserved(owner, len(specs), sizes, given) as places:
+            yield Upload(specs, seconds, places, allocate or self._pool.empty)
 
     @contextmanager
     def _reserved(
-        self, owner: Identity, num_handles: int, num_bytes: int, given: Account | None = None
-    ) -> Iterator[_Room]:
+        self, owner: Identity, num_handles: int, sizes: Sizes, given: Room | None = None
+    ) -> Iterator[_Places]:
         """Reserves room for a block, and gives back at its end what no tensor has got.
 
         Args:
             owner: Whose tensors they will be.
             num_handles: Their number.
-            num_bytes: Their bytes.
+            sizes: Their bytes.
             given: Memory that was reserved for them before.
 
         Raises:
             ResourceExhaustedError: They do not fit, or would be too much for their owner.
         """
-        room = _Room(Account(self._memory.part(owner)), Account(self._handles.part(owner)), owner)
+        places = _Places(self._memories.room(owner), Account(self._handles.part(owner)))
         try:
-            room.places.grow(num_handles)
+            places.handles.grow(num_handles)
             if given is None:
-                room.memory.grow(num_bytes)
+                places.room.grow(sizes)
             else:
-                room.memory.take_over(num_bytes, given)
-            yield room
+                places.room.take_over(sizes, given)
+            yield places
         finally:
-            room.places.settle(0)
-            room.memory.settle(0)
+            places.handles.settle(0)
+            places.room.settle()
 
     async def store(self, upload: Upload) -> list[str]:
         """Makes the tensors of an upload visible, in several turns if they are many; returns their handles."""
-        return await self._add_in_turns(upload.arrays, upload.lease, upload.room, shared=False)
+        return await self._add_in_turns(upload.arrays, upload.lease, upload.places, shared=False)
 
     async def keep_many(
         self,
@@ -247,7 +204,7 @@ class TensorStore:
         lease: float | None,
         *,
         shared: bool,
-        room: Account | None = None,
+        room: Room | None = None,
         owner: Identity = ANONYMOUS,
     ) -> list[str]:
         """Stores any number of results, in several turns of the event loop; returns their handles. See `keep`.
@@ -257,18 +214,17 @@ class TensorStore:
             ResourceExhaustedError: See `keep`.
         """
         seconds = self.lease_seconds(lease)
-        num_bytes = sum([array.nbytes for array in arrays])
-        with self._reserved(owner, len(arrays), num_bytes, room) as reserved:
+        with self._reserved(owner, len(arrays), self._memories.sizes(arrays), room) as reserved:
             return await self._add_in_turns(arrays, seconds, reserved, shared=shared)
 
-    async def _add_in_turns(self, arrays: Sequence[Array], lease: float, room: _Room, *, shared: bool) -> list[str]:
+    async def _add_in_turns(self, arrays: Sequence[Array], lease: float, places: _Places, *, shared: bool) -> list[str]:
         handles: list[str] = []
         try:
             for start in range(0, len(arrays), _ADDED_AT_ONCE):
                 if start:
                     await asyncio.sleep(0)
                 turn = arrays[start : start + _ADDED_AT_ONCE]
-                handles.extend(self._add(array, lease, room, shared=shared) for array in turn)
+                handles.extend(self._add(array, lease, places, shared=shared) for array in turn)
         except BaseException:
             self.delete(handles)
             raise
@@ -280,7 +236,7 @@ class TensorStore:
         lease: float | None,
         *,
         shared: bool,
-        room: Account | None = None,
+        room: Room | None = None,
         owner: Identity = ANONYMOUS,
     ) -> list[str]:
         """Stores results of a call without copying them; returns their handles.
@@ -297,8 +253,7 @@ class TensorStore:
             ResourceExhaustedError: They do not fit.
         """
         seconds = self.lease_seconds(lease)
-        num_bytes = sum(array.nbytes for array in arrays)
-        with self._reserved(owner, len(arrays), num_bytes, room) as reserved:
+        with self._reserved(owner, len(arrays), self._memories.sizes(arrays), room) as reserved:
             return [self._add(array, seconds, reserved, shared=shared) for array in arrays]
 
     def lease_seconds(self, lease: float | None) -> float:
@@ -334,10 +289,10 @@ class TensorStore:
         Raises:
             NotFoundError: One of them does not exist, or is out of the caller's reach.
         """
-        entries: dict[str, _Entry] = {}
+        entries: dict[str, Entry] = {}
         for index, handle in enumerate(handles):
             entries[handle] = self._find(handle, index, fields, user)
-        held = HeldTensors(release=release)
+        held = HeldTensors(self._memories, release=release)
         for entry in entries.values():
             self._begin_use(entry, held, release=release)
         keep = True
@@ -365,8 +320,8 @@ class TensorStore:
         Raises:
             NotFoundError: See `use`.
         """
-        entries: list[_Entry] = []
-        held = HeldTensors(release=release)
+        entries: list[Entry] = []
+        held = HeldTensors(self._memories, release=release)
         keep = True
         try:
             for index, handle in enumerate(handles):
@@ -381,7 +336,7 @@ class TensorStore:
         finally:
             await self._end_uses(iter(entries), keep=keep, release=release)
 
-    async def _end_uses(self, entries: Iterator[_Entry], *, keep: bool, release: bool) -> None:
+    async def _end_uses(self, entries: Iterator[Entry], *, keep: bool, release: bool) -> None:
         try:
             while some := list(itertools.islice(entries, USED_AT_ONCE)):
                 for entry in some:
@@ -392,7 +347,7 @@ class TensorStore:
             for entry in entries:  # if it was cancelled
                 self._end_use(entry, keep=keep, release=release)
 
-    def _find(self, handle: str, index: int, fields: Sequence[str] | None, user: Identity) -> _Entry:
+    def _find(self, handle: str, index: int, fields: Sequence[str] | None, user: Identity) -> Entry:
         entry = self._entries.get(handle)
         if entry is None or not user.reaches(entry.owner):
             field = f"handles[{index}]" if fields is None else fields[index]
@@ -401,20 +356,29 @@ class TensorStore:
             raise NotFoundError(f"no tensor with the handle {quoted(handle)}{lost}", field=field)
         return entry
 
-    def _begin_use(self, entry: _Entry, held: HeldTensors, *, release: bool) -> None:
-        entry.users += 1
+    def _begin_use(self, entry: Entry, held: HeldTensors, *, release: bool) -> None:
+        self.begin_hold(entry)
         entry.lease.begin_use()
         if release:
             self._hide(entry)
         held.add(entry)
 
-    def _end_use(self, entry: _Entry, *, keep: bool, release: bool) -> None:
-        entry.users -= 1
+    def _end_use(self, entry: Entry, *, keep: bool, release: bool) -> None:
         entry.lease.end_use()
         if keep and release and not entry.deleted:
             self._show(entry)
         entry.deleted = entry.deleted or not keep
-        self._reclaim(entry)
+        self.end_hold(entry)
+
+    def begin_hold(self, entry: Entry) -> None:
+        """Makes sure that a tensor that exists stays until `end_hold`, even if it is deleted. Its lease goes on."""
+        entry.users += 1
+        self.idle.discard(entry)
+
+    def end_hold(self, entry: Entry) -> None:
+        """Ends what `begin_hold` began."""
+        entry.users -= 1
+        self._rest(entry)
 
     def delete(self, handles: Sequence[str], *, user: Identity = ANONYMOUS) -> int:
         """Deletes the tensors that exist and that the caller reaches; returns their number."""
@@ -424,7 +388,7 @@ class TensorStore:
             if entry is not None and user.reaches(entry.owner):
                 self._hide(entry)
                 entry.deleted = True
-                self._reclaim(entry)
+                self._rest(entry)
                 count += 1
         return count
 
@@ -449,29 +413,39 @@ class TensorStore:
             count += self.delete([lease.item])
         return count
 
-    def _add(self, array: Array, lease: float, room: _Room, *, shared: bool) -> str:
+    def _add(self, array: Array, lease: float, places: _Places, *, shared: bool) -> str:
         handle = self._new_handle()
         begun = self._queue.begin(handle, lease)
-        memory, place = room.memory.split(array.nbytes), room.places.split(1)
-        self._show(_Entry(handle, next(self._serials), array, begun, memory, place, shared, room.owner.name))
+        room = places.room
+        memory = (room.device if self._memories.is_on_device(array) else room.host).split(array.nbytes)
+        place = places.handles.split(1)
+        entry = Entry(handle, next(self._serials), array, begun, memory, place, shared, room.owner.name)
+        self._show(entry)
+        self._rest(entry)
         return handle
 
-    def _show(self, entry: _Entry) -> None:
+    def _show(self, entry: Entry) -> None:
         """Makes a tensor visible."""
         self._entries[entry.handle] = entry
         self._by_serial.add(entry.serial, entry)
         if entry.owner:
             self._of_owner.setdefault(entry.owner, Serials()).add(entry.serial, entry)
 
-    def _hide(self, entry: _Entry) -> None:
+    def _hide(self, entry: Entry) -> None:
         """Hides a tensor, so that no other call finds it."""
         del self._entries[entry.handle]
         self._by_serial.remove(entry.serial)
         if entry.owner:
             self._of_owner[entry.owner].remove(entry.serial)
 
-    def _reclaim(self, entry: _Entry) -> None:
-        if entry.deleted and entry.users == 0:
+    def _rest(self, entry: Entry) -> None:
+        """Notes that a tensor may not be in use any more: it can move then, or its memory is free if it was deleted."""
+        if entry.users:
+            return
+        if entry.deleted:
+            self.idle.discard(entry)
             self._queue.cancel(entry.lease)
             entry.memory.settle(0)
             entry.place.settle(0)
+        elif self._memories.is_on_device(entry.array):
+            self.idle.add(entry)

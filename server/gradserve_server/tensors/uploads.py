@@ -11,8 +11,12 @@ from numpy.typing import NDArray
 from gradserve.wire.assembly import Assembly, check_complete, check_not_longer
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.devices.device import Array, Device, bytes_of
+from gradserve_server.devices.retry import with_all_memory
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import quoted
+from gradserve_server.security.identity import Identity
+from gradserve_server.tensors.eviction import Evictor
+from gradserve_server.tensors.memories import Memories, Room
 from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.spans import SLOT_BYTES, Part, Span, spans
 from gradserve_server.tensors.store import Upload
@@ -146,6 +150,7 @@ class Uploads:
         device_compute: Compute,
         allocate: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]],
         memory: Quota,
+        evictor: Evictor | None = None,
     ) -> None:
         """Takes the devices, and what the slots need.
 
@@ -156,9 +161,12 @@ class Uploads:
             device_compute: Runs the copies.
             allocate: Allocates the slots.
             memory: The quota of bytes that they count in.
+            evictor: Makes room in the device's memory; None if everything counts in that of the host.
         """
         self.host = host
         self._device = device
+        self._memories = Memories(memory, None if evictor is None else evictor.device)
+        self._evictor = evictor
         self._compute = compute
         self._device_compute = device_compute
         self._allocate = allocate
@@ -179,6 +187,23 @@ class Uploads:
         raise InvalidArgumentError(f"expected {known}, or auto, got {quoted(name)}", field=field)
 
     @asynccontextmanager
+    async def room(self, device: Device, num_bytes: int, owner: Identity) -> AsyncIterator[Room | None]:
+        """Reserves memory of a device for an upload during a block; yields None for the host.
+
+        Raises:
+            ResourceExhaustedError: There is not enough, even if everything moves to the host that can.
+        """
+        if device is self.host or self._evictor is None:
+            yield None
+            return
+        room = self._memories.room_of_call(owner)
+        try:
+            await self._evictor.grow(room.device, num_bytes, owner)
+            yield room
+        finally:
+            room.settle()
+
+    @asynccontextmanager
     async def land(self, upload: Upload, device: Device) -> AsyncIterator[Landing]:
         """Allocates the arrays of an upload on a device; returns what fills them in the block.
 
@@ -189,7 +214,7 @@ class Uploads:
         if device is self.host:
             yield await self._compute.run(PIECE_BYTES * len(upload.specs), lambda: HostLanding(upload.arrays))
             return
-        arrays = await self._device_compute.run_in_thread(self._make_room, upload)
+        arrays = await self._make_room(upload)
         num_bytes = await self._compute.run(PIECE_BYTES * len(arrays), _num_bytes_of, arrays)
         slot_bytes = max(min(SLOT_BYTES, num_bytes), 1)
         with self._memory.hold(_NUM_SLOTS * slot_bytes):
@@ -211,7 +236,7 @@ class Uploads:
         Raises:
             MemoryError: There is not enough memory.
         """
-        arrays = await self._device_compute.run_in_thread(self._make_room, upload)
+        arrays = await self._make_room(upload)
         targets = dict(zip(map(id, sources), arrays, strict=True))
         cut = spans(sources, SLOT_BYTES)
         while (span := await self._compute.run_in_thread(next, cut, None)) is not None:
@@ -219,7 +244,16 @@ class Uploads:
                 await arrived(_bytes_in(part))
             await self._device_compute.run_in_thread(self._copy, span, targets)
 
-    def _make_room(self, upload: Upload) -> Sequence[Array]:
+    async def _make_room(self, upload: Upload) -> Sequence[Array]:
+        def work() -> Awaitable[Sequence[Array]]:
+            return self._device_compute.run_in_thread(with_all_memory, self._device, self._allocated, upload)
+
+        if self._evictor is None:
+            return await work()
+        num_bytes = sum([spec.num_bytes for spec in upload.specs])
+        return await self._evictor.attempt(work, num_bytes, upload.owner)
+
+    def _allocated(self, upload: Upload) -> Sequence[Array]:
         # Other threads will write to the memory: nothing that this one did with it before may be under way.
         with self._device.computing():
             return upload.arrays

@@ -27,6 +27,8 @@ from gradserve_server.ops.table import OPS
 
 PROGRAM = Program("doubling", "source", ("double_float32", "double_float64"))
 ALL_AT_ONCE = 4
+GIB = 1 << 30
+TOTAL_BYTES = 80 * GIB
 
 
 @dataclass
@@ -36,6 +38,8 @@ class StandIn:
     log: list[Any] = field(default_factory=list)
     failure: str | None = None
     is_quick: bool = False
+    limit: int = 0
+    num_cached: int = 0
     current: threading.local = field(default_factory=threading.local)
 
     def stack(self) -> list[Any]:
@@ -139,8 +143,20 @@ class StandIn:
             assert stand_in.stack()[-1].ptr == stream
             ctypes.memmove(target, source, num_bytes)
 
+        class Pool:
+            def set_limit(self, *, size: int) -> None:
+                assert isinstance(stand_in.current.device, Device)
+                stand_in.limit = size
+
+            def free_bytes(self) -> int:
+                return stand_in.num_cached
+
+            def free_all_blocks(self) -> None:
+                stand_in.num_cached = 0
+
         runtime = types.SimpleNamespace(
             CUDARuntimeError=CUDARuntimeError,
+            getDeviceProperties=lambda _: {"totalGlobalMem": TOTAL_BYTES},
             deviceSynchronize=synchronize,
             memcpyAsync=copy,
             memcpyHostToDevice=1,
@@ -150,6 +166,8 @@ class StandIn:
         cupy.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
             Device=Device, Stream=Stream, Event=Event, compiler=compiler, runtime=runtime
         )
+        pool = Pool()
+        cupy.get_default_memory_pool = lambda: pool  # type: ignore[attr-defined]
         cupy.empty, cupy.ndarray, cupy.RawModule, cupy.uint32 = empty, Array, RawModule, np.uint32  # type: ignore[attr-defined]
         return cupy
 
@@ -203,6 +221,41 @@ def test_it_is_lost_once_everything_on_it_fails(device: CudaDevice, stand_in: St
     assert device.why_lost() is None
     stand_in.failure = "cudaErrorIllegalAddress"
     assert device.why_lost() == "cudaErrorIllegalAddress"
+
+
+def test_the_pool_leaves_room_for_what_else_cuda_needs(device: CudaDevice, stand_in: StandIn) -> None:
+    assert device.memory_bytes == 78 * GIB
+    device.stream()
+    assert stand_in.limit == 78 * GIB
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "limit"), [(GIB, GIB + GIB // 8), (78 * GIB, 78 * GIB), (1000, 1000 + GIB // 16)]
+)
+def test_a_limit_of_tensors_limits_the_pool(device: CudaDevice, stand_in: StandIn, num_bytes: int, limit: int) -> None:
+    """The pool may take a little more: it rounds up, and what it keeps for later is in pieces."""
+    device.limit_memory(num_bytes)
+    device.stream()
+    assert stand_in.limit == limit
+
+
+@pytest.mark.parametrize(("more", "is_kept"), [(0, True), (1, False)])
+def test_an_eighth_is_kept_for_later(device: CudaDevice, stand_in: StandIn, more: int, is_kept: bool) -> None:
+    device.limit_memory(8 * GIB)
+    device.stream()
+    stand_in.num_cached = cached = stand_in.limit // 8 + more
+    left = cached if is_kept else 0
+    with device.computing():
+        with device.computing():
+            pass
+        assert stand_in.num_cached == cached
+    assert stand_in.num_cached == left
+    stand_in.num_cached = cached
+    device.trim()
+    assert stand_in.num_cached == left
+    stand_in.num_cached = 1
+    device.free_cached()
+    assert stand_in.num_cached == 0
 
 
 def test_arrays_there_and_back(device: CudaDevice, stand_in: StandIn) -> None:

@@ -13,8 +13,9 @@ from gradserve_server.leases.lease import Lease, LeaseQueue
 from gradserve_server.leases.lifetime import SHARED
 from gradserve_server.leases.service_clock import ServiceClock
 from gradserve_server.tensors.delivery import Delivery
+from gradserve_server.tensors.held import HeldTensors
 from gradserve_server.tensors.quotas import Account
-from gradserve_server.tensors.store import HeldTensors, TensorStore
+from gradserve_server.tensors.store import TensorStore
 from tests.simulation.planting import Fault
 
 

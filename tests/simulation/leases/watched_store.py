@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.tensors.store import HeldTensors, TensorStore
+from gradserve_server.tensors.held import HeldTensors
+from gradserve_server.tensors.store import TensorStore
 
 
 class Watch(Protocol):

@@ -12,6 +12,7 @@ from gradserve_server.devices.cuda.compiled import CudaProgram
 from gradserve_server.devices.cuda.copies import Allocate, ThreadCopies
 from gradserve_server.devices.cuda.device_thread import DeviceThread
 from gradserve_server.devices.cuda.importing import import_cupy
+from gradserve_server.devices.cuda.memory import GpuMemory
 from gradserve_server.devices.cuda.pinning import Pinning
 from gradserve_server.devices.cuda.program import CompiledProgram, Limits, Program
 from gradserve_server.devices.device import Array
@@ -46,6 +47,31 @@ class CudaDevice:
         self._programs: dict[Program, CudaProgram] = {}
         self._allocate = allocate
         self._pinning = Pinning(cupy, self._device.use)
+        # Not asked of the device: leaving a block with it would make a context on GPU 0.
+        self._memory = GpuMemory(cupy, cupy.cuda.runtime.getDeviceProperties(index)["totalGlobalMem"])
+
+    @property
+    def memory_bytes(self) -> int:
+        """How much of its memory CuPy's pool may take; the rest is for what else CUDA needs."""
+        return self._memory.usable_bytes
+
+    def limit_memory(self, num_bytes: int) -> None:
+        """Limits the pool. Called before any thread uses the GPU."""
+        self._memory.limit(num_bytes)
+
+    def is_full(self, error: BaseException) -> bool:
+        """Returns True if an error says that the GPU's memory does not suffice."""
+        return self._memory.is_full(error)
+
+    def free_cached(self) -> None:
+        """Gives back the memory that the pool keeps for later. Waits for all work on the GPU."""
+        with self._current():
+            self._memory.free_cached()
+
+    def trim(self) -> None:
+        """Does the same if it is more than an eighth of the pool's limit."""
+        with self._current():
+            self._memory.trim()
 
     def holds(self, array: Array) -> bool:
         """Returns True if an array is in this GPU's memory."""
@@ -119,6 +145,8 @@ class CudaDevice:
                 yield
             finally:
                 self._thread().wait()
+        if not self._thread().depth:
+            self._memory.trim()
 
     def why_lost(self) -> str | None:
         """Returns the error that everything on this GPU ends with, None if there is none. Waits for all work on it."""
@@ -200,6 +228,7 @@ class CudaDevice:
         except AttributeError:
             # For good: leaving a block with this device would go back to GPU 0, and so make a context there.
             self._device.use()
+            self._memory.apply_limit()
             cuda = self._cupy.cuda
             finished = cuda.Event(block=True, disable_timing=True)
             stream = cuda.Stream(non_blocking=True)

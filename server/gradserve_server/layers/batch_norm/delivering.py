@@ -33,7 +33,7 @@ async def deliver_forward(
         deliver=lambda outputs: delivered.extend(delivery.deliver([outputs], shared=True)),
         room=delivery.room,
     )
-    opened.tensors.relocate(result.moved)
+    opened.tensors.relocate(result.moved, delivery.room)
     (outputs,) = delivered
     return result, outputs
 
@@ -51,5 +51,5 @@ async def deliver_backward(
         deliver=lambda gradients: delivered.update(delivery.deliver_named(arrays_of(gradients))),
         room=delivery.room,
     )
-    opened.tensors.relocate(computed.moved)
+    opened.tensors.relocate(computed.moved, delivery.room)
     return delivered

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from gradserve_server.errors import AbortedError, NotFoundError
 from gradserve_server.layers.batch_norm.events import ForwardEnded
 from gradserve_server.layers.batch_norm.expiries import Expiries
-from gradserve_server.layers.batch_norm.saved import Moments, Saved, num_bytes_of
+from gradserve_server.layers.batch_norm.saved import Moments, Saved, arrays_kept
 from gradserve_server.limits import quoted
 from gradserve_server.security.identity import owner_of
 from gradserve_server.state.id_window import IdWindow
+from gradserve_server.tensors.memories import DeviceMemory, Memories, Purpose, Room, Sizes
 from gradserve_server.tensors.quotas import Account, Quota
 
 
@@ -35,7 +36,7 @@ class Forward:
 
     Attributes:
         fate: What is remembered of the forward.
-        account: Its share of the memory.
+        room: Its share of the memory.
         place: Its share of the handles.
         saved: What its backward needs, while that is to come.
         claimed: The `saved` that the last backward is being computed with: no other backward can begin with it.
@@ -46,7 +47,7 @@ class Forward:
 
     forward_id: str
     fate: Fate
-    account: Account
+    room: Room
     place: Account
     saved: Saved | None = None
     claimed: Saved | None = None
@@ -82,6 +83,7 @@ class Forwards:
         remembered: int,
         on_presence: Callable[[bool], object] = lambda _: None,
         container: str | None = None,
+        device: DeviceMemory | None = None,
     ) -> None:
         """Takes the quotas, and how much to remember.
 
@@ -92,9 +94,10 @@ class Forwards:
             remembered: The number of latest forwards whose fate is remembered.
             on_presence: Called with True when the first forward is kept, with False when none is left.
             container: The container in which forwards count, besides whom they belong to.
+            device: The memory of the device; None if ops run on the host.
         """
         self.num_bytes = 0
-        self._memory = memory
+        self._memories = Memories(memory, device, Purpose.LAYERS)
         self._handles = handles
         self._container = container
         self._clock = clock
@@ -158,7 +161,7 @@ class Forwards:
 
     @contextmanager
     def room(
-        self, forward_id: str, saved: Saved | None, pending: Moments | None, reserved: Account | None = None
+        self, forward_id: str, saved: Saved | None, pending: Moments | None, reserved: Room | None = None
     ) -> Iterator[None]:
         """Reserves room for what a forward keeps until the block ends, so that there is enough to keep it then.
 
@@ -171,15 +174,15 @@ class Forwards:
         Raises:
             ResourceExhaustedError: There is not enough room.
         """
-        account, place = self._accounts(forward_id)
-        reserved = reserved or Account(self._memory)
-        account.take_over(num_bytes_of(saved, pending), reserved)
-        reserved.settle(0)
+        room, place = self._accounts(forward_id)
+        reserved = reserved or room.another()
+        room.take_over(self._memories.sizes(arrays_kept(saved, pending)), reserved)
+        reserved.settle()
         try:
             place.grow(int(saved is not None or pending is not None))
             yield
         finally:
-            account.settle(0)
+            room.settle()
             place.settle(0)
 
     @contextmanager
@@ -240,7 +243,7 @@ class Forwards:
             forward.saved, forward.fate = event.saved, replace(fate, is_spent=False)
         if event.pending is not None:
             forward.pending = event.pending
-        self._settle_memory(forward, num_bytes_of(forward.saved, forward.pending))
+        self._settle_memory(forward, self._memories.sizes(arrays_kept(forward.saved, forward.pending)))
         forward.lease, forward.expires = event.lease, self._clock() + event.lease
         self._expiries.add(forward)
 
@@ -315,26 +318,26 @@ class Forwards:
         if forward.saved is None and forward.pending is None:
             self._drop(forward)
         else:
-            self._settle_memory(forward, num_bytes_of(forward.saved, forward.pending))
+            self._settle_memory(forward, self._memories.sizes(arrays_kept(forward.saved, forward.pending)))
 
     def _drop(self, forward: Forward) -> None:
         del self._forwards[forward.forward_id]
         self._expiries.remove(forward)
         forward.place.settle(0)
         self._set_fate(forward.forward_id, forward.fate)
-        self._settle_memory(forward, 0)
+        self._settle_memory(forward, Sizes())
         if not self._forwards:
             self._on_presence(False)
 
-    def _settle_memory(self, forward: Forward, num_bytes: int) -> None:
+    def _settle_memory(self, forward: Forward, sizes: Sizes) -> None:
         """Sets the bytes that a forward holds. The sum is stored: it is read often, and there can be many forwards."""
-        self.num_bytes += num_bytes - forward.account.used
-        forward.account.settle(num_bytes)
+        self.num_bytes += sum(sizes) - forward.room.used
+        forward.room.settle(sizes)
 
-    def _accounts(self, forward_id: str) -> tuple[Account, Account]:
+    def _accounts(self, forward_id: str) -> tuple[Room, Account]:
         """Returns accounts of bytes and handles for a forward, which counts for whoever made it."""
         of_maker = owner_of(forward_id), self._container
-        return Account(self._memory.part(*of_maker)), Account(self._handles.part(*of_maker))
+        return self._memories.room(*of_maker), Account(self._handles.part(*of_maker))
 
     def _set_fate(self, forward_id: str, fate: Fate) -> None:
         if forward_id in self._forwards:

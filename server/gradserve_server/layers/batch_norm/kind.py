@@ -10,6 +10,7 @@ from gradserve_server.layers.batch_norm.journal import LayerJournal, LayerRecord
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.ops.runner import OpRunner
 from gradserve_server.resources import ResourceKey
+from gradserve_server.tensors.memories import DeviceMemory
 from gradserve_server.tensors.quotas import Quota
 
 REMEMBERED_FORWARDS = 4096
@@ -33,6 +34,7 @@ class BatchNormKind:
         new_seed: Callable[[], int],
         records: LayerRecords,
         remembered: int = REMEMBERED_FORWARDS,
+        device: DeviceMemory | None = None,
     ) -> None:
         """Takes the parts that the layers share.
 
@@ -46,6 +48,7 @@ class BatchNormKind:
             new_seed: A source of seeds.
             records: What makes the journals of the layers.
             remembered: The number of latest forwards whose fate each layer remembers.
+            device: The memory of the device; None if ops run on the host.
         """
         self._runner = runner
         self._compute = compute
@@ -56,6 +59,7 @@ class BatchNormKind:
         self._new_seed = new_seed
         self._records = records
         self._remembered = remembered
+        self._device = device
 
     def check(self, config: BatchNormConfig) -> None:
         """Checks a configuration.
@@ -121,6 +125,7 @@ class BatchNormKind:
             on_presence=on_presence,
             creator=key.user,
             container=key.container,
+            device=self._device,
         )
 
     async def settle(self) -> None:

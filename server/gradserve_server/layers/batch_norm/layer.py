@@ -40,9 +40,12 @@ from gradserve_server.limits import MAX_ID_BYTES, check_length
 from gradserve_server.ops.dtypes import widened
 from gradserve_server.ops.runner import CheckedCall, Computed, OpRunner, arrays_of, check_call, with_arrays
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.tensors.quotas import Account, Quota
+from gradserve_server.tensors.memories import DeviceMemory, Memories, Purpose, Room, Sizes
+from gradserve_server.tensors.quotas import Quota
 
 _LOSSES = ("beta_regularization_loss", "gamma_regularization_loss")
+_LOSS_BYTES = 8
+"""The most bytes of one."""
 
 
 def _ignore(_results: object) -> None:
@@ -79,6 +82,7 @@ class BatchNormLayer:
         on_presence: Callable[[bool], object] = _ignore,
         creator: Identity = ANONYMOUS,
         container: str | None = None,
+        device: DeviceMemory | None = None,
     ) -> None:
         """Takes the layer's parts.
 
@@ -98,6 +102,7 @@ class BatchNormLayer:
             on_presence: See `Forwards`.
             creator: The identity for which its variables count.
             container: The container in which everything counts.
+            device: The memory of the device; None if ops run on the host.
 
         Raises:
             ResourceExhaustedError: There is no memory for the values in the configuration.
@@ -107,15 +112,16 @@ class BatchNormLayer:
         self.incarnation = incarnation
         self.creation_id = creation_id
         self.forwards = Forwards(
-            memory, handles, clock, remembered=remembered, on_presence=on_presence, container=container
+            memory, handles, clock, remembered=remembered, on_presence=on_presence, container=container, device=device
         )
         self._state = LayerState(self.forwards)
         self._journal = journal
         self._changes = LayerChanges(self._state, journal)
         self._runner = runner
         self._compute = compute
-        self._account = Account(memory.part(creator, container))
-        self._account.grow(config.num_bytes)
+        self._memories = Memories(memory, device, Purpose.LAYERS)
+        self._room = self._memories.room(creator, container)
+        self._room.grow(Sizes(config.num_bytes))
         self._new_id = new_id
         self._closed = False
         self._changing = asyncio.Lock()
@@ -149,7 +155,7 @@ class BatchNormLayer:
     @property
     def num_bytes(self) -> int:
         """The bytes of the configuration, the variables and what forwards keep."""
-        return self._account.used + self.forwards.num_bytes
+        return self._room.used + self.forwards.num_bytes
 
     async def build(self, dtype: np.dtype[Any], shape: Sequence[int]) -> None:
         """Creates the variables for such inputs, or checks that they fit; sizes other than C may be -1.
@@ -167,7 +173,7 @@ class BatchNormLayer:
         *,
         on_host: bool,
         deliver: Callable[[Array], object] = _ignore,
-        room: Account | None = None,
+        room: Room | None = None,
     ) -> ForwardResult:
         """Normalises inputs; updates the moving averages if the configuration says so.
 
@@ -203,7 +209,9 @@ class BatchNormLayer:
             plan = plan_forward(given, attributes)
         inputs = ForwardInputs.of(given, variables)
         checked = CheckedCall(FORWARD, inputs, attributes, plan)
-        computed = await self._runner.run(checked, on_host={"outputs", *_LOSSES} if on_host else _LOSSES, room=room)
+        wanted, host_bytes = (("outputs", *_LOSSES), given.inputs.nbytes) if on_host else (_LOSSES, 0)
+        host_bytes += len(_LOSSES) * _LOSS_BYTES
+        computed = await self._runner.run(checked, on_host=wanted, host_bytes=host_bytes, room=room)
         self._adopt(variables, computed.moved)
         outputs = computed.outputs
         saved = None
@@ -250,7 +258,7 @@ class BatchNormLayer:
         retain: bool,
         on_host: bool,
         deliver: Callable[[BackwardOutputs], object] = _ignore,
-        room: Account | None = None,
+        room: Room | None = None,
     ) -> Computed[BackwardOutputs]:
         """Computes the gradients of a forward, which is kept if this fails.
 
@@ -290,6 +298,7 @@ class BatchNormLayer:
                     with self.forwards.hold(forward):
                         averages = await self._moved(forward.pending)
                         count += await self._changes.run_updates(forward.forward_id, averages)
+                        self._follow_variables()
         return count
 
     async def release(self, forward_ids: Sequence[str], *, with_updates: bool) -> int:
@@ -303,7 +312,7 @@ class BatchNormLayer:
     def replay(self, event: Event) -> None:
         """Applies an event decided earlier, without the journal; for layers that are not in use yet."""
         self._state.replay(event)
-        self._account.settle(self.config.num_bytes + (0 if self.variables is None else self.variables.num_bytes))
+        self._settle_memory()
 
     def restore(self, fill: Callable[[LayerState], object]) -> None:
         """Fills the state with what it was when its server ended; for layers that are not in use yet.
@@ -313,7 +322,7 @@ class BatchNormLayer:
         """
         fill(self._state)
         if self.variables is not None:
-            self._account.grow(self.variables.num_bytes)
+            self._room.grow(self._memories.sizes(self.variables.by_name().values()))
 
     def get_variables(self, names: Collection[str]) -> dict[str, Array]:
         """Returns a snapshot of variables, of all if none are named.
@@ -339,6 +348,7 @@ class BatchNormLayer:
         check_values(self.name, self.variables, values)
         async with self._changing:
             await self._changes.set_variables(values)
+        self._follow_variables()
 
     def begin(self, lifetime: Lifetime) -> None:
         """Notes that the layer can be found by its name from now on, until its lifetime ends it."""
@@ -350,7 +360,7 @@ class BatchNormLayer:
         self._journal.end()
         self._changes.close()
         self.forwards.close()
-        self._account.settle(0)
+        self._room.settle()
 
     async def _ready(self, channels: int, dtype: np.dtype[Any]) -> Variables:
         """Returns the variables, and creates them if necessary."""
@@ -360,12 +370,12 @@ class BatchNormLayer:
                     raise AbortedError(f"layer {self.name!r} was deleted")
                 if self.variables is None:
                     num_bytes = variable_bytes(self.config, channels, dtype)
-                    self._account.grow(num_bytes)
+                    self._room.grow(Sizes(num_bytes))
                     try:
                         created = await self._compute.run(num_bytes, initial_variables, self.config, channels, dtype)
                         await self._changes.create_variables(created)
                     except BaseException:
-                        self._account.settle(0 if self._closed else self.config.num_bytes)
+                        self._room.settle(Sizes(0 if self._closed else self.config.num_bytes))
                         raise
         variables = self.variables
         assert variables is not None
@@ -390,6 +400,18 @@ class BatchNormLayer:
         copies = {name: moved[name] for name in variables.by_name() if name in moved}
         if copies and self.variables is variables:
             self._state.relocate_variables(copies)
+            self._follow_variables()
+
+    def _follow_variables(self) -> None:
+        """Counts the variables where they are now, if they can be in more than one place."""
+        if self._memories.device is not None and not self._closed:
+            self._settle_memory()
+
+    def _settle_memory(self) -> None:
+        """Counts the configuration and the variables."""
+        variables = () if self.variables is None else self.variables.by_name().values()
+        host, device = self._memories.sizes(variables)
+        self._room.settle(Sizes(self.config.num_bytes + host, device))
 
     async def _end_forward(
         self,
@@ -397,7 +419,7 @@ class BatchNormLayer:
         saved: Saved | None,
         moments: Moments | None,
         call: ForwardCall,
-        reserved: Account | None,
+        reserved: Room | None,
     ) -> bool:
         """Keeps what a forward left, and updates averages in place; returns whether its update is pending."""
         if saved is None and moments is None:
@@ -412,7 +434,7 @@ class BatchNormLayer:
                 # A call with the same id may have come first.
                 if moves is not None and not self.forwards.fate(forward_id).was_counted:
                     averages = await self._moved(moves)
-                return await self._changes.end_forward(
+                has_pending = await self._changes.end_forward(
                     forward_id,
                     lease=call.lease,
                     saved=saved,
@@ -420,6 +442,8 @@ class BatchNormLayer:
                     averages=averages,
                     released=call.released,
                 )
+                self._follow_variables()
+                return has_pending
 
     async def _moved(self, moments: Moments) -> MovingAverages:
         """Returns the moving averages after an update. Called with `_changing` held."""

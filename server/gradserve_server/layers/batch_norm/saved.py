@@ -108,8 +108,8 @@ class Saved:
         return BackwardAttributes(config, self.is_training, self.implementation)
 
 
-def num_bytes_of(saved: Saved | None, moments: Moments | None) -> int:
-    """Returns the bytes that a forward keeps, each array counted once."""
+def arrays_kept(saved: Saved | None, moments: Moments | None) -> list[Array]:
+    """Returns the arrays that a forward keeps, each once."""
     arrays = [] if saved is None else list(saved.by_field().values())
     arrays += [] if moments is None else [moments.mean, moments.variance]
-    return sum({id(array): int(array.nbytes) for array in arrays}.values())
+    return list({id(array): array for array in arrays}.values())

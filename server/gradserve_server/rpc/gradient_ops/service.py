@@ -66,7 +66,7 @@ class GradientOpsServicer:
                 checked = await self._compute.run(work, check_call, op, opened.inputs, attributes)
                 keeps = delivery.keeps(checked.output_bytes)
                 computed = await self._runner.run(checked, on_host=not keeps, room=delivery.room)
-                opened.tensors.relocate(computed.moved)
+                opened.tensors.relocate(computed.moved, delivery.room)
             outputs, contents = arrays_of(computed.outputs), Contents()
             delivered = await delivery.deliver_many(list(outputs.values()), shared=False)
             if len(delivered) <= PARTS_AT_ONCE:

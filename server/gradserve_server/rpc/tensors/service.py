@@ -44,14 +44,16 @@ from gradserve_server.rpc.tensors.messages import (
 from gradserve_server.rpc.tensors.streamed import StreamedContents
 from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.downloads import Downloads
+from gradserve_server.tensors.held import HeldTensors
 from gradserve_server.tensors.inflight import InFlight
+from gradserve_server.tensors.memories import Room
 from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
 from gradserve_server.tensors.payload import Payload
 from gradserve_server.tensors.references import Attached, Reference, Stored
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.senders import TooSlowError
 from gradserve_server.tensors.spec import TensorSpec
-from gradserve_server.tensors.store import USED_AT_ONCE, HeldTensors, StoredTensor, TensorStore
+from gradserve_server.tensors.store import USED_AT_ONCE, StoredTensor, TensorStore
 from gradserve_server.tensors.uploads import Arrived, Landing, Uploads
 
 STREAM_CODECS: Mapping[str, Codec] = {
@@ -121,13 +123,14 @@ class TensorServicer:
         num_bytes = await self._compute.run(work, _num_bytes_of, specs)
         async with self._in_flight.hold(num_bytes):
             patience.reschedule(loop.time() + self._stream_idle_seconds)
-            receiving = self._store.receive(specs, lease, owner=owner, allocate=device.empty)
-            with request_fields({"lease": "header.lease"}), receiving as upload:
-                async with self._uploads.land(upload, device) as landing:
-                    await self._take_parts(requests, landing, patience)
-                    with _chunk_errors():
-                        await landing.finish()
-                handles = await self._store.store(upload)
+            async with self._uploads.room(device, num_bytes, owner) as room:
+                receiving = self._store.receive(specs, lease, owner=owner, allocate=device.empty, given=room)
+                with request_fields({"lease": "header.lease"}), receiving as upload:
+                    async with self._uploads.land(upload, device) as landing:
+                        await self._take_parts(requests, landing, patience)
+                        with _chunk_errors():
+                            await landing.finish()
+                    handles = await self._store.store(upload)
         return await self._compute.run(work, _serialized, messages_pb2.PutTensorsResponse, specs, handles)
 
     async def _take_parts(
@@ -189,7 +192,8 @@ class TensorServicer:
     ) -> tuple[Sequence[NDArray[Any]], list[str]]:
         await call.payload.arrived()
         arrays = await self._owned(list((await self._compute.run(work, opened.arrays)).values()))
-        room = next(iter(await self._compute.run(work, lambda: opened.memory)), None)
+        memory = next(iter(await self._compute.run(work, lambda: opened.memory)), None)
+        room = None if memory is None else Room(memory)
         handles = await self._store.keep_many(arrays, lease, shared=False, room=room, owner=call.identity)
         return arrays, handles
 
@@ -209,9 +213,12 @@ class TensorServicer:
             arrived = _is_there
         arrays = list((await self._compute.run(work, opened.arrays)).values())
         specs = await self._compute.run(work, lambda: [TensorSpec(array.dtype, array.shape) for array in arrays])
-        with self._store.receive(specs, lease, owner=call.identity, allocate=device.empty) as upload:
-            await self._uploads.bring(upload, arrays, arrived)
-            return arrays, await self._store.store(upload)
+        num_bytes = await self._compute.run(work, _num_bytes_of, specs)
+        async with self._uploads.room(device, num_bytes, call.identity) as room:
+            receiving = self._store.receive(specs, lease, owner=call.identity, allocate=device.empty, given=room)
+            with receiving as upload:
+                await self._uploads.bring(upload, arrays, arrived)
+                return arrays, await self._store.store(upload)
 
     async def _owned(self, arrays: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
         """Returns arrays that nobody else refers to, and that can be deleted one by one.

@@ -24,6 +24,7 @@ class StrictDevice:
 
     name = "strict:0"
     inline_bytes = 0
+    memory_bytes = None
 
     def __init__(self, folder: Path, seed: int = 0) -> None:
         self.emulated = EmulatedDevice(folder, seed=seed)
@@ -52,6 +53,18 @@ class StrictDevice:
 
     def read(self, array: DeviceArray, offset: int, target: NDArray[Any]) -> None:
         bytes_of(target)[...] = bytes_of(array.hidden)[offset : offset + target.nbytes]
+
+    def limit_memory(self, num_bytes: int) -> None:
+        """It has none of its own."""
+
+    def is_full(self, error: BaseException) -> bool:
+        return False
+
+    def free_cached(self) -> None:
+        """It keeps nothing for later."""
+
+    def trim(self) -> None:
+        """It keeps nothing for later."""
 
     def why_lost(self) -> None:
         """It is never lost."""

@@ -1,0 +1,81 @@
+"""The memory of a GPU, as CuPy's pool allocates it.
+
+CuPy keeps what is freed for the next arrays of the same stream, and every thread that uses a GPU has a stream of its
+own. An arena that all streams share would need less memory, but kernels could write to memory that others still read:
+an array that is freed inside a `computing` block goes back to its arena at once (`SingleDeviceMemoryPool.free` in CuPy
+14.2's memory.pyx records no event and waits for nothing), while the kernels that use it may not have begun. Within a
+stream that is right, for the next kernels come after them. So the arenas stay apart, there are few threads
+(`DEVICE_THREADS`), and what the arenas keep is bounded; it also goes back whenever something cannot be allocated. To
+give it back is safe at any time, as cudaFree waits for whatever runs on the device.
+"""
+
+import sys
+from typing import Any
+
+_MARGIN_BYTES = 2 << 30
+_LEAST_PART_OF_MARGIN = 8
+_SLACK_BYTES = 64 << 20
+_KEPT_PART = 8
+"""Of its limit, the pool keeps at most this part for later while nothing happens: one in eight."""
+_OUT_OF_MEMORY = 2
+"""CUDA_ERROR_OUT_OF_MEMORY, as well as cudaErrorMemoryAllocation."""
+_CUBLAS_ALLOC_FAILED = 3
+
+
+def usable_bytes(total: int) -> int:
+    """Returns how much of a GPU's memory the pool may take.
+
+    The rest is for what CUDA, cuBLAS and cuDNN allocate themselves, which otherwise fails: the context with its heaps
+    for printf and malloc (0.5 GiB on an H100), the modules of cuDNN and cuBLAS, loaded lazily (up to 0.5 GiB), cuBLAS's
+    workspaces (32 MiB for each thread), cuDNN's dropout states, and the modules of our own kernels. That is 2 GiB, or
+    an eighth of the memory of small GPUs.
+    """
+    return total - min(_MARGIN_BYTES, total // _LEAST_PART_OF_MARGIN)
+
+
+class GpuMemory:
+    """The pool of one GPU. All methods are for threads that use this GPU, and are safe to call from several."""
+
+    def __init__(self, cupy: Any, total: int) -> None:
+        """Takes CuPy, and the size of the GPU's memory in bytes."""
+        self._pool = cupy.get_default_memory_pool()
+        self.usable_bytes = usable_bytes(total)
+        self._limit = self.usable_bytes
+
+    def limit(self, num_bytes: int) -> None:
+        """Limits the pool to this, and a little more: allocations are rounded up, and blocks do not fill each other."""
+        self._limit = min(num_bytes + max(num_bytes // _KEPT_PART, _SLACK_BYTES), self.usable_bytes)
+
+    def apply_limit(self) -> None:
+        """Tells CuPy the limit, which takes it for the GPU that the calling thread uses."""
+        self._pool.set_limit(size=self._limit)
+
+    def is_full(self, error: BaseException) -> bool:
+        """Returns True if an error says that the GPU's memory does not suffice: of CuPy, cuDNN, CUDA or cuBLAS."""
+        if isinstance(error, MemoryError):
+            return True
+        status = getattr(error, "status", None)
+        if isinstance(error, (*_errors("api.runtime", "CUDARuntimeError"), *_errors("api.driver", "CUDADriverError"))):
+            return bool(status == _OUT_OF_MEMORY)
+        return isinstance(error, _errors("libs.cublas", "CUBLASError")) and status == _CUBLAS_ALLOC_FAILED
+
+    def free_cached(self) -> None:
+        """Gives back everything that the pool keeps for later. Waits for work on the GPU."""
+        self._pool.free_all_blocks()
+
+    def trim(self) -> None:
+        """Does the same if it keeps more than an eighth of its limit."""
+        if self._pool.free_bytes() > self._limit // _KEPT_PART:
+            self._pool.free_all_blocks()
+
+    @property
+    def cached_bytes(self) -> int:
+        """What the pool keeps for later."""
+        cached: int = self._pool.free_bytes()
+        return cached
+
+
+def _errors(module: str, name: str) -> tuple[type[BaseException], ...]:
+    """Returns a class of errors of CuPy's; nothing if what raises it is not in use."""
+    found = sys.modules.get(f"cupy_backends.cuda.{module}")
+    return () if found is None else (getattr(found, name),)

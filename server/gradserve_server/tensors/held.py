@@ -1,0 +1,120 @@
+"""Stored tensors, and how calls hold them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gradserve_server.devices.device import Array
+from gradserve_server.leases.lease import Lease
+from gradserve_server.security.identity import owner_named
+from gradserve_server.tensors.memories import Memories, Room, Sizes
+from gradserve_server.tensors.quotas import Account
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """A stored tensor. Only the store and what moves tensors change it."""
+
+    handle: str
+    serial: int
+    array: Array
+    lease: Lease[str]
+    memory: Account
+    place: Account
+    """Its share of the handles."""
+    shared: bool
+    """Whether something other than the store refers to the memory, too."""
+    owner: str
+    """The name of the identity whose tensor it is."""
+    users: int = 0
+    deleted: bool = False
+
+
+class HeldTensors:
+    """Stored tensors while a call uses them.
+
+    Attributes:
+        arrays: The arrays by handle, each in the memory of its device. Nobody writes to them, except the caller if
+            `exclusive`.
+    """
+
+    def __init__(self, memories: Memories, *, release: bool = False) -> None:
+        """Takes what the tensors count in, and whether they are deleted after the call."""
+        self._memories = memories
+        self._entries: dict[str, Entry] = {}
+        self._release = release
+        self._shares = False
+        self.arrays: dict[str, Array] = {}
+
+    def add(self, entry: Entry) -> None:
+        """Adds a tensor whose use has begun."""
+        self._entries[entry.handle] = entry
+        self.arrays[entry.handle] = entry.array
+
+    @property
+    def exclusive(self) -> bool:
+        """True if nobody else can see the arrays, now or later, so that the caller may take over their memory."""
+        if not self._release or not self._entries:
+            return False
+        return all(entry.users == 1 and not entry.shared for entry in self._entries.values())
+
+    @property
+    def memory(self) -> tuple[Account, ...]:
+        """The accounts of the memory, from which those who take it over take it."""
+        return tuple(entry.memory for entry in self._entries.values())
+
+    def share(self) -> None:
+        """Notes that the call will use the memory after its end, including that of the copies it puts in place."""
+        self._shares = True
+        for entry in self._entries.values():
+            entry.shared = True
+
+    @contextmanager
+    def room_on_host(self) -> Iterator[Room]:
+        """Reserves room on the host, during a block, for copies of the tensors that are on the device.
+
+        Raises:
+            ResourceExhaustedError: There is not enough.
+        """
+        room = self._memories.room_of_call()
+        room.grow(Sizes(self._memories.sizes(self.arrays.values()).device))
+        try:
+            yield room
+        finally:
+            room.settle()
+
+    def relocate(self, handle: str, array: Array, giver: Room) -> None:
+        """Replaces a tensor by a copy that only this call knows of, unless another call has put one there already.
+
+        Args:
+            handle: The handle of the tensor.
+            array: The copy, maybe in other memory.
+            giver: What the call has reserved for the copy.
+        """
+        entry = self._entries[handle]
+        are_there = self._memories.is_on_device(array) and self._memories.is_on_device(entry.array)
+        if are_there and entry.array is not self.arrays[handle]:
+            return
+        move(entry, array, self._memories, giver)
+        entry.shared = self._shares
+        self.arrays[handle] = array
+
+
+def move(entry: Entry, array: Array, memories: Memories, giver: Room) -> None:
+    """Replaces the array of a stored tensor, with its account.
+
+    Args:
+        entry: The tensor.
+        array: The new array, whose memory the giver has reserved.
+        memories: What tensors count in.
+        giver: The giver, who has that much less of it afterwards.
+    """
+    is_on_device = memories.is_on_device(array)
+    if is_on_device != memories.is_on_device(entry.array):
+        room = memories.room(owner_named(entry.owner))
+        given, taken = (giver.device, room.device) if is_on_device else (giver.host, room.host)
+        given.settle(max(given.used - array.nbytes, 0))
+        taken.settle(array.nbytes)
+        entry.memory.settle(0)
+        entry.memory = taken
+    entry.array = array
