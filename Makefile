@@ -9,6 +9,7 @@ GOLDEN_VENV := .venv-golden
 GOLDEN_RNN_VENV := .venv-golden-rnn
 GOLDEN_LAYERS_VENV := .venv-golden-layers
 CUDNN_VENV := .venv-cudnn
+GPU_VENV := .venv-gpu
 SEEDS ?= 1000
 MINUTES ?= 10
 CUDNN_TESTS := tests/devices/cuda/cudnn
@@ -27,13 +28,14 @@ INSTALLED := $(VENV)/installed
 FUZZER_INSTALLED := $(VENV)/installed-fuzzer
 PROTOC_INSTALLED := $(PROTOS_VENV)/installed
 GOLDEN_INSTALLED := $(GOLDEN_VENV)/installed
+GPU_INSTALLED := $(GPU_VENV)/installed
 GOLDEN_RNN_INSTALLED := $(GOLDEN_RNN_VENV)/installed
 GOLDEN_LAYERS_INSTALLED := $(GOLDEN_LAYERS_VENV)/installed
 CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-node demo serve test coverage lint types protos check-protos face-types check-processors check-cudnn golden bench simulate fuzz chaos soak image constraints clean
+.PHONY: help install install-node demo serve test coverage lint types protos check-protos face-types check-processors check-cudnn check-gpu golden bench simulate fuzz chaos soak image constraints clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -121,6 +123,25 @@ $(CUDNN_INSTALLED): Makefile pyproject.toml constraints.txt deploy/constraints-c
 check-cudnn: $(CUDNN_INSTALLED)  ## Check what is declared of cuDNN beside cuDNN itself; 500 MB, but no GPU
 	$(CUDNN_VENV)/bin/python -m pytest -c $(CUDNN_TESTS)/without_gpu.ini --confcutdir $(CUDNN_TESTS) -m cudnn \
 		$(CUDNN_TESTS)/test_headers.py $(CUDNN_TESTS)/test_library.py
+
+# The CUDA that the driver knows; none without a driver.
+CUDA ?= $(shell nvidia-smi 2>/dev/null | sed -nE 's/.*CUDA Version: ([0-9]+).*/\1/p')
+
+$(GPU_INSTALLED): pyproject.toml constraints.txt deploy/constraints-cuda12.txt deploy/constraints-cuda13.txt
+	@test -n "$(CUDA)" || { echo "no driver of NVIDIA answers nvidia-smi; CUDA=13 chooses the packages without it" >&2; exit 2; }
+	@echo "Installing the server for CUDA $(CUDA) and what its tests need into $(GPU_VENV): about 5 GB there when done"
+	$(PYTHON) -m venv $(GPU_VENV)
+	$(GPU_VENV)/bin/python $(PIP_INSTALL) -c constraints.txt -c deploy/constraints-cuda$(CUDA).txt -e '.[cuda$(CUDA),dev]'
+	@touch $@
+
+# A machine without a network may have it all installed: then GPU_PYTHON names its Python. With PyTorch there, kernels
+# are measured beside cuDNN's.
+ifndef GPU_PYTHON
+check-gpu: $(GPU_INSTALLED)
+endif
+check-gpu: GPU_PYTHON ?= $(GPU_VENV)/bin/python
+check-gpu:  ## On a machine with a GPU: run and judge, in nine minutes, all that only a GPU can settle
+	$(GPU_PYTHON) -m benchmarks.gpu.check $(CHECK_FLAGS)
 
 $(GOLDEN_INSTALLED): Makefile
 	@echo "Installing TensorFlow into $(GOLDEN_VENV)"

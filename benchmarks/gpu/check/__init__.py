@@ -1,0 +1,1 @@
+"""Judges everything that only a GPU can settle: `make check-gpu`."""
