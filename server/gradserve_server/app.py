@@ -14,10 +14,13 @@ from gradserve.address import Address
 from gradserve.memory.pool import BufferPool
 from gradserve_server.accumulators.arriving import ArrivingGradients
 from gradserve_server.accumulators.journal import MemoryRecords
+from gradserve_server.accumulators.places.device_place import DevicePlace
+from gradserve_server.accumulators.places.host_place import HostPlace
+from gradserve_server.accumulators.places.places import Places
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.address_file import write_addresses
 from gradserve_server.config import ServerConfig
-from gradserve_server.devices.compute import DEVICE_THREADS, ThreadCompute
+from gradserve_server.devices.compute import DEVICE_THREADS, InThreads, ThreadCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.device_watch import DeviceWatch
 from gradserve_server.devices.host.parallel import ForkJoin
@@ -30,6 +33,7 @@ from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.leases.expiry import Expiry
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.loop_watch import LoopWatch
+from gradserve_server.ops.operation import Family
 from gradserve_server.ops.runner import OpRunner
 from gradserve_server.ops.table import OPS
 from gradserve_server.own_file import OwnFile
@@ -121,6 +125,10 @@ class Server:
         self._op_compute = ThreadCompute(op_threads, "ops")
         self._parallel = ForkJoin(config.runtime.compute_threads)
         reducer = Reducer(self._parallel)
+        device_reducer = parts.make_device_reducer(device)
+        prepared: dict[str, Family] = {"sums": reducer}
+        if device_reducer is not None and config.runtime.accumulator_device == device.name:
+            prepared["sums on the device"] = device_reducer
         self.lifetimes = Lifetimes(clock, config.leases.client_lease_seconds)
         self.store = TensorStore(
             pool=pool,
@@ -140,19 +148,22 @@ class Server:
             compute=self._op_compute,
             memory=memory,
             evictor=self.evictor,
-            beside={"sums": reducer},
+            beside=prepared,
         )
         self._on_failure = on_failure
         self._device_watch = DeviceWatch(device, on_failure)
         self._state = open_state(config.state)
         shared_memory, readers = SharedMemory(limits.max_region_bytes), Readers()
+        on_host = HostPlace(host.name, reducer, pool.empty, self._compute, memory)
+        on_device = None
+        if device_reducer is not None and self.evictor is not None:
+            on_device = DevicePlace(
+                device.name, device_reducer, device.empty, InThreads(self._op_compute), device, self.evictor
+            )
         self.registry = AccumulatorRegistry(
-            compute=self._compute,
-            reducer=reducer,
-            allocate=pool.empty,
+            places=Places(on_host, on_device, config.runtime.accumulator_device),
             bookkeeping=bookkeeping,
             make_average_memory=partial(SharedAverages, shared_memory, readers),
-            memory=memory,
             limits=limits,
             lifetimes=self.lifetimes,
             clock=clock,

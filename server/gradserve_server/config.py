@@ -337,6 +337,14 @@ class RuntimeConfig(_Concern):
         ),
         Expected("cpu, cuda, cuda:N or auto"),
     ] = "auto"
+    accumulator_device: Annotated[
+        str,
+        Field(
+            pattern=r"^(cpu|cuda:\d+)$",
+            description="where accumulators are that ask for no device: cpu, or the device for ops",
+        ),
+        Expected("cpu or cuda:N"),
+    ] = "cpu"
     warm_up: Annotated[
         bool,
         Field(description="load or compile the kernels of sums and ops at the start"),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from gradserve_server.accumulators.places.device_place import ConvertingReducer
 from gradserve_server.devices.device import CpuDevice, Device
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.inventory import Inventory, take_inventory
@@ -29,6 +30,16 @@ def make_all_families(device: Device, parallel: ForkJoin) -> Mapping[str, Family
     return {**ops, **make_layer_families(device, ops)}
 
 
+def make_device_reducer(device: Device) -> ConvertingReducer | None:
+    """Returns what adds up gradients on a device; None for the host, and for devices on which nothing does."""
+    if isinstance(device, CpuDevice):
+        return None
+    from gradserve_server.devices.cuda.device import CudaDevice
+    from gradserve_server.devices.cuda.reduction.reducer import CudaReducer
+
+    return CudaReducer(device) if isinstance(device, CudaDevice) else None
+
+
 def _new_seed() -> int:
     return secrets.randbits(63)
 
@@ -41,6 +52,7 @@ class Parts:
         inventory: The devices of the machine.
         choose_device: Returns the device that ops run on, given the name that is wanted, the host and the inventory.
         make_families: Returns the families of ops and layers for a device and the threads that share a piece of work.
+        make_device_reducer: Returns what adds up gradients on that device, None if nothing does.
         clock: The clock of leases.
         new_id: Returns an id that nothing else has.
         new_seed: Returns an unpredictable number of 63 bits.
@@ -51,6 +63,7 @@ class Parts:
     inventory: Inventory = field(default_factory=take_inventory)
     choose_device: Callable[[str, CpuDevice, Inventory], Device] = choose_device
     make_families: Callable[[Device, ForkJoin], Mapping[str, Family]] = make_all_families
+    make_device_reducer: Callable[[Device], ConvertingReducer | None] = make_device_reducer
     clock: ServiceClock = field(default_factory=partial(ServiceClock, time.monotonic, _LONGEST_TICK_SECONDS))
     new_id: Callable[[], str] = field(default_factory=RandomIds)
     new_seed: Callable[[], int] = _new_seed

@@ -9,11 +9,12 @@ import numpy as np
 
 from gradserve_server.accumulators.accumulator import Accumulator, OpenGradient
 from gradserve_server.accumulators.average_memory import AverageMemory, NoAverageMemory
-from gradserve_server.accumulators.dense import Allocate
 from gradserve_server.accumulators.events import Event
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.journal import MemoryRecords, Records
+from gradserve_server.accumulators.places.place import Place
+from gradserve_server.accumulators.places.places import Places
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.spec import (
     AccumulatorSpec,
@@ -21,6 +22,7 @@ from gradserve_server.accumulators.spec import (
 )
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import Compute, InlineCompute
+from gradserve_server.devices.device import Allocate
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.leases.lifetime import SHARED, Lifetime
@@ -52,6 +54,7 @@ class Bench:
         records: Records | None = None,
         clock: Callable[[], float] | None = None,
         lifetimes: Lifetimes | None = None,
+        places: Callable[[Place], Places] | None = None,
         **limits: Any,
     ) -> None:
         self.now = 0.0
@@ -59,12 +62,11 @@ class Bench:
         self.memory = memory or FairQuota(limit, "bytes of tensor memory", ShareRules())
         self.bookkeeping = FairQuota(bookkeeping, "bytes of bookkeeping", ShareRules())
         self.lifetimes = lifetimes or Lifetimes(clock, 60.0)
+        host = Place("cpu", reducer or Reducer(ForkJoin(1)), allocate, compute or InlineCompute(), self.memory)
+        self.places = Places(host) if places is None else places(host)
         self.registry = AccumulatorRegistry(
-            compute=compute or InlineCompute(),
-            reducer=reducer or Reducer(ForkJoin(1)),
-            allocate=allocate,
+            places=self.places,
             make_average_memory=lambda: average_memory or NoAverageMemory(),
-            memory=self.memory,
             bookkeeping=self.bookkeeping,
             limits=LimitsConfig(**limits),
             lifetimes=self.lifetimes,

@@ -32,7 +32,8 @@ E = GivenSparse(Inline(np.array([0], np.int64)), Inline(np.ones((1, 2), F32)))
 
 def given(opening: Opening, spec: AccumulatorSpec, release: bool = False, **values: GivenValue | None) -> OpenGradient:
     components = [GivenComponent(name if len(spec.components) > 1 else "", value) for name, value in values.items()]
-    return partial(use_gradient, opening.opener, InlineCompute(), spec, GivenGradient(components, release))
+    place = Bench().places.host
+    return partial(use_gradient, opening.opener, InlineCompute(), spec, place, GivenGradient(components, release))
 
 
 async def noted(gradient: Gradient) -> Gradient:

@@ -17,6 +17,8 @@ from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.journal import MemoryRecords
 from gradserve_server.accumulators.ledger import Ledger
+from gradserve_server.accumulators.places.place import Place
+from gradserve_server.accumulators.places.places import Places
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.results import Applied, Outcome
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, PartialShape
@@ -117,11 +119,8 @@ class AccumulatorMachine(RuleBasedStateMachine):
         self.memory = FairQuota(1 << 30, "bytes", ShareRules())
         self.bookkeeping = FairQuota(1 << 30, "bytes", ShareRules())
         self.registry = AccumulatorRegistry(
-            compute=InlineCompute(),
-            reducer=Reducer(ForkJoin(1)),
-            allocate=np.empty,
+            places=Places(Place("cpu", Reducer(ForkJoin(1)), np.empty, InlineCompute(), self.memory)),
             make_average_memory=NoAverageMemory,
-            memory=self.memory,
             bookkeeping=self.bookkeeping,
             limits=LimitsConfig(),
             lifetimes=Lifetimes(lambda: 0.0, 60.0),

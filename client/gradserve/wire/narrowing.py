@@ -31,10 +31,15 @@ def converted(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     else:
         return result
     if lost.any():
-        index = np.unravel_index(int(np.argmax(lost)), lost.shape)
-        where = f" at {[int(each) for each in index]}" if index else ""
-        raise DoesNotFitError(f"{_text(array[index])}{where}, which does not fit into {dtype}")
+        index = tuple(map(int, np.unravel_index(int(np.argmax(lost)), lost.shape)))
+        raise DoesNotFitError(text_of(array[index], index, dtype))
     return result
+
+
+def text_of(number: np.generic, index: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+    """Returns the message of an element that does not fit into a dtype."""
+    where = f" at {list(index)}" if index else ""
+    return f"{_text(number)}{where}, which does not fit into {dtype}"
 
 
 @cache

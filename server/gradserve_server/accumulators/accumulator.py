@@ -7,7 +7,7 @@ from functools import partial
 from typing import ParamSpec, Protocol, TypeVar
 
 from gradserve_server.accumulators.arguments import check_contribution, check_num_required
-from gradserve_server.accumulators.averages import KeptAverages, average_of_current
+from gradserve_server.accumulators.averages import KeptAverages
 from gradserve_server.accumulators.diagnosis import Diagnosis
 from gradserve_server.accumulators.events import GradientAnswered, RoundEnded, StepSet
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient
@@ -15,6 +15,7 @@ from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.journal import AccumulatorJournal
 from gradserve_server.accumulators.ledger import Ledger, Taken
 from gradserve_server.accumulators.member_bytes import MemberBytes
+from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.results import AccumulatorState, Applied, Outcome
 from gradserve_server.accumulators.round_sum import RoundSum
 from gradserve_server.accumulators.spec import AccumulatorSpec
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 
 class OpenGradient(Protocol):
-    """Opens the gradient of a call, in host memory."""
+    """Opens the gradient of a call."""
 
     def __call__(self, use: Callable[[Gradient], Awaitable[T]]) -> Awaitable[T]:
         """Calls a function with the gradient, which is there until it returns; returns its result.
@@ -91,6 +92,11 @@ class Accumulator:
         self._lock = asyncio.Lock()
         self._tasks = OwnTasks()
         self._closed: ServiceError | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where its sum and its averages are."""
+        return self._sum.place
 
     @property
     def num_accumulated(self) -> int:
@@ -251,13 +257,13 @@ class Accumulator:
         Raises:
             ResourceExhaustedError: There is not enough memory.
         """
-        staged = await self._sum.stage(gradient, contribution)
-        await self._sum.commit(staged)
+        checked = await self._sum.check(gradient, joins=True)
+        await self._sum.commit(await self._sum.stage(checked, contribution))
         await self._sum.finish()
 
-    def keep_again(self, average: Average, answered: Sequence[RequestId]) -> None:
+    async def keep_again(self, average: Average, answered: Sequence[RequestId]) -> None:
         """Keeps the average of a round that has ended, before any call, as at its end."""
-        self._averages.add(average, answered)
+        await self._averages.keep_again(average, answered)
 
     # Changes
 
@@ -346,7 +352,7 @@ class Accumulator:
             self._sum.settle()
             raise
         values = await self._sum.commit_average(staged)
-        average = average_of_current(self._ledger.rounds, values)
+        average = self._averages.of_current(self._ledger.rounds, values)
         answered = self._ledger.answered_by(event)
         if self._journal.is_durable:
             try:
@@ -361,6 +367,8 @@ class Accumulator:
             self._averages.add(average, answered)
             self._sum.settle()
             self._queue.serve(head, ended, average)
+        else:
+            average.release()
 
     async def _exclusively(self, change: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Makes a change under the lock; serves waiting takes and finishes the sum before releasing it."""

@@ -1,11 +1,13 @@
 """The averages that an accumulator keeps: for readers, and for calls that may not have received theirs."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
-from gradserve_server.accumulators.gradient import Average, Value
+from gradserve_server.accumulators.gradient import Average, HostCopy, Value
 from gradserve_server.accumulators.history import AverageHistory
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.kept_bytes import KeptBytes
+from gradserve_server.accumulators.places.average_copies import AverageCopies
 from gradserve_server.accumulators.rounds import Round, Rounds
 from gradserve_server.accumulators.undelivered import UndeliveredAverages
 from gradserve_server.errors import AbortedError
@@ -13,8 +15,8 @@ from gradserve_server.leases.turn import Turn
 from gradserve_server.tensors.quotas import Account, Quota
 
 
-def average_of_current(rounds: Rounds, values: Mapping[str, Value]) -> Average:
-    """Returns the average of the round that is about to end."""
+def average_of_current(rounds: Rounds, values: Mapping[str, Value], host_copy: HostCopy | None) -> Average:
+    """Returns the average of the round that is about to end, given its values and their copy on the host."""
     members = rounds.members
     return Average(
         values=values,
@@ -23,6 +25,7 @@ def average_of_current(rounds: Rounds, values: Mapping[str, Value]) -> Average:
         num_gradients=members.count,
         total_weight=members.total_weight,
         worker_ids=tuple(members.workers),
+        host_copy=host_copy,
     )
 
 
@@ -38,6 +41,7 @@ class KeptAverages:
         undelivered: UndeliveredAverages,
         kept: KeptBytes,
         memory: Quota,
+        copies: AverageCopies,
         expire_at: Callable[[float, "KeptAverages"], None],
         forget: Callable[[Collection[int]], None] = lambda _: None,
     ) -> None:
@@ -48,6 +52,7 @@ class KeptAverages:
             undelivered: Keeps averages for calls that may be sent again.
             kept: Counts the memory of the averages that both keep.
             memory: The quota of bytes.
+            copies: Copies averages to other memory.
             expire_at: Schedules a call of `expire` at a time of the clock of `undelivered`.
             forget: Called with the numbers of rounds whose averages are no longer kept.
         """
@@ -55,6 +60,7 @@ class KeptAverages:
         self._undelivered = undelivered
         self._kept = kept
         self._account = Account(memory)
+        self._copies = copies
         self._expire_at = expire_at
         self._forget = forget
         self._expiry_asked_for = False
@@ -63,6 +69,19 @@ class KeptAverages:
     def nbytes(self) -> int:
         """The memory of all averages, each counted once."""
         return self._account.used
+
+    def of_current(self, rounds: Rounds, values: Mapping[str, Value]) -> Average:
+        """Returns the average of the round that is about to end, which is not kept yet."""
+        return average_of_current(rounds, values, self._copies.host_copy(values))
+
+    async def keep_again(self, average: Average, answered: Sequence[RequestId]) -> None:
+        """Keeps an average that was there before, whose values are on the host.
+
+        Raises:
+            ResourceExhaustedError: There is not enough memory.
+        """
+        values = await self._copies.brought(average.values)
+        self.add(replace(average, values=values, host_copy=self._copies.host_copy(values)), answered)
 
     def add(self, average: Average, answered: Sequence[RequestId]) -> None:
         """Keeps the average of the round that has just ended, for readers and for the calls that it answers."""

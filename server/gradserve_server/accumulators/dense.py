@@ -4,14 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from gradserve_server.accumulators.gradient import Array, Gradient
+from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.spec import ComponentSpec, DType, Reduction, shape_text
-from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.errors import InvalidArgumentError
-
-Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
 
 def check_dense(component: ComponentSpec, gradient: Array, round_shape: tuple[int, ...] | None) -> None:
@@ -53,11 +49,12 @@ class DenseSums:
     addition is carried out by `finish`, or together with the division if it ends the round.
     """
 
-    def __init__(self, dtypes: Mapping[str, DType], reducer: Reducer, allocate: Allocate) -> None:
-        """Takes the dtype of the sum of each component, what computes, and what allocates memory."""
+    def __init__(self, dtypes: Mapping[str, DType], place: Place) -> None:
+        """Takes the dtype of the sum of each component, and where the sums are."""
         self._dtypes = dtypes
-        self._reducer = reducer
-        self._allocate = allocate
+        self._place = place
+        self._reducer = place.reducer
+        self._allocate = place.allocate
         self._sums: list[Array] = []
         """In the order of `dtypes`; none before the first gradient of a round."""
         self._pending: _Addition | None = None
@@ -75,7 +72,7 @@ class DenseSums:
         return sum(
             value.size * dtype.itemsize
             for value, dtype in zip(self._values(gradient), self._dtypes.values(), strict=True)
-            if not _adoptable(value, dtype, owned=gradient.is_adoptable)
+            if not self._is_adoptable(value, dtype, owned=gradient.is_adoptable)
         )
 
     def adopted(self, gradient: Gradient) -> int:
@@ -85,7 +82,7 @@ class DenseSums:
         return sum(
             value.nbytes
             for value, dtype in zip(self._values(gradient), self._dtypes.values(), strict=True)
-            if _adoptable(value, dtype, owned=True)
+            if self._is_adoptable(value, dtype, owned=True)
         )
 
     def stage(self, gradient: Gradient, weight: float, memory: Sequence[Array] | None = None) -> Callable[[], None]:
@@ -101,12 +98,15 @@ class DenseSums:
         """
         self.finish()
         values = self._values(gradient)
+        self._reducer.make_ready(zip((value.dtype for value in values), self._dtypes.values(), strict=True))
         addition = _Addition(values, weight, is_first=not self._sums)
         sums = (
             self._sums
             or memory
             or [
-                value if _adoptable(value, dtype, owned=gradient.is_adoptable) else self._allocate(value.shape, dtype)
+                value
+                if self._is_adoptable(value, dtype, owned=gradient.is_adoptable)
+                else self._allocate(value.shape, dtype)
                 for value, dtype in zip(values, self._dtypes.values(), strict=True)
             ]
         )
@@ -159,7 +159,7 @@ class DenseSums:
         def end() -> list[Array]:
             self._divide(total_weight if reduction is Reduction.MEAN else 1.0, results)
             for result in results:
-                result.flags.writeable = False
+                self._place.protect(result)
             self._sums, self._nbytes = [], 0
             return list(results)
 
@@ -179,6 +179,5 @@ class DenseSums:
         values: Mapping[str, Any] = gradient.values
         return [values[name] for name in self._dtypes]
 
-
-def _adoptable(gradient: Array, dtype: DType, *, owned: bool) -> bool:
-    return owned and gradient.dtype == dtype and gradient.flags.writeable
+    def _is_adoptable(self, gradient: Array, dtype: DType, *, owned: bool) -> bool:
+        return owned and gradient.dtype == dtype and self._place.may_be_written(gradient)

@@ -9,6 +9,7 @@ import numpy as np
 
 from gradserve_server.accumulators.component_names import components_named
 from gradserve_server.accumulators.gradient import Array, Gradient, SparseSlices, Value
+from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout
 from gradserve_server.devices.compute import FEW_PIECES, Compute
 from gradserve_server.errors import InvalidArgumentError, request_fields
@@ -65,10 +66,11 @@ async def use_gradient(
     opener: TensorOpener,
     compute: Compute,
     spec: AccumulatorSpec,
+    place: Place,
     given: GivenGradient,
     use: Callable[[Gradient], Awaitable[T]],
 ) -> T:
-    """Holds the tensors of a gradient in host memory while a function uses them; returns what it returns.
+    """Holds the tensors of a gradient, in host memory or anywhere, while a function uses them; returns what it returns.
 
     The gradient is then forgotten: a push_pull may wait long for others, and needs the memory no more.
 
@@ -76,6 +78,7 @@ async def use_gradient(
         opener: Opens the tensors.
         compute: Runs what takes long for many components.
         spec: The accumulator's spec.
+        place: Where the accumulator is, which may take tensors wherever they are.
         given: The gradient as the request has it.
         use: The function.
 
@@ -92,14 +95,14 @@ async def use_gradient(
     with components_named("gradient", components):
         if are_few:
             with opener.open(references, release=given.release) as tensors:
-                if not tensors.is_on_host:
+                if not place.takes_from_anywhere and not tensors.is_on_host:
                     await tensors.bring_to_host()
                 await _copy_rows(tensors, _rows(references))
                 gradient = _gradient(spec, components, references, tensors, finite)
                 with request_fields(paths):
                     return await use(gradient)
         async with opener.open_many(references, release=given.release) as tensors:
-            if not await compute.run_in_thread(lambda: tensors.is_on_host):
+            if not place.takes_from_anywhere and not await compute.run_in_thread(lambda: tensors.is_on_host):
                 await tensors.bring_to_host()
             await _copy_rows(tensors, await compute.run_in_thread(_rows, references))
             gradient = await compute.run_in_thread(_gradient, spec, components, references, tensors, finite)

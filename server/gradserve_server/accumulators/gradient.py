@@ -1,9 +1,9 @@
 """Gradients and averages: what goes into an accumulator, and what comes out."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,6 +111,22 @@ class Contribution:
     sequence: int = 0
 
 
+class HostCopy(Protocol):
+    """The copy in host memory of an average that is elsewhere. Used on the event loop only."""
+
+    async def values(self) -> Mapping[str, Value]:
+        """Returns the values in host memory, which are copied once.
+
+        Raises:
+            ResourceExhaustedError: There is not enough memory.
+        """
+        ...
+
+    def close(self) -> None:
+        """Frees the memory, as nobody will ask for the average any more."""
+        ...
+
+
 @dataclass(frozen=True)
 class Average:
     """The result of a round.
@@ -122,6 +138,7 @@ class Average:
         num_gradients: The number of gradients in it.
         total_weight: The sum of their weights.
         worker_ids: The ids of their senders, each once, in order of arrival.
+        host_copy: The copy in host memory, None if the values are there.
     """
 
     values: Mapping[str, Value]
@@ -130,6 +147,22 @@ class Average:
     num_gradients: int
     total_weight: float
     worker_ids: tuple[str, ...]
+    host_copy: HostCopy | None = None
+
+    async def on_host(self) -> "Average":
+        """Returns the average in host memory.
+
+        Raises:
+            ResourceExhaustedError: There is not enough memory.
+        """
+        if self.host_copy is None:
+            return self
+        return replace(self, values=await self.host_copy.values(), host_copy=None)
+
+    def release(self) -> None:
+        """Frees the memory of the copy, as nobody will ask for the average any more."""
+        if self.host_copy is not None:
+            self.host_copy.close()
 
     @cached_property
     def nbytes(self) -> int:

@@ -30,6 +30,7 @@ class KeptBytes:
             self._keepers[average.round_number] = keepers
         else:
             self.total -= average.nbytes
+            average.release()
             self._dropped.append(average.round_number)
 
     def take_dropped(self) -> list[int]:

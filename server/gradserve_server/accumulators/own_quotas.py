@@ -10,13 +10,15 @@ class OwnQuotas:
     """The quotas of an accumulator, in which what it takes counts for its creator and its container, too.
 
     Attributes:
-        memory: The bytes of sums, held gradients and averages.
+        memory: The bytes of sums, held gradients and averages, in the accumulator's place.
+        host_memory: The bytes of what it has on the host, which is the same if that is its place.
         bookkeeping: The bytes of what is kept beside tensors.
         count: The number of accumulators.
         waiters: The calls that wait.
     """
 
     memory: Quota
+    host_memory: Quota
     bookkeeping: Quota
     count: Quota
     waiters: Quota

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from gradserve_server.accumulators.dense import Allocate
 from gradserve_server.accumulators.gradient import Gradient
-from gradserve_server.devices.host.reduction.reducer import Reducer
+from gradserve_server.devices.device import Allocate
+from gradserve_server.devices.reducer import Reducer
 
 
 class PrivateCopies:

@@ -1,29 +1,37 @@
 """The accumulators of a server, by container and name."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from sys import getsizeof
+from typing import Any
+
+import numpy as np
 
 from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.accumulators.average_memory import AverageMemory
+from gradserve_server.accumulators.average_memory import AverageMemory, NoAverageMemory
 from gradserve_server.accumulators.averages import KeptAverages
-from gradserve_server.accumulators.dense import Allocate
+from gradserve_server.accumulators.gradient import Array
 from gradserve_server.accumulators.history import AverageHistory
 from gradserve_server.accumulators.identity import CallMemory
 from gradserve_server.accumulators.journal import AccumulatorJournal, Records
 from gradserve_server.accumulators.kept_bytes import KeptBytes
 from gradserve_server.accumulators.ledger import Answer, Ledger
 from gradserve_server.accumulators.own_quotas import OwnQuotas
-from gradserve_server.accumulators.private_copies import PrivateCopies
+from gradserve_server.accumulators.places.device_averages import AllocateAverage
+from gradserve_server.accumulators.places.place import Place
+from gradserve_server.accumulators.places.places import Places
 from gradserve_server.accumulators.round_sum import RoundSum
 from gradserve_server.accumulators.spec import AccumulatorSpec
-from gradserve_server.accumulators.summation import make_summation
 from gradserve_server.accumulators.undelivered import UndeliveredAverages
 from gradserve_server.config import LimitsConfig
 from gradserve_server.deadlines import Deadlines
-from gradserve_server.devices.compute import Compute
-from gradserve_server.devices.host.reduction.reducer import Reducer
-from gradserve_server.errors import AbortedError, AlreadyExistsError, ServiceError, UnavailableError
+from gradserve_server.errors import (
+    AbortedError,
+    AlreadyExistsError,
+    ResourceExhaustedError,
+    ServiceError,
+    UnavailableError,
+)
 from gradserve_server.leases.lifetime import SHARED, Lifetime
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.leases.turn import Turn
@@ -49,11 +57,8 @@ class AccumulatorRegistry:
     def __init__(
         self,
         *,
-        compute: Compute,
-        reducer: Reducer,
-        allocate: Allocate,
+        places: Places,
         make_average_memory: Callable[[], AverageMemory],
-        memory: Quota,
         bookkeeping: Quota,
         limits: LimitsConfig,
         lifetimes: Lifetimes,
@@ -65,11 +70,8 @@ class AccumulatorRegistry:
     ) -> None:
         """Takes, among others, a monotonic `clock` in seconds, a source of unique incarnations, and one of journals."""
         rules = rules or ShareRules()
-        self._compute = compute
-        self._reducer = reducer
-        self._allocate = allocate
+        self._places = places
         self._make_average_memory = make_average_memory
-        self._memory = memory
         self._limits = limits
         self._clock = clock
         self._new_incarnation = new_incarnation
@@ -115,9 +117,9 @@ class AccumulatorRegistry:
             self._accumulators.check_lifetime(key, lifetime)
             self._accumulators.renew(key)
             return found, False
-        if spec.durability is None:
-            spec = spec.with_durability(self.records.default)
-        quotas = self._begin(key, spec)
+        place = self._places.of_new(spec)
+        spec = spec.resolved(spec.durability or self.records.default, place.name)
+        quotas = self._begin(key, spec, place)
         try:
             incarnation = self._new_incarnation()
             journal = self.records.begin(key, spec, lifetime, incarnation)
@@ -125,7 +127,7 @@ class AccumulatorRegistry:
             self._release(key, spec)
             raise
         ledger = Ledger(self.new_call_memory(quotas.bookkeeping))
-        accumulator = self._make(key, spec, incarnation, ledger, journal, quotas)
+        accumulator = self._make(key, spec, place, incarnation, ledger, journal, quotas)
         self._accumulators.add(key, accumulator, lifetime)
         return accumulator, True
 
@@ -143,7 +145,9 @@ class AccumulatorRegistry:
         Raises:
             ResourceExhaustedError: The server has reached its limit of accumulators.
         """
-        accumulator = self._make(key, spec, incarnation, ledger, journal, self._begin(key, spec))
+        place = self._places.of_restored(spec, f"accumulator {str(key)!r}")
+        quotas = self._begin(key, spec, place)
+        accumulator = self._make(key, spec, place, incarnation, ledger, journal, quotas)
         self._accumulators.add(key, accumulator, lifetime)
         return accumulator
 
@@ -215,15 +219,18 @@ class AccumulatorRegistry:
         self,
         key: ResourceKey,
         spec: AccumulatorSpec,
+        place: Place,
         incarnation: str,
         ledger: Ledger,
         journal: AccumulatorJournal,
         quotas: OwnQuotas,
     ) -> Accumulator:
+        average_memory = self._make_average_memory()
+        copies = place.average_copies(quotas.host_memory, self._allocate_averages(average_memory))
         kept = KeptBytes()
         undelivered = UndeliveredAverages(self._limits.undelivered_lease_seconds, self._clock, kept)
         history = AverageHistory(spec.keep_averages, kept)
-        averages = KeptAverages(history, undelivered, kept, quotas.memory, self._expiries.add, journal.forget)
+        averages = KeptAverages(history, undelivered, kept, quotas.memory, copies, self._expiries.add, journal.forget)
         return Accumulator(
             str(key),
             spec,
@@ -231,19 +238,28 @@ class AccumulatorRegistry:
             ledger=ledger,
             round_sum=RoundSum(
                 spec,
-                make_summation(spec, self._reducer, self._allocate),
-                compute=self._compute,
+                place,
                 memory=quotas.memory,
                 make_room=averages.make_room,
-                average_memory=self._make_average_memory(),
-                copies=PrivateCopies(self._reducer, self._allocate),
-                reducer=self._reducer,
+                average_memory=average_memory if place is self._places.host else NoAverageMemory(),
             ),
             averages=averages,
-            journal=journal,
+            journal=place.journal(journal, spec.durability, quotas.host_memory),
             waiters=quotas.waiters,
             bookkeeping=quotas.bookkeeping,
         )
+
+    def _allocate_averages(self, average_memory: AverageMemory) -> AllocateAverage:
+        """Returns what allocates averages on the host, where others read them in place if there are such readers."""
+        allocate = self._places.host.allocate
+
+        def arrays(specs: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Array]:
+            found = None
+            with suppress(MemoryError, ResourceExhaustedError):
+                found = average_memory.arrays(specs)
+            return [allocate(*each) for each in specs] if found is None else found
+
+        return arrays
 
     def bookkeeping_of(self, key: ResourceKey) -> Quota:
         """Returns the bookkeeping quota for an accumulator of this name and creator."""
@@ -259,10 +275,11 @@ class AccumulatorRegistry:
             bookkeeping=bookkeeping,
         )
 
-    def _begin(self, key: ResourceKey, spec: AccumulatorSpec) -> OwnQuotas:
+    def _begin(self, key: ResourceKey, spec: AccumulatorSpec, place: Place) -> OwnQuotas:
         of_creator = key.user, key.container
         quotas = OwnQuotas(
-            self._memory.part(*of_creator),
+            place.memory.part(*of_creator),
+            self._places.host.memory.part(*of_creator),
             self.bookkeeping_of(key),
             self.count.part(*of_creator),
             self.waiters.part(ANONYMOUS, key.container),  # and for who waits

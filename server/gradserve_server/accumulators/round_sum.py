@@ -7,11 +7,10 @@ from typing import ParamSpec, TypeVar
 from gradserve_server.accumulators.average_memory import AverageMemory
 from gradserve_server.accumulators.checking import checked_gradient, checking_work, copied_bytes
 from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, Value
-from gradserve_server.accumulators.private_copies import PrivateCopies
+from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.spec import AccumulatorSpec
-from gradserve_server.accumulators.summation import Shapes, Staged, Summation, value_shapes
-from gradserve_server.devices.compute import INLINE_BYTES, PIECE_BYTES, Compute
-from gradserve_server.devices.host.reduction.reducer import Reducer
+from gradserve_server.accumulators.summation import Shapes, Staged, make_summation, value_shapes
+from gradserve_server.devices.compute import INLINE_BYTES, PIECE_BYTES
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.tensors.quotas import Account, Quota
 
@@ -26,44 +25,40 @@ class RoundSum:
     """Does the arithmetic of an accumulator in two steps: `stage` can fail, `commit` cannot.
 
     Nothing has changed between the two, so that a journal can record the change first. Calls come one at a time, on the
-    event loop; large work runs in threads.
+    event loop; large work runs in threads, and whatever is done on a device.
+
+    Attributes:
+        place: Where the sum is.
     """
 
     def __init__(
         self,
         spec: AccumulatorSpec,
-        summation: Summation,
+        place: Place,
         *,
-        compute: Compute,
         memory: Quota,
         make_room: Callable[[], bool],
         average_memory: AverageMemory,
-        copies: PrivateCopies,
-        reducer: Reducer,
     ) -> None:
-        """Takes the arithmetic, and what runs it.
+        """Takes the place, and the accumulator's part of its memory.
 
         Args:
             spec: The accumulator's spec.
-            summation: Adds up the gradients.
-            compute: Runs the arithmetic.
-            memory: The quota of bytes.
+            place: Where the sum is.
+            memory: The quota of bytes there.
             make_room: Called when the quota is used up; frees some memory, or returns False.
-            average_memory: Allocates averages that others read in place.
-            copies: Copies live gradients whose values are checked.
-            reducer: Checks values.
+            average_memory: Allocates averages there that others read in place.
         """
         self._spec = spec
         self._dense = spec.dense_components
         self._least_work = _COMPONENT_WORK * len(spec.components)
-        self._summation = summation
-        self._compute = compute
+        self.place = place
+        self._summation = make_summation(spec, place)
+        self._compute = place.compute
         self._account = Account(memory)
         self._copied = Account(memory)
         self._make_room = make_room
         self._average_memory = average_memory
-        self._copies = copies
-        self._reducer = reducer
         self._sums_there = (
             average_memory.takes_sums
             and len(self._dense) > 0
@@ -94,11 +89,11 @@ class RoundSum:
             ResourceExhaustedError: There is not enough memory.
         """
         shapes = self._shapes if joins else None
-        num_bytes = await self._pass(copied_bytes, self._spec, gradient)
+        num_bytes = await self._pass(copied_bytes, self._spec, gradient, self.place)
         if num_bytes:
             self._make_room_for(lambda: self._copied.grow(num_bytes))
-        work = await self._pass(checking_work, self._spec, gradient)
-        checked = await self._run(work, checked_gradient, self._spec, gradient, shapes, self._copies, self._reducer)
+        work = await self._pass(checking_work, self._spec, gradient, self.place)
+        checked = await self._run(work, checked_gradient, self._spec, gradient, shapes, self.place)
         return replace(checked, memory=(self._copied,)) if num_bytes else checked
 
     async def stage(self, gradient: Gradient, contribution: Contribution) -> Staged[None]:

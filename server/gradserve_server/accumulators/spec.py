@@ -25,6 +25,8 @@ FLOAT_DTYPES: tuple[DType, ...] = (
 """The dtypes that a component can have."""
 
 _MANY_DIFFERENCES = 10
+_BY_DEFAULT = ("durability", "device")
+"""What the server chooses if a spec has None."""
 _PART_BYTES, _SIZE_BYTES = 768, 40
 """The memory of a component, and of one size of a shape."""
 
@@ -107,6 +109,7 @@ class AccumulatorSpec:
         one_per_worker: Whether to count only the first gradient of each worker in a round.
         refuse_non_finite: Whether to refuse gradients with infinite values or NaN.
         durability: What survives the end of the server; None for what the server was started with.
+        device: The name of the device in whose memory it is; None for what the server was started with.
 
     Raises:
         InvalidArgumentError: A property is not valid.
@@ -120,6 +123,7 @@ class AccumulatorSpec:
     one_per_worker: bool = False
     refuse_non_finite: bool = False
     durability: Durability | None = None
+    device: str | None = None
 
     def __post_init__(self) -> None:
         if not self.components:
@@ -184,10 +188,11 @@ class AccumulatorSpec:
         names = sum([getsizeof(component.name) for component in self.components])
         return _PART_BYTES * len(self.components) + _SIZE_BYTES * (self.num_parts - len(self.components)) + names
 
-    def with_durability(self, durability: Durability) -> Self:
-        """Returns a copy with another durability."""
+    def resolved(self, durability: Durability, device: str) -> Self:
+        """Returns a copy with another durability and device."""
         other = copy(self)  # rather than `replace`, which would check all components again
         object.__setattr__(other, "durability", durability)
+        object.__setattr__(other, "device", device)
         return other
 
     @cached_property
@@ -226,8 +231,9 @@ class AccumulatorSpec:
                 "one_per_worker",
                 "refuse_non_finite",
                 "durability",
+                "device",
             )
-            if (name != "durability" or other.durability is not None)
+            if (name not in _BY_DEFAULT or getattr(other, name) is not None)
             and _differ(getattr(self, name), getattr(other, name))
         ]
         theirs = other.by_name

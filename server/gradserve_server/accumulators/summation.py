@@ -2,17 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-import numpy as np
-
-from gradserve_server.accumulators.dense import Allocate, DenseSums
+from gradserve_server.accumulators.dense import DenseSums
 from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, SparseSlices, Value
-from gradserve_server.accumulators.private_copies import PrivateCopies
-from gradserve_server.accumulators.sparse import SparseSum
-from gradserve_server.accumulators.spec import AccumulatorSpec, Layout
-from gradserve_server.devices.host.reduction.reducer import Reducer
+from gradserve_server.accumulators.places.place import Place
+from gradserve_server.accumulators.sparse_sums import SparseSums
+from gradserve_server.accumulators.spec import AccumulatorSpec, Reduction
 from gradserve_server.tensors.quotas import Account
 
 ResultT_co = TypeVar("ResultT_co", covariant=True)
@@ -113,19 +110,12 @@ def value_shapes(gradient: Gradient) -> Shapes:
 class ArrivalOrderSum:
     """Adds each gradient to the sum when it arrives, as TensorFlow does."""
 
-    def __init__(self, spec: AccumulatorSpec, reducer: Reducer, allocate: Allocate) -> None:
+    def __init__(self, spec: AccumulatorSpec, place: Place) -> None:
         self._spec = spec
         self._dense_components = spec.dense_components
-        self._dense = DenseSums(spec.dense_sum_dtypes, reducer, allocate)
+        self._dense = DenseSums(spec.dense_sum_dtypes, place)
+        self._sparse = SparseSums(spec)
         self._sparse_nbytes = 0
-
-    @cached_property
-    def _sparse(self) -> dict[str, SparseSum]:
-        """The sparse sums. They are made in the thread that adds the first gradient: it takes long for many."""
-        spec = self._spec
-        return {
-            each.name: SparseSum(spec.sum_dtype(each), each) for each in spec.components if each.layout is Layout.SPARSE
-        }
 
     @property
     def nbytes(self) -> int:
@@ -134,8 +124,7 @@ class ArrivalOrderSum:
 
     def growth(self, gradient: Gradient) -> int:
         """Returns the most bytes of the memory quota that adding `gradient` takes."""
-        values: Mapping[str, Any] = gradient.values
-        return self._dense.growth(gradient) + sum(each.growth(values[name]) for name, each in self._sparse.items())
+        return self._dense.growth(gradient) + self._sparse.growth(gradient)
 
     def adopted(self, gradient: Gradient) -> int:
         """Returns the bytes of an adoptable gradient's memory that adding it takes over."""
@@ -150,18 +139,13 @@ class ArrivalOrderSum:
             MemoryError: There is not enough memory.
         """
         weight = contribution.weight
-        values: Mapping[str, Any] = gradient.values
-        commits: list[Callable[[], None]] = []
-        if self._sparse:
-            with np.errstate(all="ignore"):
-                commits += [each.stage(values[name], weight) for name, each in self._sparse.items()]
-        commits.append(self._dense.stage(gradient, weight, memory))
+        commits = [*self._sparse.stage(gradient, weight), self._dense.stage(gradient, weight, memory)]
         return Staged(partial(self._carry_out, commits), 0)
 
     def _carry_out(self, commits: Sequence[Callable[[], None]]) -> None:
         for commit in commits:
             commit()
-        self._sparse_nbytes = sum([each.nbytes for each in self._sparse.values()])
+        self._sparse_nbytes = self._sparse.nbytes
 
     @property
     def pending_work(self) -> int:
@@ -183,22 +167,13 @@ class ArrivalOrderSum:
         Raises:
             MemoryError: There is not enough memory.
         """
-        reduction = self._spec.reduction
-        ends: dict[str, Callable[[], Value]] = {}
-        if self._sparse:
-            with np.errstate(all="ignore"):
-                for component in self._spec.components:
-                    if component.layout is Layout.SPARSE:
-                        staged = self._sparse[component.name].stage_average(component.dtype, reduction, total_weight)
-                        ends[component.name] = staged
+        ends = self._sparse.stage_average(total_weight)
         dtypes = [each.dtype for each in self._dense_components]
-        end_dense = self._dense.stage_average(dtypes, reduction, total_weight, memory)
+        end_dense = self._dense.stage_average(dtypes, self._spec.reduction, total_weight, memory)
 
         def end() -> dict[str, Value]:
-            values: dict[str, Value] = {name: end_sparse() for name, end_sparse in ends.items()}
             self._sparse_nbytes = 0
-            values.update(zip((each.name for each in self._dense_components), end_dense(), strict=True))
-            return {component.name: values[component.name] for component in self._spec.components}
+            return _in_order(self._spec, {name: end_sparse() for name, end_sparse in ends.items()}, end_dense())
 
         return Staged(end, self._dense.nbytes)
 
@@ -209,11 +184,10 @@ class WorkerOrderSum:
     The same gradients give the same bits, in whatever order they arrive.
     """
 
-    def __init__(self, spec: AccumulatorSpec, reducer: Reducer, allocate: Allocate) -> None:
+    def __init__(self, spec: AccumulatorSpec, place: Place) -> None:
         self._spec = spec
-        self._reducer = reducer
-        self._allocate = allocate
-        self._copies = PrivateCopies(reducer, allocate)
+        self._place = place
+        self._copies = place.copies
         self._held: list[tuple[Contribution, Gradient]] = []
         self._nbytes = 0
 
@@ -271,12 +245,14 @@ class WorkerOrderSum:
         Raises:
             MemoryError: There is not enough memory.
         """
-        sums = ArrivalOrderSum(self._spec, self._reducer, self._allocate)
-        there = memory if self._spec.sums_have_dtypes_of_components else None
-        for contribution, gradient in sorted(self._held, key=lambda held: _worker_order(held[0])):
-            # Not owned: if a later step fails, the gradients must be unchanged.
-            sums.stage(Gradient(gradient.values), contribution, there).commit()
-        result = sums.stage_average(total_weight, memory if there is None else None).commit()
+        held = sorted(self._held, key=lambda held: _worker_order(held[0]))
+        sparse = SparseSums(self._spec)
+        for contribution, gradient in held:
+            for commit in sparse.stage(gradient, contribution.weight):
+                commit()
+        ends = sparse.stage_average(total_weight)
+        dense = self._averages(held, total_weight, memory) if self._spec.dense_components else []
+        result = _in_order(self._spec, {name: end_sparse() for name, end_sparse in ends.items()}, dense)
 
         def end() -> dict[str, Value]:
             self._held, self._nbytes = [], 0
@@ -284,11 +260,43 @@ class WorkerOrderSum:
 
         return Staged(end, 0)
 
+    def _averages(
+        self, held: Sequence[tuple[Contribution, Gradient]], total_weight: float, memory: Sequence[Array] | None
+    ) -> list[Array]:
+        """Returns the results of the dense components. Gradients are not changed: a later step may fail."""
+        spec, place = self._spec, self._place
+        dtypes = list(spec.dense_sum_dtypes.values())
+        gradients = []
+        for _, gradient in held:
+            values: Mapping[str, Any] = gradient.values
+            gradients.append([values[each.name] for each in spec.dense_components])
+        shapes = [value.shape for value in gradients[0]]
+        results = list(memory or map(place.allocate, shapes, [each.dtype for each in spec.dense_components]))
+        totals: Sequence[Array] | None = None
+        if place.reducer.needs_totals(len(held)):
+            totals = [
+                result if result.dtype == dtype else place.allocate(shape, dtype)
+                for result, shape, dtype in zip(results, shapes, dtypes, strict=True)
+            ]
+        weights = [contribution.weight for contribution, _ in held]
+        divisor = total_weight if spec.reduction is Reduction.MEAN else 1.0
+        place.reducer.add_up(gradients, weights, divisor, dtypes, totals, results)
+        for result in results:
+            place.protect(result)
+        return results
+
+
+def _in_order(spec: AccumulatorSpec, sparse: Mapping[str, Value], dense: Sequence[Array]) -> dict[str, Value]:
+    """Returns the values of all components in the order of the spec."""
+    values: dict[str, Value] = dict(sparse)
+    values.update(zip((each.name for each in spec.dense_components), dense, strict=True))
+    return {component.name: values[component.name] for component in spec.components}
+
 
 def _worker_order(contribution: Contribution) -> tuple[str, int]:
     return contribution.worker_id, contribution.sequence
 
 
-def make_summation(spec: AccumulatorSpec, reducer: Reducer, allocate: Allocate) -> Summation:
-    """Returns the summation that `spec` asks for."""
-    return (WorkerOrderSum if spec.deterministic else ArrivalOrderSum)(spec, reducer, allocate)
+def make_summation(spec: AccumulatorSpec, place: Place) -> Summation:
+    """Returns the summation that `spec` asks for, of gradients in a place."""
+    return (WorkerOrderSum if spec.deterministic else ArrivalOrderSum)(spec, place)

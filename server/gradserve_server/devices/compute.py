@@ -104,6 +104,25 @@ class ThreadCompute:
         self._threads.shutdown()
 
 
+class InThreads:
+    """Runs everything on the threads of another `Compute`, however small: on a GPU, work may wait for other work."""
+
+    def __init__(self, compute: Compute) -> None:
+        self._compute = compute
+
+    async def run(self, num_bytes: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs work of any size in a thread."""
+        return await self._compute.run_in_thread(function, *args, **kwargs)
+
+    async def run_in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs work in a thread; see `Compute`."""
+        return await self._compute.run_in_thread(function, *args, **kwargs)
+
+    async def run_cancellable(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs work in a thread; see `Compute`."""
+        return await self._compute.run_cancellable(function, *args, **kwargs)
+
+
 class InlineCompute:
     """Runs everything at once: for tests and simulations that need a fixed order."""
 

@@ -1,6 +1,6 @@
 """The interface of devices, and the host as one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TypeAlias
 
@@ -12,6 +12,9 @@ from gradserve.memory.pool import BufferPool
 Array: TypeAlias = Any
 """A C-contiguous array in the memory of some device: NumPy's on the host, CuPy's on a GPU. Both have `dtype`, `shape`
 and `nbytes`."""
+
+Allocate: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], Array]
+"""Returns an uninitialised array; raises MemoryError if there is not enough memory."""
 
 
 def bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:

@@ -21,6 +21,8 @@ from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.average_memory import NoAverageMemory
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, SparseSlices
 from gradserve_server.accumulators.journal import MemoryRecords
+from gradserve_server.accumulators.places.place import Place
+from gradserve_server.accumulators.places.places import Places
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.spec import (
     AccumulatorSpec,
@@ -74,11 +76,8 @@ class CoreFace:
         self._names = map(str, itertools.count())
         self.memory = Quota(1 << 40, "bytes")
         self._registry = AccumulatorRegistry(
-            compute=InlineCompute(),
-            reducer=Reducer(ForkJoin(1)),
-            allocate=np.empty,
+            places=Places(Place("cpu", Reducer(ForkJoin(1)), np.empty, InlineCompute(), self.memory)),
             make_average_memory=NoAverageMemory,
-            memory=self.memory,
             bookkeeping=Quota(1 << 40, "bytes"),
             limits=LimitsConfig(),
             lifetimes=Lifetimes(lambda: 0.0, 60.0),

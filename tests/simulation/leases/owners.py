@@ -298,7 +298,9 @@ class Owner:
         async def serve() -> None:
             with server.accumulators.use(owned.key, owned.incarnation) as accumulator, self._truth.using(owned.leases):
                 given = GivenGradient([GivenComponent("", GivenDense(reference))], release)
-                opening: Any = partial(use_gradient, server.opener, self._compute, accumulator.spec, given)
+                opening: Any = partial(
+                    use_gradient, server.opener, self._compute, accumulator.spec, accumulator.place, given
+                )
                 await accumulator.apply(request, Contribution(_NEVER_STALE), opening)
 
         what = f"apply {handles[0] if by_handle else ''}{' and release it' * release} to {owned}"

@@ -138,9 +138,9 @@ class FileRecords:
         accumulator = registry.restore(row.key, row.spec, row.lifetime, row.incarnation, ledger, journal)
         for record, names, blob in averages:
             values = joined(json.loads(names), self._store.read(blob, allocate))
-            accumulator.keep_again(*average_of(json.loads(record), values))
+            await accumulator.keep_again(*average_of(json.loads(record), values))
         for contribution, values in self._gradients(gradients, allocate):
-            await accumulator.add_again(Gradient(values, owned=True), contribution)
+            await accumulator.add_again(Gradient(values, owned=True, finite=frozenset(values)), contribution)
         _check_sum(accumulator, len(gradients))
 
     def _gradients(

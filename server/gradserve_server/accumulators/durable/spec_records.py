@@ -10,6 +10,8 @@ from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout, PartialShape, Reduction
 from gradserve_server.state.durability import Durability
 
+_HOST = "cpu"
+
 
 def spec_record(spec: AccumulatorSpec) -> Record:
     """Returns a spec in types that JSON has; the reverse of `spec_of`."""
@@ -31,6 +33,7 @@ def spec_record(spec: AccumulatorSpec) -> Record:
         "one_per_worker": spec.one_per_worker,
         "refuse_non_finite": spec.refuse_non_finite,
         "durability": spec.durability.value,
+        "device": spec.device,
     }
 
 
@@ -57,6 +60,7 @@ def spec_of(record: Record) -> AccumulatorSpec:
         one_per_worker=record["one_per_worker"],
         refuse_non_finite=record["refuse_non_finite"],
         durability=Durability(record["durability"]),
+        device=record.get("device", _HOST),  # servers that had no other place wrote none
     )
 
 

@@ -211,7 +211,7 @@ class AccumulatorServicer:
 
     async def _opening(self, accumulator: Accumulator, given: GivenGradient, call: Call) -> OpenGradient:
         await self._arriving.receive(accumulator.spec, given, call.payload)
-        return partial(use_gradient, self._opener, self._compute, accumulator.spec, given)
+        return partial(use_gradient, self._opener, self._compute, accumulator.spec, accumulator.place, given)
 
     def _delivery(self, placement: tensor_pb2.Placement, call: Call) -> AbstractContextManager[Delivery]:
         return self._deliverer.begin(decode_placement(placement, call))

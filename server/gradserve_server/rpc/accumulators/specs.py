@@ -73,6 +73,7 @@ def decode_accumulator_spec(spec: accumulator_pb2.AccumulatorSpec) -> Accumulato
     if spec.reduction not in _REDUCTIONS:
         raise InvalidArgumentError(f"expected a known reduction, got {spec.reduction}", field="spec.reduction")
     durability = decode_durability(spec.durability, "spec.durability")
+    check_length(spec.device, MAX_NAME_BYTES, "spec.device")
     with components_named("spec.components", spec.components):
         return AccumulatorSpec(
             components=tuple(
@@ -88,6 +89,7 @@ def decode_accumulator_spec(spec: accumulator_pb2.AccumulatorSpec) -> Accumulato
             one_per_worker=spec.one_per_worker,
             refuse_non_finite=spec.refuse_non_finite,
             durability=durability,
+            device=spec.device or None,
         )
 
 
@@ -124,8 +126,9 @@ def _encode_component(component: ComponentSpec) -> accumulator_pb2.ComponentSpec
     )
 
 
-def _without_components(spec: AccumulatorSpec) -> accumulator_pb2.AccumulatorSpec:
+def _without_components(accumulator: Accumulator) -> accumulator_pb2.AccumulatorSpec:
     """Returns the message of a spec, with every field set but the components."""
+    spec = accumulator.spec
     return accumulator_pb2.AccumulatorSpec(
         reduction=_REDUCTION_CODES[spec.reduction],
         accumulate_dtype=None if spec.accumulate_dtype is None else to_data_type(spec.accumulate_dtype),
@@ -134,6 +137,7 @@ def _without_components(spec: AccumulatorSpec) -> accumulator_pb2.AccumulatorSpe
         one_per_worker=spec.one_per_worker,
         refuse_non_finite=spec.refuse_non_finite,
         durability=encode_durability(spec.durability),
+        device=accumulator.place.name,
     )
 
 
@@ -147,7 +151,7 @@ def encode_info(
 ) -> accumulator_pb2.AccumulatorInfo:
     """Returns the state of an accumulator of this server as a message. Can run in any thread."""
     info = _without_spec(server_incarnation, key, accumulator, state, lifetime)
-    info.spec.CopyFrom(_without_components(accumulator.spec))
+    info.spec.CopyFrom(_without_components(accumulator))
     info.spec.components.extend(map(_encode_component, accumulator.spec.components))
     return info
 
@@ -160,7 +164,7 @@ def serialize_info(
     parts = repeated(
         map(_encode_component, spec.components), lambda some: accumulator_pb2.AccumulatorSpec(components=some)
     )
-    rest = _without_components(spec).SerializeToString()
+    rest = _without_components(accumulator).SerializeToString()
     info = _without_spec(server_incarnation, key, accumulator, state, lifetime).SerializeToString()
     return info + within(accumulator_pb2.AccumulatorInfo, "spec", [rest, *parts])
 

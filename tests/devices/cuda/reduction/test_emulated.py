@@ -128,11 +128,12 @@ def test_gradients_are_added_up_in_one_pass_for_sixteen(
     device = device_of(compiled, count)
     found = {}
     for in_place in (False, True):
+        reducer, dtypes = CudaReducer(device), [key.total] * len(sizes)
         totals = [device.empty((size,), key.total) for size in sizes]
         outs = totals if in_place else [device.empty((size,), key.gradient) for size in sizes]
         device.launched.clear()
         given = [there(device, each, 1) for each in gradients]
-        CudaReducer(device).add_up(given, factors, 3.0, totals, outs)
+        reducer.add_up(given, factors, 3.0, dtypes, totals if reducer.needs_totals(count) else None, outs)
         assert len(device.launched) == -(-count // 16)
         found[in_place] = outs
     sums = [np.empty(size, key.total) for size in sizes]
@@ -150,9 +151,10 @@ def test_gradients_are_added_up_in_one_pass_for_sixteen(
 def test_the_host_adds_up_likewise(host: Reducer) -> None:
     gradients = [[np.array([value, 2 * value], np.float16)] for value in (1, 2, 3)]
     sums, outs = [np.empty(2, np.float32)], [np.empty(2, np.float16)]
-    host.add_up(gradients, [1.0, 2.0, 0.5], 4.0, sums, outs)
+    dtypes = [sums[0].dtype]
+    host.add_up(gradients, [1.0, 2.0, 0.5], 4.0, dtypes, sums, outs)
     assert outs[0].tolist() == [1.625, 3.25]
-    host.add_up(gradients[:1], [3.0], 1.5, sums, sums)
+    host.add_up(gradients[:1], [3.0], 1.5, dtypes, sums, sums)
     assert sums[0].tolist() == [2, 4]
 
 
@@ -191,7 +193,7 @@ def test_nothing(compiled: Path) -> None:
     reducer.scale([], 2.0, [])
     reducer.add_scaled([empty], [empty], 2.0)
     reducer.divide([empty], 2.0, [empty])
-    reducer.add_up([[empty]], [1.0], 2.0, [empty], [empty])
+    reducer.add_up([[empty]], [1.0], 2.0, [empty.dtype], None, [empty])
     assert reducer.first_non_finite([empty]) is None
     assert reducer.converted(empty, np.dtype(np.float16))[1] is None
     assert device.launched == []

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.devices.cuda.kernels import Programs
+from gradserve_server.devices.cuda.kernels import ELEMENTS, Programs
 from gradserve_server.devices.cuda.program import CompiledProgram, Limits, Program
 from gradserve_server.devices.cuda.reduction import kernels
 from gradserve_server.devices.cuda.reduction.kernels import KEYS, Key, SumsKey, ValuesKey
@@ -142,12 +142,17 @@ class CudaReducer:
         rows = zip(outs, totals, ((source,) for source in sources), strict=True)
         self._combine([_Row(*row) for row in rows], (factor,), divisor)
 
+    def needs_totals(self, num_gradients: int) -> bool:
+        """Returns True if sums are in memory between two launches."""
+        return num_gradients > kernels.MAX_SOURCES
+
     def add_up(
         self,
         gradients: Sequence[Sequence[Array]],
         factors: Sequence[float],
         divisor: float,
-        totals: Sequence[Array],
+        dtypes: Sequence[np.dtype[Any]],
+        totals: Sequence[Array] | None,
         outs: Sequence[Array],
     ) -> None:
         """Computes out = (first gradient * its factor + second gradient * its factor + ...) / divisor, in this order.
@@ -158,19 +163,20 @@ class CudaReducer:
             gradients: The lists of arrays to add, at least one.
             factors: The factor of each list.
             divisor: The divisor.
-            totals: Memory for the sums, in their dtypes.
+            dtypes: The dtypes of the sums.
+            totals: Memory for the sums, None if `needs_totals` says so.
             outs: The results; each is either its `total` itself or other memory.
         """
-        most, last = kernels.MAX_SOURCES, len(gradients) - 1
+        most = kernels.MAX_SOURCES
         for first in range(0, len(gradients), most):
             some = gradients[first : first + most]
-            ends = first + len(some) > last
-            begun: Sequence[Array | None] = totals if first else [None] * len(totals)
-            rows = [
-                _Row(out, total, sources)
-                for out, total, sources in zip(outs if ends else totals, begun, zip(*some, strict=True), strict=True)
-            ]
-            dtypes = [total.dtype for total in totals]
+            ends = first + most >= len(gradients)
+            begun: Sequence[Array | None] = [None] * len(outs)
+            if first:
+                assert totals is not None, "see `needs_totals`"
+                begun = totals
+            results = outs if ends or totals is None else totals
+            rows = [_Row(*row) for row in zip(results, begun, zip(*some, strict=True), strict=True)]
             self._combine(rows, factors[first : first + most], divisor if ends else None, dtypes)
 
     def first_non_finite(self, arrays: Sequence[Array]) -> Place | None:
@@ -186,6 +192,10 @@ class CudaReducer:
             if place is not None:
                 found.append(Place(indices[place.array], place.position))
         return min(found, default=None)
+
+    def converts(self, dtype: np.dtype[Any]) -> bool:
+        """Returns True if arrays of a dtype can be converted."""
+        return dtype in ELEMENTS
 
     def converted(self, array: Array, dtype: np.dtype[Any]) -> tuple[Array, int | None]:
         """Returns an array rounded to another floating dtype, and the position of the first value that is lost.

@@ -113,12 +113,17 @@ class Reducer:
         self._compute(operations.ADD_AND_DIVIDE, numbers, [row for row in rows if row[0] is not row[2]])
         self._compute(operations.ADD_AND_DIVIDE_IN_PLACE, numbers, [row[:2] for row in rows if row[0] is row[2]])
 
+    def needs_totals(self, num_gradients: int) -> bool:
+        """Returns True: sums are in memory between two additions."""
+        return True
+
     def add_up(
         self,
         gradients: Sequence[Sequence[Array]],
         factors: Sequence[float],
         divisor: float,
-        totals: Sequence[Array],
+        dtypes: Sequence[np.dtype[Any]],
+        totals: Sequence[Array] | None,
         outs: Sequence[Array],
     ) -> None:
         """Computes out = (first gradient * its factor + second gradient * its factor + ...) / divisor, in this order.
@@ -127,9 +132,11 @@ class Reducer:
             gradients: The lists of arrays to add, at least one.
             factors: The factor of each list.
             divisor: The divisor.
-            totals: Memory for the sums, in their dtypes.
+            dtypes: The dtypes of the sums.
+            totals: Memory for the sums.
             outs: The results; each is either its `total` itself or other memory.
         """
+        assert totals is not None, "see `needs_totals`"
         self.scale(gradients[0], factors[0], totals)
         for gradient, factor in zip(gradients[1:-1], factors[1:-1], strict=True):
             self.add_scaled(totals, gradient, factor)

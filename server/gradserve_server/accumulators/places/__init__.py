@@ -1,0 +1,1 @@
+"""Where accumulators are: in the memory of the host, or of a device."""

@@ -1,0 +1,112 @@
+"""Accumulators in the memory of a device."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from gradserve.wire.narrowing import DoesNotFitError, converted, text_of
+from gradserve_server.accumulators.gradient import Array, Gradient
+from gradserve_server.accumulators.journal import AccumulatorJournal
+from gradserve_server.accumulators.places.device_averages import AllocateAverage, DeviceAverages
+from gradserve_server.accumulators.places.device_journal import DeviceJournal
+from gradserve_server.accumulators.places.place import Place
+from gradserve_server.devices.device import Device
+from gradserve_server.devices.reducer import Reducer
+from gradserve_server.state.durability import Durability
+from gradserve_server.tensors.quotas import Quota
+
+
+class ConvertingReducer(Reducer, Protocol):
+    """A reducer of a device that converts, too."""
+
+    def prepare(self, stop: Callable[[], bool]) -> None:
+        """Compiles all kernels, or loads them from a cache; ends early once `stop()` is true."""
+        ...
+
+    def converted(self, array: Array, dtype: np.dtype[Any]) -> tuple[Array, int | None]:
+        """Returns an array rounded to another floating dtype, and the position of the first value that is lost."""
+        ...
+
+    def converts(self, dtype: np.dtype[Any]) -> bool:
+        """Returns True if arrays of a dtype can be converted."""
+        ...
+
+
+@dataclass(frozen=True)
+class DevicePlace(Place):
+    """The memory of a device, for dense components.
+
+    Attributes:
+        device: The device.
+        reducer: Computes there.
+        compute: Runs everything that is done on the device, none of it on the event loop.
+    """
+
+    device: Device
+    reducer: ConvertingReducer
+
+    has_sparse = False
+    takes_from_anywhere = True
+
+    def copied(self, gradient: Gradient, *, is_checked: bool) -> list[str]:
+        """Returns the components that are elsewhere."""
+        return [name for name, value in gradient.dense.items() if not self.device.holds(value)]
+
+    def copy(self, gradient: Gradient) -> Gradient:
+        """Returns a gradient on the device. What others can change is copied once, and checked there."""
+        elsewhere = set(self.copied(gradient, is_checked=False))
+        with self.device.computing():
+            values = {
+                name: self.device.from_host(value) if name in elsewhere else value
+                for name, value in gradient.dense.items()
+            }
+        finite = frozenset[str]() if gradient.live else gradient.finite
+        return Gradient(values, owned=len(elsewhere) == len(values), finite=finite)
+
+    def converted(self, array: Array, dtype: np.dtype[Any]) -> Array:
+        """Returns an array in another dtype, on the device if it is there and its dtype is a floating one."""
+        if not self.device.holds(array):
+            return converted(array, dtype)
+        if not self.reducer.converts(array.dtype):
+            return converted(self._on_host(array), dtype)
+        result, lost = self.reducer.converted(array, dtype)
+        if lost is not None:
+            index = tuple(map(int, np.unravel_index(lost, array.shape)))
+            raise DoesNotFitError(text_of(self.element(array, index), index, dtype))
+        return result
+
+    def element(self, array: Array, index: tuple[int, ...]) -> Any:
+        """Returns an element. The whole array is not copied for it."""
+        one = np.empty((), array.dtype)
+        offset = int(np.ravel_multi_index(index, array.shape)) if index else 0
+        with self.device.computing():
+            self.device.read(array, offset * array.dtype.itemsize, one)
+        return one[()]
+
+    def may_be_written(self, array: Array) -> bool:
+        """Returns True: arrays of devices have no such flag, and what may not be written is not adoptable."""
+        return True
+
+    def protect(self, array: Array) -> None:
+        """Does nothing: see `may_be_written`."""
+
+    def average_copies(self, host_memory: Quota, allocate: AllocateAverage) -> DeviceAverages:
+        """Returns what copies averages to the host, and back."""
+        return DeviceAverages(self.device, self.compute, host_memory, allocate)
+
+    def journal(
+        self, journal: AccumulatorJournal, durability: Durability | None, host_memory: Quota
+    ) -> AccumulatorJournal:
+        """Returns a journal that copies what the other one writes to the host."""
+        if durability in (None, Durability.NONE):
+            return journal
+        return DeviceJournal(journal, durability, self.compute, self._gradient_on_host, host_memory)
+
+    def _gradient_on_host(self, gradient: Gradient) -> Gradient:
+        return Gradient({name: self._on_host(value) for name, value in gradient.dense.items()})
+
+    def _on_host(self, array: Array) -> Array:
+        with self.device.computing():
+            return self.device.to_host(array)

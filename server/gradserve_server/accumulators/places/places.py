@@ -1,0 +1,74 @@
+"""The places in which a server can have accumulators."""
+
+import logging
+from dataclasses import dataclass
+
+from gradserve_server.accumulators.places.place import Place
+from gradserve_server.accumulators.spec import AccumulatorSpec, Layout
+from gradserve_server.devices.selection import NoSuchDeviceError
+from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.limits import quoted
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Places:
+    """The places in which a server can have accumulators.
+
+    Attributes:
+        host: The host.
+        device: The device of the ops, None if that is the host.
+        default: The name of the place of accumulators that ask for none.
+
+    Raises:
+        NoSuchDeviceError: There is no place of the default name.
+    """
+
+    host: Place
+    device: Place | None = None
+    default: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.find(self.default) is None:
+            raise NoSuchDeviceError(f"expected {self._names} for accumulators on this server, got {self.default!r}")
+
+    @property
+    def _names(self) -> str:
+        return " or ".join([each.name for each in (self.host, self.device) if each is not None])
+
+    def find(self, name: str) -> Place | None:
+        """Returns the place of a name, None if there is none."""
+        return next((each for each in (self.host, self.device) if each is not None and each.name == name), None)
+
+    def of_new(self, spec: AccumulatorSpec) -> Place:
+        """Returns the place that a new accumulator asks for, or gets by default.
+
+        Raises:
+            InvalidArgumentError: It cannot be there.
+        """
+        place = self.find(spec.device or self.default)
+        if place is None:
+            raise InvalidArgumentError(
+                f"expected a device of this server, {self._names}, got {quoted(spec.device or '')}", field="spec.device"
+            )
+        sparse = next((each for each in spec.components if each.layout is Layout.SPARSE), None)
+        if sparse is None or place.has_sparse:
+            return place
+        if spec.device is None:
+            return self.host
+        raise InvalidArgumentError(
+            f"expected {self.host.name} for an accumulator with sparse components, such as {quoted(sparse.name)}, "
+            f"got {quoted(spec.device)}",
+            field="spec.device",
+        )
+
+    def of_restored(self, spec: AccumulatorSpec, what: str) -> Place:
+        """Returns the place of an accumulator that was there before: the host if its own is not there any more.
+
+        Sums have the same bits there. A server that refused to start would take all the others away, too.
+        """
+        place = self.find(spec.device or self.host.name)
+        if place is None:
+            _log.warning("%s was on %s, which this server does not have: it is on the host now", what, spec.device)
+        return place or self.host
