@@ -162,6 +162,7 @@ class AccumulatorInfo:
         kept_steps: The steps whose averages can still be read.
         is_private: Whether it is private to the client that made it, and deleted with it.
         idle_lease: Seconds without use after which it is deleted; None: never.
+        device: The device in whose memory its sums and averages are: "cpu", "cuda:0", ...
     """
 
     container: str
@@ -174,6 +175,7 @@ class AccumulatorInfo:
     kept_steps: tuple[int, ...]
     is_private: bool
     idle_lease: float | None
+    device: str
 
 
 class AccumulatorKind(Enum):

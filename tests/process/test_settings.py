@@ -48,6 +48,8 @@ def configure(tmp_path: Path, *flags: str, env: dict[str, str] | None = None, to
         ([], {}, 'max_bytes = "2 MB"', "limits", "max_bytes", 2_000_000),
         ([], {}, "max_bytes = 7", "limits", "max_bytes", 7),
         ([], {}, "pool_bytes = 0", "runtime", "pool_bytes", 0),
+        (["--accumulator-device", "cuda:1"], {}, None, "runtime", "accumulator_device", "cuda:1"),
+        ([], {}, None, "runtime", "accumulator_device", "cpu"),
         (["--drain-seconds", "0.5"], {}, None, "runtime", "drain_seconds", 0.5),
         ([], {}, "default_lease_seconds = 5", "leases", "default_lease_seconds", 5.0),
         ([], {}, None, "listen", "listen", ["127.0.0.1:50051"]),
@@ -101,6 +103,7 @@ ADDRESSES = 'expected a list of addresses such as ["0.0.0.0:50051", "unix:/run/g
         (["--drain-seconds", "1m"], f"--drain-seconds: {SECONDS} '1m'"),
         (["--max-lease-seconds", "1e10"], f"--max-lease-seconds: {SECONDS} '1e10'"),
         (["--device", "gpu"], "--device: expected cpu, cuda, cuda:N or auto, got 'gpu'"),
+        (["--accumulator-device", "gpu"], "--accumulator-device: expected cpu or cuda:N, got 'gpu'"),
         (["--warm-up", "maybe"], "--warm-up: expected true or false, got 'maybe'"),
         (["--log-level", "loud"], "--log-level: expected debug, info, warning or error, got 'loud'"),
         (["--address-file", ""], "--address-file: expected the path of a file, got ''"),
@@ -155,7 +158,7 @@ def test_every_setting_says_in_words_what_it_takes(tmp_path: Path) -> None:
         ("max-bytes = 1", "max-bytes; did you mean max_bytes?"),
         ("[limits]\nmax_bytes = 1", "limits; "),
         ("config = 'a'", "config; "),
-        ("colour = 1", "colour; expected one of access, address_file, "),
+        ("colour = 1", "colour; expected one of access, accumulator_device, "),
     ],
 )
 def test_unknown_names_in_the_file(tmp_path: Path, toml: str, message: str) -> None:

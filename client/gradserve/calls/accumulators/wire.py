@@ -85,6 +85,7 @@ class AccumulatorOptions:
     refuse_non_finite: bool = False
     idle_lease: float | None = None
     durability: str | None = None
+    device: str | None = None
 
 
 class AccumulatorWire:
@@ -387,6 +388,8 @@ def creation_of(
         ),
     )
     spec.durability = as_durability(options.durability)
+    if options.device is not None:
+        spec.device = as_text(options.device, Argument("device"))
     if options.accumulate_dtype is not None:
         spec.accumulate_dtype = to_data_type(as_dtype(options.accumulate_dtype, Argument("accumulate_dtype")))
     if spec.keep_averages < 1:
@@ -468,6 +471,7 @@ def _info(info: accumulator_pb2.AccumulatorInfo) -> AccumulatorInfo:
         kept_steps=tuple(info.kept_steps),
         is_private=info.is_private,
         idle_lease=decode_duration(info, "idle_lease"),
+        device=info.spec.device or "cpu",
     )
 
 

@@ -41,6 +41,7 @@ class AccumulatorsOfClient(ClientState):
         refuse_non_finite: bool = False,
         idle_lease: float | None = None,
         durability: str | None = None,
+        device: str | None = None,
     ) -> Operation[ConditionalAccumulatorCalls]:
         """Creates an accumulator of dense gradients of one tensor, or finds the one with this shared name.
 
@@ -67,6 +68,8 @@ class AccumulatorsOfClient(ClientState):
             durability: What survives a crash of a server with a state directory: "none"; "round": each round that has
                 ended, from before anybody sees it; "gradient": each gradient, from before its call returns. None: what
                 the server was started with.
+            device: In whose memory sums and averages are, with the same bits: "cpu", or the device that ops run on
+                (`server_info().device`), for dense components. None: what the server was started with.
 
         Returns:
             The accumulator.
@@ -86,6 +89,7 @@ class AccumulatorsOfClient(ClientState):
             refuse_non_finite,
             idle_lease,
             durability,
+            device,
         )
         wire = yield from self._accumulators.create(
             name, shared_name, Components.of_one_tensor(DenseSpec(dtype, shape)), options
@@ -108,6 +112,7 @@ class AccumulatorsOfClient(ClientState):
         refuse_non_finite: bool = False,
         idle_lease: float | None = None,
         durability: str | None = None,
+        device: str | None = None,
     ) -> Operation[SparseConditionalAccumulatorCalls]:
         """Creates an accumulator of sparse gradients of one tensor, or finds the one with this shared name.
 
@@ -135,6 +140,8 @@ class AccumulatorsOfClient(ClientState):
             durability: What survives a crash of a server with a state directory: "none"; "round": each round that has
                 ended, from before anybody sees it; "gradient": each gradient, from before its call returns. None: what
                 the server was started with.
+            device: In whose memory sums and averages are, with the same bits: "cpu", or the device that ops run on
+                (`server_info().device`), for dense components. None: what the server was started with.
 
         Returns:
             The accumulator.
@@ -154,6 +161,7 @@ class AccumulatorsOfClient(ClientState):
             refuse_non_finite,
             idle_lease,
             durability,
+            device,
         )
         wire = yield from self._accumulators.create(
             name, shared_name, Components.of_one_tensor(SparseSpec(dtype, shape)), options
@@ -175,6 +183,7 @@ class AccumulatorsOfClient(ClientState):
         refuse_non_finite: bool = False,
         idle_lease: float | None = None,
         durability: str | None = None,
+        device: str | None = None,
         missing: Literal["error", "zeros"] = "error",
     ) -> Operation[GradientAccumulatorCalls]:
         """Creates an accumulator of the gradients of a whole model, or finds the one with this shared name.
@@ -204,6 +213,8 @@ class AccumulatorsOfClient(ClientState):
             durability: What survives a crash of a server with a state directory: "none"; "round": each round that has
                 ended, from before anybody sees it; "gradient": each gradient, from before its call returns. None: what
                 the server was started with.
+            device: In whose memory sums and averages are, with the same bits: "cpu", or the device that ops run on
+                (`server_info().device`), for dense components. None: what the server was started with.
             missing: What this object does with a gradient in which a component is missing or None. "error": raise an
                 InvalidArgumentError. "zeros": send zeros in its place, which count in the mean.
 
@@ -225,6 +236,7 @@ class AccumulatorsOfClient(ClientState):
             refuse_non_finite,
             idle_lease,
             durability,
+            device,
         )
         wire = yield from self._accumulators.create(name, shared_name, Components.of_tree(components, missing), options)
         return GradientAccumulatorCalls(wire, self._timeout)

@@ -1,0 +1,1 @@
+"""Accumulators in the memory of a device."""
