@@ -13,7 +13,7 @@ from gradserve_server.accumulators.events import Event
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.journal import MemoryRecords, Records
-from gradserve_server.accumulators.places.place import Place
+from gradserve_server.accumulators.places.host_place import HostPlace
 from gradserve_server.accumulators.places.places import Places
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.spec import (
@@ -54,7 +54,7 @@ class Bench:
         records: Records | None = None,
         clock: Callable[[], float] | None = None,
         lifetimes: Lifetimes | None = None,
-        places: Callable[[Place], Places] | None = None,
+        places: Callable[[HostPlace], Places] | None = None,
         **limits: Any,
     ) -> None:
         self.now = 0.0
@@ -62,7 +62,7 @@ class Bench:
         self.memory = memory or FairQuota(limit, "bytes of tensor memory", ShareRules())
         self.bookkeeping = FairQuota(bookkeeping, "bytes of bookkeeping", ShareRules())
         self.lifetimes = lifetimes or Lifetimes(clock, 60.0)
-        host = Place("cpu", reducer or Reducer(ForkJoin(1)), allocate, compute or InlineCompute(), self.memory)
+        host = HostPlace("cpu", reducer or Reducer(ForkJoin(1)), allocate, compute or InlineCompute(), self.memory)
         self.places = Places(host) if places is None else places(host)
         self.registry = AccumulatorRegistry(
             places=self.places,

@@ -17,7 +17,7 @@ from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.journal import MemoryRecords
 from gradserve_server.accumulators.ledger import Ledger
-from gradserve_server.accumulators.places.place import Place
+from gradserve_server.accumulators.places.host_place import HostPlace
 from gradserve_server.accumulators.places.places import Places
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.results import Applied, Outcome
@@ -119,7 +119,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
         self.memory = FairQuota(1 << 30, "bytes", ShareRules())
         self.bookkeeping = FairQuota(1 << 30, "bytes", ShareRules())
         self.registry = AccumulatorRegistry(
-            places=Places(Place("cpu", Reducer(ForkJoin(1)), np.empty, InlineCompute(), self.memory)),
+            places=Places(HostPlace("cpu", Reducer(ForkJoin(1)), np.empty, InlineCompute(), self.memory)),
             make_average_memory=NoAverageMemory,
             bookkeeping=self.bookkeeping,
             limits=LimitsConfig(),

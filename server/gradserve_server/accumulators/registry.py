@@ -17,7 +17,7 @@ from gradserve_server.accumulators.journal import AccumulatorJournal, Records
 from gradserve_server.accumulators.kept_bytes import KeptBytes
 from gradserve_server.accumulators.ledger import Answer, Ledger
 from gradserve_server.accumulators.own_quotas import OwnQuotas
-from gradserve_server.accumulators.places.device_averages import AllocateAverage
+from gradserve_server.accumulators.places.average_copies import AllocateAverage
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.places.places import Places
 from gradserve_server.accumulators.round_sum import RoundSum
@@ -240,6 +240,7 @@ class AccumulatorRegistry:
                 spec,
                 place,
                 memory=quotas.memory,
+                owner=key.user,
                 make_room=averages.make_room,
                 average_memory=average_memory if place is self._places.host else NoAverageMemory(),
             ),
@@ -278,8 +279,8 @@ class AccumulatorRegistry:
     def _begin(self, key: ResourceKey, spec: AccumulatorSpec, place: Place) -> OwnQuotas:
         of_creator = key.user, key.container
         quotas = OwnQuotas(
-            place.memory.part(*of_creator),
-            self._places.host.memory.part(*of_creator),
+            place.part(*of_creator),
+            self._places.host.part(*of_creator),
             self.bookkeeping_of(key),
             self.count.part(*of_creator),
             self.waiters.part(ANONYMOUS, key.container),  # and for who waits

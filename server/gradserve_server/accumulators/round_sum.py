@@ -1,6 +1,6 @@
 """The sum of the current round."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
@@ -12,6 +12,7 @@ from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.summation import Shapes, Staged, make_summation, value_shapes
 from gradserve_server.devices.compute import INLINE_BYTES, PIECE_BYTES
 from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.quotas import Account, Quota
 
 P = ParamSpec("P")
@@ -37,6 +38,7 @@ class RoundSum:
         place: Place,
         *,
         memory: Quota,
+        owner: Identity = ANONYMOUS,
         make_room: Callable[[], bool],
         average_memory: AverageMemory,
     ) -> None:
@@ -46,6 +48,7 @@ class RoundSum:
             spec: The accumulator's spec.
             place: Where the sum is.
             memory: The quota of bytes there.
+            owner: Whose accumulator it is.
             make_room: Called when the quota is used up; frees some memory, or returns False.
             average_memory: Allocates averages there that others read in place.
         """
@@ -57,6 +60,7 @@ class RoundSum:
         self._compute = place.compute
         self._account = Account(memory)
         self._copied = Account(memory)
+        self._owner = owner
         self._make_room = make_room
         self._average_memory = average_memory
         self._sums_there = (
@@ -91,7 +95,7 @@ class RoundSum:
         shapes = self._shapes if joins else None
         num_bytes = await self._pass(copied_bytes, self._spec, gradient, self.place)
         if num_bytes:
-            self._make_room_for(lambda: self._copied.grow(num_bytes))
+            await self._make_room_for(lambda: self.place.grow(self._copied, num_bytes, self._owner))
         work = await self._pass(checking_work, self._spec, gradient, self.place)
         checked = await self._run(work, checked_gradient, self._spec, gradient, shapes, self.place)
         return replace(checked, memory=(self._copied,)) if num_bytes else checked
@@ -104,7 +108,7 @@ class RoundSum:
         """
         growth = await self._pass(self._summation.growth, gradient)
         if growth:
-            self._make_room_for(lambda: self._account.grow(growth))
+            await self._make_room_for(lambda: self.place.grow(self._account, growth, self._owner))
         if gradient.is_adoptable:
             await self._expect(gradient)
         shapes = await self._pass(value_shapes, gradient)
@@ -198,15 +202,18 @@ class RoundSum:
         if not num_bytes:
             return
         try:
-            self._make_room_for(lambda: self._account.expect(num_bytes, gradient.memory))
+            await self._make_room_for(lambda: self._ask_owners(num_bytes, gradient.memory))
         except BaseException:
             self.settle()
             raise
 
-    def _make_room_for(self, reserve: Callable[[], None]) -> None:
+    async def _ask_owners(self, num_bytes: int, givers: Sequence[Account]) -> None:
+        self._account.expect(num_bytes, givers)
+
+    async def _make_room_for(self, reserve: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
-                return reserve()
+                return await reserve()
             except ResourceExhaustedError:
                 if not self._make_room():
                     raise
@@ -219,6 +226,7 @@ class RoundSum:
 
     async def _run(self, num_bytes: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return await self._compute.run(max(num_bytes, self._least_work), function, *args, **kwargs)
+            work = max(num_bytes, self._least_work)
+            return await self.place.attempt(work, self._owner, function, *args, **kwargs)
         except MemoryError as error:
             raise ResourceExhaustedError("the server has no memory left for this gradient or average") from error

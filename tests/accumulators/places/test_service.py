@@ -1,12 +1,8 @@
 """Accumulators in the memory of a simulated GPU, on whole servers."""
 
-from typing import Any
-
 import numpy as np
-import pytest
 
 import gradserve
-from gradserve import InvalidArgumentError
 from gradserve_server.testing import LocalServer
 from tests.devices.cuda.stand_in.installing import StandIn
 

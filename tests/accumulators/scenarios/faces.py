@@ -21,7 +21,7 @@ from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.average_memory import NoAverageMemory
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, SparseSlices
 from gradserve_server.accumulators.journal import MemoryRecords
-from gradserve_server.accumulators.places.place import Place
+from gradserve_server.accumulators.places.host_place import HostPlace
 from gradserve_server.accumulators.places.places import Places
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.spec import (
@@ -76,7 +76,7 @@ class CoreFace:
         self._names = map(str, itertools.count())
         self.memory = Quota(1 << 40, "bytes")
         self._registry = AccumulatorRegistry(
-            places=Places(Place("cpu", Reducer(ForkJoin(1)), np.empty, InlineCompute(), self.memory)),
+            places=Places(HostPlace("cpu", Reducer(ForkJoin(1)), np.empty, InlineCompute(), self.memory)),
             make_average_memory=NoAverageMemory,
             bookkeeping=Quota(1 << 40, "bytes"),
             limits=LimitsConfig(),

@@ -1,8 +1,14 @@
 """Copies of averages in other memory than theirs."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from gradserve_server.accumulators.gradient import HostCopy, Value
+import numpy as np
+
+from gradserve_server.accumulators.gradient import Array, HostCopy, Value
+
+AllocateAverage = Callable[[Sequence[tuple[tuple[int, ...], np.dtype[Any]]]], list[Array]]
+"""Returns arrays in host memory, where others read them in place if there are such readers."""
 
 
 class AverageCopies:

@@ -1,21 +1,17 @@
 """Averages in the memory of a device: their copies on the host, and back."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from gradserve_server.accumulators.gradient import Array, HostCopy, Value
-from gradserve_server.accumulators.places.average_copies import AverageCopies
+from gradserve_server.accumulators.places.average_copies import AllocateAverage, AverageCopies
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Device
+from gradserve_server.devices.retry import with_all_memory
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.own_tasks import OwnTasks
 from gradserve_server.tensors.quotas import Account, Quota
-
-AllocateAverage = Callable[[Sequence[tuple[tuple[int, ...], np.dtype[Any]]]], list[Array]]
-"""Returns arrays in host memory, where others read them in place if there are such readers."""
 
 
 class DeviceAverages(AverageCopies):
@@ -35,7 +31,7 @@ class DeviceAverages(AverageCopies):
     async def brought(self, values: Mapping[str, Value]) -> Mapping[str, Value]:
         """Returns the values of an average on the device; see `AverageCopies`."""
         try:
-            return await self._compute.run_in_thread(self._to_device, values)
+            return await self._compute.run_in_thread(with_all_memory, self._device, self._to_device, values)
         except MemoryError as error:
             raise ResourceExhaustedError("the device has no memory left for this average") from error
 

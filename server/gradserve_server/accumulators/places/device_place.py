@@ -1,21 +1,29 @@
 """Accumulators in the memory of a device."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
 from gradserve.wire.narrowing import DoesNotFitError, converted, text_of
 from gradserve_server.accumulators.gradient import Array, Gradient
 from gradserve_server.accumulators.journal import AccumulatorJournal
-from gradserve_server.accumulators.places.device_averages import AllocateAverage, DeviceAverages
+from gradserve_server.accumulators.places.average_copies import AllocateAverage
+from gradserve_server.accumulators.places.device_averages import DeviceAverages
 from gradserve_server.accumulators.places.device_journal import DeviceJournal
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.devices.device import Device
 from gradserve_server.devices.reducer import Reducer
+from gradserve_server.devices.retry import with_all_memory
+from gradserve_server.security.identity import Identity
 from gradserve_server.state.durability import Durability
-from gradserve_server.tensors.quotas import Quota
+from gradserve_server.tensors.eviction import Evictor
+from gradserve_server.tensors.memories import Purpose
+from gradserve_server.tensors.quotas import Account, Quota
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class ConvertingReducer(Reducer, Protocol):
@@ -36,19 +44,39 @@ class ConvertingReducer(Reducer, Protocol):
 
 @dataclass(frozen=True)
 class DevicePlace(Place):
-    """The memory of a device, for dense components.
+    """The memory of a device, for dense components; see `Place`.
 
     Attributes:
-        device: The device.
         reducer: Computes there.
         compute: Runs everything that is done on the device, none of it on the event loop.
+        device: The device.
+        evictor: Makes room in its memory.
     """
 
-    device: Device
     reducer: ConvertingReducer
+    device: Device
+    evictor: Evictor
 
     has_sparse = False
     takes_from_anywhere = True
+
+    def part(self, owner: Identity, container: str | None) -> Quota:
+        """Returns the quota of bytes of the device for an accumulator."""
+        return self.evictor.device.part(Purpose.ACCUMULATORS, owner, container)
+
+    async def grow(self, account: Account, amount: int, owner: Identity) -> None:
+        """Takes more bytes; stored tensors that nobody uses move to the host for that."""
+        await self.evictor.grow(account, amount, owner)
+
+    async def attempt(
+        self, num_bytes: int, owner: Identity, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Runs work in a thread; again without what is kept for later, or stored tensors, if memory is lacking."""
+
+        def work() -> Awaitable[T]:
+            return self.compute.run_in_thread(lambda: with_all_memory(self.device, function, *args, **kwargs))
+
+        return await self.evictor.attempt(work, num_bytes, owner)
 
     def copied(self, gradient: Gradient, *, is_checked: bool) -> list[str]:
         """Returns the components that are elsewhere."""
