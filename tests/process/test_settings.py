@@ -174,7 +174,11 @@ def test_unknown_names_in_the_file(tmp_path: Path, toml: str, message: str) -> N
         ("GRADSERVE_LOGLEVEL", "debug", "did you mean GRADSERVE_LOG_LEVEL?"),
         ("GRADSERVE_ADRESS", "localhost", "did you mean GRADSERVE_ADDRESS?"),
         ("GRADSERVE_CONFIGURATION", "a", "did you mean GRADSERVE_CONFIG?"),
-        ("GRADSERVE_PORT", "50052", "expected one of GRADSERVE_ACCESS, GRADSERVE_ADDRESS, "),
+        (
+            "GRADSERVE_PORT",
+            "50052",
+            "expected one of GRADSERVE_ACCESS, GRADSERVE_ACCUMULATOR_DEVICE, GRADSERVE_ADDRESS, ",
+        ),
         ("GRADSERVE_", "1", "expected one of"),
     ],
 )

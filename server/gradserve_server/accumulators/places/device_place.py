@@ -73,8 +73,14 @@ class DevicePlace(Place):
     ) -> T:
         """Runs work in a thread; again without what is kept for later, or stored tensors, if memory is lacking."""
 
+        def in_block() -> T:
+            # Whatever was going on in memory that is allocated now is over when the block is left: then another thread
+            # may write to it.
+            with self.device.computing():
+                return function(*args, **kwargs)
+
         def work() -> Awaitable[T]:
-            return self.compute.run_in_thread(lambda: with_all_memory(self.device, function, *args, **kwargs))
+            return self.compute.run_in_thread(with_all_memory, self.device, in_block)
 
         return await self.evictor.attempt(work, num_bytes, owner)
 
