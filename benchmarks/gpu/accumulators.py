@@ -79,7 +79,10 @@ class Bench:
             yield judged(_PART, claim, self.of_copy(moved, seconds), TARGET_BANDWIDTH, "x")
         held = [self.filled(_FLOAT32) for _ in range(NUM_HELD)]
         factors = [1.0] * NUM_HELD
-        (seconds,) = self.seconds(lambda: self._reducer.add_up(held, factors, float(NUM_HELD), totals, totals))
+        dtypes = [_FLOAT32] * len(SIZES)
+        (seconds,) = self.seconds(
+            lambda: self._reducer.add_up(held, factors, float(NUM_HELD), dtypes, None, totals),
+        )
         moved = self.num_elements * _FLOAT32.itemsize * (NUM_HELD + 1)
         yield judged(_PART, _ORDERED, self.of_copy(moved, seconds), TARGET_BANDWIDTH, "x")
         yield self._beside_torch(totals, held[0])
