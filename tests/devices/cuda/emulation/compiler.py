@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from gradserve_server.devices.cuda.program import Program, element_sources
@@ -19,10 +20,10 @@ _COMMAND = (
 )
 
 
-def compile_for_cpu(program: Program, folder: Path) -> ctypes.CDLL:
-    """Compiles a program once for all processes that share the folder."""
+def compile_for_cpu(program: Program, folder: Path, options: Sequence[str] = ()) -> ctypes.CDLL:
+    """Compiles a program, with further options, once for all processes that share the folder."""
     source = _source(program)
-    name = hashlib.sha256(source.encode()).hexdigest()[:16]
+    name = hashlib.sha256("\0".join((source, *options)).encode()).hexdigest()[:16]
     library = folder / f"{name}.so"
     with (folder / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -30,7 +31,7 @@ def compile_for_cpu(program: Program, folder: Path) -> ctypes.CDLL:
             path = folder / f"{name}.cpp"
             path.write_text(source, encoding="utf-8")
             unfinished = library.with_suffix(".part")
-            subprocess.run([*_COMMAND, f"-I{HERE}", "-o", str(unfinished), str(path)], check=True)
+            subprocess.run([*_COMMAND, *options, f"-I{HERE}", "-o", str(unfinished), str(path)], check=True)
             unfinished.rename(library)
     return ctypes.CDLL(str(library))
 

@@ -19,6 +19,10 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 
+#ifndef EMULATED_BLOCK_BEGINS
+#define EMULATED_BLOCK_BEGINS
+#endif
+
 struct Dimensions {
     unsigned int x, y, z;
 };
@@ -184,6 +188,7 @@ inline void shuffle(int* order, int count, uint64_t& seed) {
 }
 
 inline Status run_block(int threads, int shared_bytes, uint64_t& seed) {
+    EMULATED_BLOCK_BEGINS
     memset(shared_memory, 0xff, sizeof shared_memory);
     for (int thread = 0; thread < threads; ++thread) {
         fibers[thread].is_done = false;

@@ -71,7 +71,7 @@ class EmulatedDevice:
         return self.address(self._tickets)
 
     def compiled(self, program: Program) -> CompiledProgram:
-        return _EmulatedProgram(compile_for_cpu(program, self._folder), self)
+        return EmulatedProgram(compile_for_cpu(program, self._folder), self)
 
     def check_margins(self) -> None:
         """Fails if something was written next to an array, or if tickets were left."""
@@ -81,7 +81,9 @@ class EmulatedDevice:
         assert self._tickets is None or not self._tickets.any()
 
 
-class _EmulatedProgram:
+class EmulatedProgram:
+    """A program compiled for the CPU: a `CompiledProgram`."""
+
     def __init__(self, library: ctypes.CDLL, device: EmulatedDevice) -> None:
         self._library = library
         self._device = device

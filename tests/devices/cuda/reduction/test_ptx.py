@@ -1,32 +1,16 @@
 """The compiler adds nothing to the arithmetic of sums: no flush to zero, no fused operation, no approximation."""
 
 import re
-from typing import Any
 
 import pytest
-from cuda.bindings import nvrtc
 
-from gradserve_server.devices.cuda.program import COMPILE_OPTIONS, Program
+from gradserve_server.devices.cuda.program import Program
 from gradserve_server.devices.cuda.reduction.kernels import exact_source
+from tests.devices.cuda.ptx import ptx_of
 from tests.devices.cuda.reduction.one_program import all_kernels
-from tests.devices.cuda.test_compiles import CUPY_OPTIONS
 
 _LOOSE = re.compile(r"^\s*[\w.]*(?:\.ftz|\bfma|\bmad\.[^;\n]*\.f\d\d|\.approx|\.full)[\w.]*\s", re.MULTILINE)
 """Instructions that flush subnormal numbers, do not round products, or round quotients otherwise."""
-
-
-def ptx_of(program: Program) -> str:
-    _, handle = nvrtc.nvrtcCreateProgram(program.source.encode(), program.name.encode(), 0, [], [])
-    options = [each.encode() for each in (*COMPILE_OPTIONS, *CUPY_OPTIONS, "--gpu-architecture=compute_80")]
-    try:
-        (result,) = nvrtc.nvrtcCompileProgram(handle, len(options), options)
-        assert result == nvrtc.nvrtcResult.NVRTC_SUCCESS
-        _, size = nvrtc.nvrtcGetPTXSize(handle)
-        ptx: Any = b" " * size
-        nvrtc.nvrtcGetPTX(handle, ptx)
-        return str(ptx.decode())
-    finally:
-        nvrtc.nvrtcDestroyProgram(handle)
 
 
 def test_every_operation_is_rounded_by_itself() -> None:
