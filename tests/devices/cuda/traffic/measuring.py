@@ -162,7 +162,8 @@ def _ordered(dtype: DType) -> Callable[[CountingDevice], Ran]:
     def run(device: CountingDevice) -> Ran:
         held = [_components(device, dtype) for _ in range(NUM_HELD)]
         totals = _components(device, FLOAT32)
-        CudaReducer(device).add_up(held, [1.0] * NUM_HELD, float(NUM_HELD), totals, totals)
+        dtypes = [FLOAT32] * len(totals)
+        CudaReducer(device).add_up(held, [1.0] * NUM_HELD, float(NUM_HELD), dtypes, None, totals)
         return Ran([array for each in held for array in each], totals)
 
     return run
