@@ -1,7 +1,7 @@
 """A stand-in for libcudnn.so.9: it takes what ctypes gives it, keeps account of it, and computes by the reference.
 
 It is as strict as cuDNN or stricter, and does what cuDNN may do to its callers' surprise: the order of the weight space
-is its own, it does not write what lies beyond the end of a sequence into the gradient of the input, and the backward
+is its own, its generator goes on with every call, it does not write what lies beyond the end of a sequence into the gradient of the input, and the backward
 calls write into the reserve space.
 """
 
@@ -155,7 +155,7 @@ class FakeCudnn:
         self._values(handle, "")
         assert (num_bytes == STATES_BYTES and states) if dropout else (num_bytes == 0 and not states)
         if states:
-            _memory(states, (1,), np.dtype(np.uint64))[0] = seed
+            _memory(states, (2,), np.dtype(np.uint64))[...] = seed, 0
         self._values(it, "DropoutDescriptor").update(dropout=dropout, states=states)
 
     def _RestoreDropoutDescriptor(  # noqa: N802
@@ -261,8 +261,9 @@ class FakeCudnn:
         inputs, problem = self._inputs(rnn, x_descriptor, x, h_descriptor, hx, c_descriptor, cx, space, space_bytes)
         dropout = self._values(rnn, "RNNDescriptor")["dropout"]
         if mode and dropout["dropout"]:
-            seed = int(_memory(dropout["states"], (1,), np.dtype(np.uint64))[0])
-            problem = dataclasses.replace(problem, dropout=dropout["dropout"], seed=seed)
+            state = _memory(dropout["states"], (2,), np.dtype(np.uint64))
+            problem = dataclasses.replace(problem, dropout=dropout["dropout"], seed=int(state[0] + state[1]))
+            state[1] += 1  # whoever draws moves the generator on
         masks = dropout_masks(problem)
         trace = cudnn_rnn(np, inputs, problem, masks)
         self._write_sequences(y_descriptor, y, trace.output, inputs)

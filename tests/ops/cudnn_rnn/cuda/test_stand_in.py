@@ -15,7 +15,7 @@ from gradserve_server.devices.cuda.cudnn import Cudnn, DataType, MathType, RnnDa
 from gradserve_server.errors import InternalError, InvalidArgumentError
 from gradserve_server.ops.cudnn_rnn.checks import plan_forward
 from gradserve_server.ops.cudnn_rnn.cuda.family import CudaCudnnRnn
-from gradserve_server.ops.cudnn_rnn.cuda.thread import KEPT_NETWORKS
+from gradserve_server.ops.cudnn_rnn.cuda.thread import KEPT_NETWORKS, KEPT_SEEDS
 from gradserve_server.ops.cudnn_rnn.dropout import dropout_masks
 from gradserve_server.ops.cudnn_rnn.network import Mode
 from gradserve_server.ops.cudnn_rnn.reference import OutputGradients, cudnn_rnn, cudnn_rnn_backprop
@@ -135,6 +135,36 @@ class TestNumbers:
         assert first == again != other
         assert bench.fake.count("cudnnCreateRNNDescriptor") == 1
         assert bench.last_arguments("cudnnSetDropoutDescriptor")[4:] == (STATES_BYTES, 6 << 32 | 7)
+
+    def test_the_generator_is_made_once_for_a_seed(self, bench: Bench) -> None:
+        """In a thread, for the latest seeds: its first states are kept, and put back before each call."""
+        inputs = make_inputs()
+
+        def masked(seed: int, layers: int = 2) -> bytes:
+            given = inputs if layers == 2 else make_inputs(layers=layers)
+            result: bytes = bench.forward(given, replace(DROPOUT, seed=seed)).output.tobytes()
+            return result
+
+        seeds = range(KEPT_SEEDS + 1)
+        fresh = {seed: masked(seed) for seed in seeds}
+        assert len(set(fresh.values())) == len(seeds)
+        assert bench.fake.count("cudnnSetDropoutDescriptor") == len(seeds)
+        for seed in [*seeds[1:], *seeds[1:]]:
+            assert masked(seed) == fresh[seed]
+            masked(seed, layers=3)
+        assert bench.fake.count("cudnnSetDropoutDescriptor") == len(seeds)
+        assert masked(0) == fresh[0]
+        assert bench.fake.count("cudnnSetDropoutDescriptor") == len(seeds) + 1
+
+    def test_a_generator_that_could_not_be_made_is_not_kept(self, bench: Bench) -> None:
+        inputs = make_inputs()
+        fresh = [bench.forward(inputs, replace(DROPOUT, seed=seed)).output.tobytes() for seed in range(KEPT_SEEDS)]
+        bench.fake.statuses["cudnnSetDropoutDescriptor"] = EXECUTION_FAILED
+        with pytest.raises(InternalError, match="cudnnSetDropoutDescriptor"):
+            bench.forward(inputs, replace(DROPOUT, seed=99))
+        del bench.fake.statuses["cudnnSetDropoutDescriptor"]
+        again = [bench.forward(inputs, replace(DROPOUT, seed=seed)).output.tobytes() for seed in range(KEPT_SEEDS)]
+        assert again == fresh
 
     def test_backprop_does_not_start_it(self, bench: Bench) -> None:
         inputs = make_inputs()

@@ -83,7 +83,7 @@ class CudnnCall:
         output_h, output_c = self._new_states()
         work = self._device.empty((described.work_bytes,), _UINT8)
         if problem.dropout:
-            described.seed(problem.seed)
+            self._thread.seed(described, problem.seed)
         x, h, c = map(self._address, given)
         checkpoint()
         self._thread.cudnn.call(

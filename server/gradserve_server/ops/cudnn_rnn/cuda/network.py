@@ -126,8 +126,12 @@ class CudnnNetwork:
         self._lengths = lengths.tobytes()
 
     def seed(self, seed: int) -> None:
-        """Restarts the generator of the dropout, after the earlier work of the stream."""
+        """Starts the generator of the dropout, after the earlier work of the stream, which fills its states."""
         self._set_dropout("cudnnSetDropoutDescriptor", seed)
+
+    def restore(self, seed: int) -> None:
+        """Takes the states of the generator as they are: those that `seed` left, or a copy of them."""
+        self._set_dropout("cudnnRestoreDropoutDescriptor", seed)
 
     def _set_dropout(self, function: str, seed: int) -> None:
         address, num_bytes = self._dropout_states

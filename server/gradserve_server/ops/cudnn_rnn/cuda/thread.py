@@ -18,6 +18,9 @@ from gradserve_server.ops.cudnn_rnn.spec import Problem
 
 KEPT_NETWORKS = 64
 """The most networks whose descriptors a thread keeps."""
+KEPT_SEEDS = 4
+"""The most seeds for which a thread keeps the generator's first states, of some MB each. Copying them takes microseconds,
+making them milliseconds: cuDNN starts a generator for each of the GPU's threads."""
 
 
 class CudnnDevice(TagDevice, Protocol):
@@ -71,6 +74,7 @@ class CudnnThread:
         cudnn.call("cudnnSetStream", self.handle, device.stream())
         self._device = device
         self._networks: OrderedDict[Problem, CudnnNetwork] = OrderedDict()
+        self._first_states: OrderedDict[int, Array] = OrderedDict()
 
     def network(self, problem: Problem) -> CudnnNetwork:
         """Returns the descriptors of a problem; keeps the ones last used."""
@@ -85,6 +89,27 @@ class CudnnThread:
                 self._networks.popitem(last=False)
         self._networks.move_to_end(key)
         return network
+
+    def seed(self, network: CudnnNetwork, seed: int) -> None:
+        """Starts the generator of a network's dropout with a seed, after the earlier work of the stream.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        states = self._dropout_states
+        kept = self._first_states.get(seed)
+        if kept is None:
+            if len(self._first_states) == KEPT_SEEDS:
+                _, kept = self._first_states.popitem(last=False)
+            else:
+                kept = self._device.empty(states.shape, states.dtype)
+            network.seed(seed)
+            kept[...] = states
+            self._first_states[seed] = kept
+        else:
+            states[...] = kept
+            network.restore(seed)
+        self._first_states.move_to_end(seed)
 
     @functools.cached_property
     def _dropout_states(self) -> Array:
