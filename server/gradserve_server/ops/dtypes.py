@@ -16,6 +16,9 @@ FLOAT64 = np.dtype(np.float64)
 FLOATING = (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)
 """The floating dtypes, in the order of TensorFlow's messages."""
 
+MOST_USUAL_FIRST = (FLOAT32, BFLOAT16, FLOAT16, FLOAT64)
+"""The floating dtypes, in the order in which kernels are prepared for them."""
+
 
 def dtype_text(dtype: np.dtype[Any]) -> str:
     """A dtype as TensorFlow writes it."""

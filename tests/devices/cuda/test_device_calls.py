@@ -6,6 +6,7 @@ import ctypes
 import sys
 import threading
 import types
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from gradserve_server.devices.cuda.device import CudaDevice
 from gradserve_server.devices.cuda.importing import KernelCache
+from gradserve_server.devices.cuda.kernels import instance
 from gradserve_server.devices.cuda.program import Launch, Limits, Program
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.layers.batch_norm.declaration import FORWARD
@@ -25,7 +27,8 @@ from gradserve_server.ops.cudnn_rnn.declaration import CUDNN_RNN
 from gradserve_server.ops.registry import make_families
 from gradserve_server.ops.table import OPS
 
-PROGRAM = Program("doubling", "source", ("double_float32", "double_float64"))
+KERNELS = ("double_float32", "double_float64")
+PROGRAM = Program("doubling", "\n".join(instance(name, "32", "Pair", name) for name in KERNELS), KERNELS)
 ALL_AT_ONCE = 4
 GIB = 1 << 30
 TOTAL_BYTES = 80 * GIB
@@ -40,6 +43,7 @@ class StandIn:
     is_quick: bool = False
     limit: int = 0
     num_cached: int = 0
+    compiling: Callable[[str], None] = lambda _: None
     current: threading.local = field(default_factory=threading.local)
 
     def stack(self) -> list[Any]:
@@ -125,6 +129,7 @@ class StandIn:
                 assert options == ("--std=c++17",)
                 assert isinstance(stand_in.stack()[-1], Stream)
                 stand_in.log.append(("compile", code, backend))
+                stand_in.compiling(code)
 
             def get_function(self, name: str) -> Kernel:
                 return Kernel(name)
@@ -311,16 +316,50 @@ def test_tickets_begin_at_zero(device: CudaDevice) -> None:
     assert list((ctypes.c_uint32 * 3000).from_address(device.tickets(3000))) == [0] * 3000
 
 
-def test_threads_compile_a_program_once(device: CudaDevice, stand_in: StandIn) -> None:
+def test_threads_compile_a_kernel_once(device: CudaDevice, stand_in: StandIn) -> None:
     together = threading.Barrier(ALL_AT_ONCE)
 
     def work(_: int) -> Any:
         together.wait()
-        return device.compiled(PROGRAM)
+        program = device.compiled(PROGRAM)
+        program.prepare("double_float32")
+        return program
 
     with ThreadPoolExecutor(ALL_AT_ONCE) as threads:
         assert len(set(threads.map(work, range(ALL_AT_ONCE)))) == 1
-    assert stand_in.log == [("compile", "source", "nvrtc")]
+    assert stand_in.log == [("compile", PROGRAM.source_of("double_float32"), "nvrtc")]
+
+
+def test_a_call_does_not_wait_for_the_kernels_that_it_does_not_need(device: CudaDevice, stand_in: StandIn) -> None:
+    """Another thread compiles one of the same program, and does not end before the call does."""
+    program, arguments = device.compiled(PROGRAM), np.zeros(1)
+    begun, called = threading.Event(), threading.Event()
+
+    def compiling(source: str) -> None:
+        if "double_float32" in source:
+            begun.set()
+            assert called.wait(10)
+
+    stand_in.compiling = compiling
+    with ThreadPoolExecutor(1) as threads:
+        preparing = threads.submit(program.prepare, "double_float32")
+        assert begun.wait(10)
+        with device.computing():
+            program.launch(Launch("double_float64", (1, 1), 32, 0), arguments)
+        called.set()
+        preparing.result()
+    assert [each[0] for each in stand_in.log if each[0] != "synchronize"] == ["compile", "compile", "launch"]
+
+
+def test_a_kernel_that_does_not_compile_is_tried_again(device: CudaDevice, stand_in: StandIn) -> None:
+    def fail(_: str) -> None:
+        raise ValueError("no memory")
+
+    program, stand_in.compiling = device.compiled(PROGRAM), fail
+    with pytest.raises(ValueError, match="no memory"):
+        program.prepare("double_float32")
+    stand_in.compiling = lambda _: None
+    program.prepare("double_float32")
 
 
 def test_a_launch_goes_to_the_threads_stream(device: CudaDevice, stand_in: StandIn) -> None:

@@ -1,6 +1,5 @@
 """What the CUDA kernels of all families have in common."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -47,29 +46,43 @@ class Device(EmulatedDevice):
         self.names: list[str] = []
 
     def compiled(self, program: Program) -> CompiledProgram:
-        self.names.append(program.name)
-        return _Compiled()
+        return _Compiled(program.name, self.names)
 
 
 class _Compiled:
+    def __init__(self, program: str, names: list[str]) -> None:
+        self._program = program
+        self._names = names
+
+    def prepare(self, kernel: str) -> None:
+        self._names.append(f"{self._program}.{kernel}")
+
     def launch(self, launch: Launch, arguments: object) -> None:
         raise AssertionError("nothing is launched here")
 
 
 def programs(device: Device) -> Programs[str]:
-    return Programs(device, lambda key: Program(key, "", ()), ("a", "b", "c"))
+    return Programs(device, lambda key: Program(key, "", ("x", "y")), ("a", "b"))
 
 
-def test_programs_are_compiled_once() -> None:
+def test_a_program_compiles_nothing_before_it_is_asked_for() -> None:
     device = Device()
     own = programs(device)
     assert own["b"] is own["b"]
-    own.prepare(lambda: False)
-    assert device.names == ["b", "a", "c"]
+    assert device.names == []
+    own.make_ready("b")
+    assert device.names == ["b.x", "b.y"]
 
 
-def test_preparing_ends_between_two_programs() -> None:
+@pytest.mark.parametrize("most", range(5))
+def test_preparing_ends_between_two_kernels(most: int) -> None:
     device = Device()
-    checks: Iterator[bool] = iter([False, False, True])
-    programs(device).prepare(lambda: next(checks))
-    assert device.names == ["a", "b"]
+    programs(device).prepare(lambda: len(device.names) == most)
+    assert device.names == ["a.x", "a.y", "b.x", "b.y"][:most]
+
+
+def test_a_kernel_is_compiled_without_the_others_of_its_program() -> None:
+    instances = {name: instance(name, "256", "Arguments", f"{name}_of") for name in ("add", "add_more")}
+    program = Program("sums", "\n".join(["struct Arguments {};", *instances.values()]), tuple(instances))
+    for name, definition in instances.items():
+        assert program.source_of(name) == f"struct Arguments {{}};\n{definition}"

@@ -1,6 +1,8 @@
 """Programs compiled for one GPU."""
 
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from numpy.typing import NDArray
@@ -10,31 +12,46 @@ from gradserve_server.devices.cuda.program import COMPILE_OPTIONS, Launch, Limit
 
 
 class CudaProgram:
-    """A program on one GPU: a `CompiledProgram`."""
+    """A program on one GPU: a `CompiledProgram`.
 
-    def __init__(self, cupy: Any, program: Program, limits: Limits) -> None:
+    Each kernel is compiled by itself, when it is first needed, by one thread. Others that need the same wait for it;
+    others that need another do not.
+    """
+
+    def __init__(
+        self, cupy: Any, program: Program, limits: Limits, current: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """Takes CuPy, the program, the limits of the GPU, and what makes the GPU current."""
         self._cupy = cupy
         self._program = program
         self._limits = limits
-        self._compiling = threading.Lock()
+        self._current = current
+        self._compiling = {name: threading.Lock() for name in program.kernels}
         self._kernels: dict[str, Any] = {}
 
-    def compile(self) -> None:
-        """Compiles all kernels, or loads them from CuPy's cache, unless that is done.
+    def prepare(self, kernel: str) -> None:
+        """Compiles a kernel, or loads it from CuPy's cache, unless that is done.
 
         Raises:
-            cupy.cuda.compiler.CompileException: They do not compile.
+            cupy.cuda.compiler.CompileException: It does not compile.
         """
-        with self._compiling:
-            if self._kernels:
+        with self._compiling[kernel]:
+            if kernel in self._kernels:
                 return
-            module = self._cupy.RawModule(code=self._program.source, options=COMPILE_OPTIONS, backend="nvrtc")
-            kernels = {name: module.get_function(name) for name in self._program.kernels}
-            for kernel in kernels.values():
-                kernel.max_dynamic_shared_size_bytes = self._limits.shared_bytes
-            self._kernels = kernels
+            source = self._program.source_of(kernel)
+            with self._current():
+                module = self._cupy.RawModule(code=source, options=COMPILE_OPTIONS, backend="nvrtc")
+                function = module.get_function(kernel)
+                function.max_dynamic_shared_size_bytes = self._limits.shared_bytes
+            self._kernels[kernel] = function
 
     def launch(self, launch: Launch, arguments: NDArray[Any]) -> None:
-        """Starts a kernel on CuPy's current stream. CuPy passes an array of one element by value."""
+        """Starts a kernel on CuPy's current stream. CuPy passes an array of one element by value.
+
+        Raises:
+            cupy.cuda.compiler.CompileException: It does not compile.
+        """
         checkpoint()
+        if launch.kernel not in self._kernels:
+            self.prepare(launch.kernel)
         self._kernels[launch.kernel](launch.grid, (launch.threads,), (arguments,), shared_mem=launch.shared_bytes)

@@ -202,15 +202,12 @@ class CudaDevice:
         return self.address(thread.tickets)
 
     def compiled(self, program: Program) -> CompiledProgram:
-        """Returns a program compiled for this device, once; CuPy caches it on disk for the next process.
-
-        Raises:
-            cupy.cuda.compiler.CompileException: It does not compile.
-        """
-        compiled = self._programs.setdefault(program, CudaProgram(self._cupy, program, self.limits))
-        with self._current():
-            compiled.compile()
-        return compiled
+        """Returns a program for this device, the same for all; CuPy caches its kernels on disk for the next process."""
+        known = self._programs.get(program)
+        if known is None:
+            new = CudaProgram(self._cupy, program, self.limits, self._current)
+            known = self._programs.setdefault(program, new)
+        return known
 
     @contextmanager
     def _current(self) -> Iterator[None]:

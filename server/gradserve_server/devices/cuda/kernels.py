@@ -76,24 +76,33 @@ class Struct:
 
 
 class Programs(Generic[KeyT]):
-    """The programs of a family, compiled for one device: each when it is first needed, or all in advance."""
+    """The programs of a family on one device. Kernels are compiled when they are first needed, or all in advance."""
 
     def __init__(self, device: KernelDevice, program: Callable[[KeyT], Program], keys: Iterable[KeyT]) -> None:
         """Takes a function that returns the program of a key, and the keys, in the order in which to prepare them."""
         self._device = device
         self._program = program
         self._keys = tuple(keys)
-        self._compiled: dict[KeyT, CompiledProgram] = {}
+        self._programs: dict[KeyT, CompiledProgram] = {}
 
     def prepare(self, stop: Callable[[], bool]) -> None:
-        """Compiles all programs, or loads them from a cache; ends early, between two programs, once `stop()`."""
+        """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
         for key in self._keys:
-            if stop():
-                return
-            self[key]
+            self._prepare(key, stop)
+
+    def make_ready(self, key: KeyT) -> None:
+        """Compiles all kernels of a program, or loads them from a cache: to launch them cannot fail for that."""
+        self._prepare(key, lambda: False)
 
     def __getitem__(self, key: KeyT) -> CompiledProgram:
         """Returns a program. Safe to call from several threads."""
-        if key not in self._compiled:
-            self._compiled[key] = self._device.compiled(self._program(key))
-        return self._compiled[key]
+        known = self._programs.get(key)
+        if known is None:
+            known = self._programs[key] = self._device.compiled(self._program(key))
+        return known
+
+    def _prepare(self, key: KeyT, stop: Callable[[], bool]) -> None:
+        for kernel in self._program(key).kernels:
+            if stop():
+                return
+            self[key].prepare(kernel)

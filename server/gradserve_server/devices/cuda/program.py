@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gradserve_server.devices.device import Array
 
+_DEFINITION = 'extern "C" __global__ '
 COMPILE_OPTIONS = ("--std=c++17",)
 """Options for NVRTC. CuPy adds the architecture and `-ftz=true`."""
 
@@ -32,17 +33,24 @@ class Limits:
 
 @dataclass(frozen=True)
 class Program:
-    """A source that NVRTC compiles at once.
+    """Kernels of one source, each of which NVRTC compiles by itself.
 
     Attributes:
         name: Its name, for messages.
-        source: CUDA C++ that includes no header.
-        kernels: The names of its kernels, which are `extern "C"`.
+        source: CUDA C++ that includes no header. With several kernels, the definition of each is one line.
+        kernels: The names of its kernels, which are `extern "C"`, the most usual first.
     """
 
     name: str
     source: str
     kernels: tuple[str, ...]
+
+    def source_of(self, kernel: str) -> str:
+        """Returns the source without the other kernels, which would take most of the time to compile it."""
+        if len(self.kernels) == 1:
+            return self.source
+        lines = self.source.splitlines()
+        return "\n".join(line for line in lines if not line.startswith(_DEFINITION) or f" {kernel}(" in line)
 
 
 @dataclass(frozen=True)
@@ -65,8 +73,15 @@ class Launch:
 class CompiledProgram(Protocol):
     """A program on one device. Safe to use from several threads."""
 
+    def prepare(self, kernel: str) -> None:
+        """Compiles a kernel, or loads it from a cache, unless that is done."""
+        ...
+
     def launch(self, launch: Launch, arguments: NDArray[Any]) -> None:
-        """Starts a kernel after everything that this thread started before; `arguments` is its struct."""
+        """Starts a kernel after everything that this thread started before; `arguments` is its struct.
+
+        Compiles it first, if need be.
+        """
         ...
 
 
@@ -111,7 +126,7 @@ class KernelDevice(Protocol):
         ...
 
     def compiled(self, program: Program) -> CompiledProgram:
-        """Returns a program compiled for this device, once."""
+        """Returns a program for this device, whose kernels are compiled when they are needed."""
         ...
 
 

@@ -1,8 +1,8 @@
 """A stand-in for libcudnn.so.9: it takes what ctypes gives it, keeps account of it, and computes by the reference.
 
 It is as strict as cuDNN or stricter, and does what cuDNN may do to its callers' surprise: the order of the weight space
-is its own, its generator goes on with every call, it does not write what lies beyond the end of a sequence into the gradient of the input, and the backward
-calls write into the reserve space.
+is its own, its generator goes on with every call, it does not write what lies beyond the end of a sequence into the
+gradient of the input, and the backward calls write into the reserve space.
 """
 
 import ctypes

@@ -88,6 +88,9 @@ class EmulatedProgram:
         self._library = library
         self._device = device
 
+    def prepare(self, kernel: str) -> None:
+        """Everything is compiled."""
+
     def launch(self, launch: Launch, arguments: NDArray[Any]) -> None:
         self._device.launched.append(launch.kernel)
         kernel = getattr(self._library, f"emulated_{launch.kernel}")

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -178,14 +179,16 @@ def test_rounding_is_numpys(compiled: Path, dtype: np.dtype[Any]) -> None:
         np.testing.assert_array_equal(outputs.y, (finite.astype(np.float32) * factor).astype(dtype))
 
 
-def test_prepare_compiles_until_it_is_stopped(compiled: Path) -> None:
+def test_what_is_usual_is_prepared_first(compiled: Path) -> None:
     class Recorder(EmulatedDevice):
         def compiled(self, program: Any) -> Any:
             names.append(program.name)
+            return SimpleNamespace(prepare=lambda kernel: None)
 
     names: list[str] = []
-    CudaBatchNorm(Recorder(compiled)).prepare(lambda: len(names) == 3)
-    assert names == [f"batch_norm forward {dtype}" for dtype in FLOATING[:3]]
+    CudaBatchNorm(Recorder(compiled)).prepare(lambda: False)
+    dtypes = ("float32", "bfloat16", "float16", "float64")
+    assert names == [f"batch_norm {operation} {dtype}" for dtype in dtypes for operation in ("forward", "gradient")]
 
 
 def _check_forward(device: EmulatedDevice, call: Forward, dtype: np.dtype[Any]) -> None:

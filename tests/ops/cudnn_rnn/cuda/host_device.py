@@ -70,6 +70,9 @@ class _OneAtATime:
         self._program = program
         self._lock = lock
 
+    def prepare(self, kernel: str) -> None:
+        """Everything is compiled."""
+
     def launch(self, launch: Launch, arguments: NDArray[Any]) -> None:
         with self._lock:
             self._program.launch(launch, arguments)

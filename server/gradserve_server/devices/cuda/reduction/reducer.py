@@ -54,7 +54,7 @@ class ReductionDevice(Protocol):
         ...
 
     def compiled(self, program: Program) -> CompiledProgram:
-        """Returns a program compiled for this device, once."""
+        """Returns a program for this device."""
         ...
 
 
@@ -92,7 +92,7 @@ class CudaReducer:
             cupy.cuda.compiler.CompileException: It does not compile.
         """
         for each in set(dtypes):
-            self._programs[SumsKey(*each)]
+            self._programs.make_ready(SumsKey(*each))
 
     def scale(self, sources: Sequence[Array], factor: float, outs: Sequence[Array]) -> None:
         """Computes out = source factor for each, in the dtype of `out`.

@@ -6,7 +6,7 @@ from gradserve_server.devices.cuda.kernels import Programs
 from gradserve_server.devices.cuda.program import KernelDevice
 from gradserve_server.devices.device import Array
 from gradserve_server.ops.activation.cuda import kernels as cuda_kernels
-from gradserve_server.ops.dtypes import FLOATING
+from gradserve_server.ops.dtypes import MOST_USUAL_FIRST
 
 
 class CudaActivation:
@@ -15,10 +15,10 @@ class CudaActivation:
     def __init__(self, device: KernelDevice) -> None:
         """Takes the device to compute on."""
         self._device = device
-        self._programs = Programs(device, cuda_kernels.program, FLOATING)
+        self._programs = Programs(device, cuda_kernels.program, MOST_USUAL_FIRST)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
-        """Compiles all kernels, a dtype at a time; ends early, between two dtypes, once `stop()`."""
+        """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
         self._programs.prepare(stop)
 
     def forward(self, name: str, x: Array, out: Array) -> None:

@@ -22,7 +22,7 @@ from gradserve_server.ops.batch_norm.spec import (
     GradInputs,
     GradOutputs,
 )
-from gradserve_server.ops.dtypes import FLOATING, widened
+from gradserve_server.ops.dtypes import MOST_USUAL_FIRST, widened
 
 _KEPT_PLANS = 1024
 _INPUTS = {operation: attrgetter(*names) for operation, names in launches.INPUTS.items()}
@@ -41,11 +41,11 @@ class CudaBatchNorm:
         self._plan_forward = functools.lru_cache(_KEPT_PLANS)(launches.plan_forward)
         self._plan_gradient = functools.lru_cache(_KEPT_PLANS)(launches.plan_gradient)
         self._programs = Programs(
-            device, lambda key: launches.program(*key), itertools.product(launches.KERNELS, FLOATING)
+            device, lambda key: launches.program(key[1], key[0]), itertools.product(MOST_USUAL_FIRST, launches.KERNELS)
         )
 
     def prepare(self, stop: Callable[[], bool]) -> None:
-        """Compiles all kernels, a dtype and an operation at a time; ends early, between two of them, once `stop()`."""
+        """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
         self._programs.prepare(stop)
 
     def forward(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
@@ -100,7 +100,7 @@ class CudaBatchNorm:
             partial_sums = self._device.scratch(plan.num_partial_sums * itemsize)
             tickets = self._device.tickets(plan.num_tickets)
         arguments = plan.with_addresses([*addresses, partial_sums, tickets])
-        program = self._programs[plan.operation, dtype]
+        program = self._programs[dtype, plan.operation]
         for launch in plan.launches:
             program.launch(launch, arguments)
 

@@ -141,6 +141,7 @@ def instances(operation: Operation, dtype: np.dtype[Any]) -> dict[str, str]:
     return definitions
 
 
+@functools.cache
 def program(operation: Operation, dtype: np.dtype[Any]) -> Program:
     """All kernels of an operation for one dtype."""
     definitions = instances(operation, dtype)

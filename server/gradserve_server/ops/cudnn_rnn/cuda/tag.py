@@ -34,7 +34,7 @@ class TagDevice(Protocol):
         ...
 
     def compiled(self, program: Program) -> CompiledProgram:
-        """Returns a program compiled for this device, once."""
+        """Returns a program for this device."""
         ...
 
 

@@ -19,8 +19,8 @@ from gradserve_server.ops.cudnn_rnn.spec import Problem
 KEPT_NETWORKS = 64
 """The most networks whose descriptors a thread keeps."""
 KEPT_SEEDS = 4
-"""The most seeds for which a thread keeps the generator's first states, of some MB each. Copying them takes microseconds,
-making them milliseconds: cuDNN starts a generator for each of the GPU's threads."""
+"""The most seeds for which a thread keeps the generator's first states, of some MB each. Copying them takes
+microseconds, making them milliseconds: cuDNN starts a generator for each of the GPU's threads."""
 
 
 class CudnnDevice(TagDevice, Protocol):

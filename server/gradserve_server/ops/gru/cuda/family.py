@@ -37,7 +37,7 @@ class CudaGRU:
         self._programs = Programs(device, cuda_kernels.program, (*cuda_kernels.ARITHMETIC, *cuda_kernels.CONVERTED))
 
     def prepare(self, stop: Callable[[], bool]) -> None:
-        """Compiles all kernels, a dtype at a time; ends early, between two dtypes, once `stop()`."""
+        """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
         self._programs.prepare(stop)
 
     def cell(self, inputs: CellInputs, sizes: Sizes) -> CellOutputs:

@@ -7,7 +7,7 @@ import numpy as np
 
 from gradserve_server.devices.cuda.kernels import Programs
 from gradserve_server.devices.cuda.program import KernelDevice, Launch
-from gradserve_server.ops.dtypes import FLOATING
+from gradserve_server.ops.dtypes import MOST_USUAL_FIRST
 from gradserve_server.ops.layer_norm.cuda import kernels as cuda_kernels
 from gradserve_server.ops.layer_norm.spec import (
     ForwardAttributes,
@@ -28,10 +28,10 @@ class CudaLayerNorm:
     def __init__(self, device: KernelDevice) -> None:
         """Takes the device to compute on."""
         self._device = device
-        self._programs = Programs(device, cuda_kernels.program, FLOATING)
+        self._programs = Programs(device, cuda_kernels.program, MOST_USUAL_FIRST)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
-        """Compiles all kernels, one dtype after another; ends early between two dtypes, once `stop()` is true."""
+        """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
         self._programs.prepare(stop)
 
     def forward(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
