@@ -17,7 +17,8 @@ INVALID = gradserve.InvalidArgumentError
 
 @pytest.fixture(params=FACES)
 async def face(request: pytest.FixtureRequest) -> AsyncIterator[Face]:
-    async with open_face(request.param, lambda: request.getfixturevalue("server_address")) as opened:
+    get: Any = request.getfixturevalue
+    async with open_face(request.param, lambda: get("server_address"), programs=lambda: get("compiled")) as opened:
         yield opened
 
 

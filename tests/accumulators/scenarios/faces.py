@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -40,6 +41,7 @@ from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.resources import ResourceKey
 from gradserve_server.tensors.quotas import Quota
 from tests.accumulators.bench import opened
+from tests.accumulators.places.on_device import OnDevice
 from tests.servers.polling import PATIENCE_SECONDS
 
 Shape = tuple[int | None, ...] | None
@@ -72,11 +74,11 @@ class Face(Protocol):
 class CoreFace:
     """The domain core: no socket, no thread, no clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, places: Callable[[HostPlace], Places] = Places) -> None:
         self._names = map(str, itertools.count())
         self.memory = Quota(1 << 40, "bytes")
         self._registry = AccumulatorRegistry(
-            places=Places(HostPlace("cpu", Reducer(ForkJoin(1)), np.empty, InlineCompute(), self.memory)),
+            places=places(HostPlace("cpu", Reducer(ForkJoin(1)), np.empty, InlineCompute(), self.memory)),
             make_average_memory=NoAverageMemory,
             bookkeeping=Quota(1 << 40, "bytes"),
             limits=LimitsConfig(),
@@ -120,7 +122,7 @@ class CoreAcc:
     async def take(self, num_required: int) -> Any:
         with client_errors():
             average, _duplicate = await self._accumulator.take(None, num_required, None)
-        return _client_value(average)
+        return _client_value(await average.on_host())
 
     async def num_accumulated(self) -> int:
         return self._accumulator.num_accumulated
@@ -310,6 +312,7 @@ class RawOpsSparseAcc(RawOpsAcc):
 WAYS = ("shared_memory", "bulk", "grpc")
 FACES = (
     "core",
+    "core on a device",
     *(f"blocking over {way}" for way in WAYS),
     *(f"aio over {way}" for way in WAYS),
     "raw_ops",
@@ -318,12 +321,27 @@ FACES = (
 
 
 @asynccontextmanager
-async def open_face(kind: str, address: Callable[[], str], tls: gradserve.TLS | None = None) -> AsyncIterator[Face]:
-    """Opens one of FACES; `address` starts the server when it is needed, to which `tls` encrypts connections."""
+async def open_face(
+    kind: str,
+    address: Callable[[], str],
+    tls: gradserve.TLS | None = None,
+    programs: Callable[[], Path] | None = None,
+) -> AsyncIterator[Face]:
+    """Opens one of FACES.
+
+    Args:
+        kind: Its name.
+        address: Starts the server when it is needed.
+        tls: Encrypts connections.
+        programs: Returns where programs of a device are compiled to; not needed without one.
+    """
     way: Any
     client_kind, _, way = kind.partition(" over ")
     if kind == "core":
         yield CoreFace()
+    elif kind == "core on a device":
+        assert programs is not None
+        yield CoreFace(OnDevice(programs()).places)
     elif client_kind == "aio":
         async with gradserve.aio.connect(address(), timeout=PATIENCE_SECONDS, transport=way, tls=tls) as aio_client:
             yield AioFace(aio_client)
