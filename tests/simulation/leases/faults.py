@@ -84,12 +84,7 @@ def keep_the_memory_of_a_broken_upload(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_over_what_others_read(patch: pytest.MonkeyPatch) -> None:
-    def init(self: Any, entries: Any, *, release: bool = False) -> None:
-        real(self, entries, release=release)
-        self._alone = release and bool(entries)
-
-    real: Any = HeldTensors.__init__
-    patch.setattr(HeldTensors, "__init__", init)
+    patch.setattr(HeldTensors, "exclusive", property(lambda self: self._release and bool(self._entries)))
 
 
 def hide_for_ever_what_a_failed_call_wanted_to_release(patch: pytest.MonkeyPatch) -> None:
