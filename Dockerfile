@@ -29,6 +29,12 @@ RUN --mount=type=secret,id=pip-config --mount=type=secret,id=certificates \
     && /opt/pip/bin/pip --python /opt/gradserve/bin/python install --only-binary :all: \
         --constraint constraints.txt "$@" "$(ls /wheels/gradserve-*.whl)[${EXTRAS}]"
 
+# Whose kernels the image has, for its servers to start with: sm_80 is an A100, sm_90 an H100, sm_100 a B200. Nothing: none.
+ARG CUDA_ARCHITECTURES=sm_90
+RUN case ",${EXTRAS}," in *,cuda1?,*) \
+        [ -z "${CUDA_ARCHITECTURES}" ] || /opt/gradserve/bin/gradserve kernels compile --architectures "${CUDA_ARCHITECTURES}" ;; \
+    esac
+
 FROM ${PYTHON_IMAGE}
 
 LABEL org.opencontainers.image.title="gradserve" \

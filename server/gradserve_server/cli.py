@@ -12,6 +12,7 @@ import click
 from gradserve_demo.command import demo
 from gradserve_server.event_loop import new_event_loop
 from gradserve_server.garbage import ShortPauses
+from gradserve_server.kernels_command import kernels
 from gradserve_server.process import allow_many_descriptors, end_process, silence_grpc, switch_threads_often
 from gradserve_server.security.command import certificates
 from gradserve_server.settings import SettingsError, config_options, make_config, read_settings
@@ -241,4 +242,5 @@ def _ops_state(prepared: bool) -> str:
 
 cli.add_command(certificates)
 cli.add_command(demo)
+cli.add_command(kernels)
 cli.add_command(state)

@@ -16,6 +16,7 @@ from gradserve_server.ops.cudnn_rnn.cuda import tag
 from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATING
 from gradserve_server.ops.gru.cuda import kernels as gru_kernels
 from gradserve_server.ops.layer_norm.cuda import kernels as layer_norm_kernels
+from gradserve_server.ops.programs import all_programs
 
 CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 """What CuPy adds to ours."""
@@ -84,8 +85,10 @@ def test_a_kernel_without_enough_registers_is_seen() -> None:
 
 def test_kernel_names_are_unique() -> None:
     activations = map(activation_kernels.program, FLOATING)
-    names = [name for program in (tag.program(), *activations, *programs(FLOATING)) for name in program.kernels]
+    everything = (tag.program(), *activations, *programs(FLOATING))
+    names = [name for program in everything for name in program.kernels]
     assert len(names) == len(set(names))
+    assert set(everything) == set(all_programs())
 
 
 def _compile(program: Program, architecture: str) -> str:

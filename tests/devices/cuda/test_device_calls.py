@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 from gradserve_server.devices.cuda.device import CudaDevice
 from gradserve_server.devices.cuda.importing import KernelCache
 from gradserve_server.devices.cuda.kernels import instance
+from gradserve_server.devices.cuda.precompiled import Cubins
 from gradserve_server.devices.cuda.program import Launch, Limits, Program
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.layers.batch_norm.declaration import FORWARD
@@ -125,9 +127,14 @@ class StandIn:
             max_dynamic_shared_size_bytes = 0
 
         class RawModule:
-            def __init__(self, *, code: str, options: tuple[str, ...], backend: str) -> None:
-                assert options == ("--std=c++17",)
+            def __init__(
+                self, *, code: str = "", options: tuple[str, ...] = (), backend: str = "", path: str | None = None
+            ) -> None:
                 assert isinstance(stand_in.stack()[-1], Stream)
+                if path is not None:
+                    stand_in.log.append(("load", path))
+                    return
+                assert options == ("--std=c++17",)
                 stand_in.log.append(("compile", code, backend))
                 stand_in.compiling(code)
 
@@ -168,8 +175,9 @@ class StandIn:
             memcpyDeviceToHost=2,
         )
         compiler = types.SimpleNamespace(_kernel_cache_backend=KernelCache(None))
+        nvrtc = types.SimpleNamespace(getVersion=lambda: (13, 4))
         cupy.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
-            Device=Device, Stream=Stream, Event=Event, compiler=compiler, runtime=runtime
+            Device=Device, Stream=Stream, Event=Event, compiler=compiler, runtime=runtime, nvrtc=nvrtc
         )
         pool = Pool()
         cupy.get_default_memory_pool = lambda: pool  # type: ignore[attr-defined]
@@ -349,6 +357,16 @@ def test_a_call_does_not_wait_for_the_kernels_that_it_does_not_need(device: Cuda
         called.set()
         preparing.result()
     assert [each[0] for each in stand_in.log if each[0] != "synchronize"] == ["compile", "compile", "launch"]
+
+
+def test_a_kernel_that_was_compiled_in_advance_is_loaded(stand_in: StandIn, tmp_path: Path) -> None:
+    cubins = Cubins(tmp_path, "sm_90", (13, 4))
+    cubins.save(PROGRAM.source_of("double_float32"), b"a kernel")
+    program = CudaDevice(1, precompiled=tmp_path).compiled(PROGRAM)
+    for kernel in KERNELS:
+        program.prepare(kernel)
+    (file,) = tmp_path.iterdir()
+    assert stand_in.log == [("load", str(file)), ("compile", PROGRAM.source_of("double_float64"), "nvrtc")]
 
 
 def test_a_kernel_that_does_not_compile_is_tried_again(device: CudaDevice, stand_in: StandIn) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gradserve_server.devices.cancellation import checkpoint
+from gradserve_server.devices.cuda.precompiled import Cubins
 from gradserve_server.devices.cuda.program import COMPILE_OPTIONS, Launch, Limits, Program
 
 
@@ -19,18 +20,24 @@ class CudaProgram:
     """
 
     def __init__(
-        self, cupy: Any, program: Program, limits: Limits, current: Callable[[], AbstractContextManager[None]]
+        self,
+        cupy: Any,
+        program: Program,
+        limits: Limits,
+        current: Callable[[], AbstractContextManager[None]],
+        cubins: Cubins | None = None,
     ) -> None:
-        """Takes CuPy, the program, the limits of the GPU, and what makes the GPU current."""
+        """Takes CuPy, the program, the limits of the GPU, what makes the GPU current, and kernels that are compiled."""
         self._cupy = cupy
         self._program = program
         self._limits = limits
         self._current = current
+        self._cubins = cubins
         self._compiling = {name: threading.Lock() for name in program.kernels}
         self._kernels: dict[str, Any] = {}
 
     def prepare(self, kernel: str) -> None:
-        """Compiles a kernel, or loads it from CuPy's cache, unless that is done.
+        """Compiles a kernel, or loads it if that was done before, unless it is ready.
 
         Raises:
             cupy.cuda.compiler.CompileException: It does not compile.
@@ -39,8 +46,12 @@ class CudaProgram:
             if kernel in self._kernels:
                 return
             source = self._program.source_of(kernel)
+            cubin = None if self._cubins is None else self._cubins.find(source)
             with self._current():
-                module = self._cupy.RawModule(code=source, options=COMPILE_OPTIONS, backend="nvrtc")
+                if cubin is not None:
+                    module = self._cupy.RawModule(path=cubin)
+                else:
+                    module = self._cupy.RawModule(code=source, options=COMPILE_OPTIONS, backend="nvrtc")
                 function = module.get_function(kernel)
                 function.max_dynamic_shared_size_bytes = self._limits.shared_bytes
             self._kernels[kernel] = function

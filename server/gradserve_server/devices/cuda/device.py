@@ -1,8 +1,10 @@
 """GPUs, through CuPy."""
 
+import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from gradserve_server.devices.cuda.device_thread import DeviceThread
 from gradserve_server.devices.cuda.importing import import_cupy
 from gradserve_server.devices.cuda.memory import GpuMemory
 from gradserve_server.devices.cuda.pinning import Pinning
+from gradserve_server.devices.cuda.precompiled import INSTALLED, Cubins
 from gradserve_server.devices.cuda.program import CompiledProgram, Limits, Program
 from gradserve_server.devices.device import Array
 
@@ -31,8 +34,13 @@ class CudaDevice:
     inline_bytes = 0
     """Zero: kernels may wait for others, so they never run on the event loop."""
 
-    def __init__(self, index: int, allocate: Allocate = np.empty) -> None:
-        """Takes the index of the GPU, as CUDA counts, and what allocates memory of the host for copies.
+    def __init__(self, index: int, allocate: Allocate = np.empty, precompiled: Path = INSTALLED) -> None:
+        """Takes what it is made of.
+
+        Args:
+            index: The index of the GPU, as CUDA counts.
+            allocate: Allocates memory of the host for copies.
+            precompiled: The folder of kernels that need not be compiled; there need not be one.
 
         Raises:
             ImportError: CuPy is not installed.
@@ -45,6 +53,7 @@ class CudaDevice:
         self.limits = Limits(attributes["MultiProcessorCount"], attributes["MaxSharedMemoryPerBlockOptin"])
         self._threads = threading.local()
         self._programs: dict[Program, CudaProgram] = {}
+        self._precompiled = precompiled
         self._allocate = allocate
         self._pinning = Pinning(cupy, self._device.use)
         # Not asked of the device: leaving a block with it would make a context on GPU 0.
@@ -202,12 +211,21 @@ class CudaDevice:
         return self.address(thread.tickets)
 
     def compiled(self, program: Program) -> CompiledProgram:
-        """Returns a program for this device, the same for all; CuPy caches its kernels on disk for the next process."""
+        """Returns a program for this device, the same for all.
+
+        Its kernels come from the folder of compiled ones, from CuPy's cache on the disk, or else from the compiler.
+        """
         known = self._programs.get(program)
         if known is None:
-            new = CudaProgram(self._cupy, program, self.limits, self._current)
+            new = CudaProgram(self._cupy, program, self.limits, self._current, self._cubins)
             known = self._programs.setdefault(program, new)
         return known
+
+    @functools.cached_property
+    def _cubins(self) -> Cubins | None:
+        if not self._precompiled.exists():
+            return None
+        return Cubins(self._precompiled, f"sm_{self.compute_capability}", self._cupy.cuda.nvrtc.getVersion())
 
     @contextmanager
     def _current(self) -> Iterator[None]:

@@ -1,0 +1,85 @@
+"""`gradserve kernels`: compiles CUDA kernels when the server is installed, so that it starts with all of them."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.group()
+def kernels() -> None:
+    """Compile CUDA kernels in advance."""
+
+
+@kernels.command("compile")
+@click.option(
+    "--architectures",
+    required=True,
+    metavar="LIST",
+    help="the kinds of GPU, with commas: sm_80 is an A100, sm_90 an H100, sm_100 a B200",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="the folder (default: the one into which servers of this installation look)",
+)
+def compile_command(architectures: str, output: Path | None) -> None:
+    """Compile all CUDA kernels for some kinds of GPU. There need not be one; a kind takes about a minute."""
+    try:
+        from cupy_backends.cuda.libs import nvrtc
+    except ImportError as error:
+        raise click.ClickException(f"CuPy cannot be imported: {error}; see the extras cuda12 and cuda13") from None
+    from gradserve_server.devices.cuda.precompiled import INSTALLED, Cubins
+
+    folder = output or INSTALLED
+    known = [f"sm_{each}" for each in nvrtc.getSupportedArchs()]
+    wanted = list(dict.fromkeys(each.strip() for each in architectures.split(",")))
+    for each in wanted:
+        if each not in known:
+            raise click.BadParameter(
+                f"{each!r} is not one of those that this NVRTC knows: {', '.join(known)}",
+                param_hint="'--architectures'",
+            )
+    for architecture in wanted:
+        cubins = Cubins(folder, architecture, nvrtc.getVersion())
+        started, count = time.perf_counter(), 0
+        try:
+            for source in _sources():
+                if cubins.find(source) is None:
+                    cubins.save(source, _compiled(nvrtc, source, architecture))
+                count += 1
+        except OSError as error:
+            raise click.ClickException(str(error)) from None
+        click.echo(f"{architecture}: {count} kernels in {folder}, {time.perf_counter() - started:.0f} s")
+
+
+def _sources() -> Iterator[str]:
+    from gradserve_server.ops.programs import all_programs
+
+    for program in all_programs():
+        for kernel in program.kernels:
+            yield program.source_of(kernel)
+
+
+def _compiled(nvrtc: Any, source: str, architecture: str) -> bytes:
+    from gradserve_server.devices.cuda.precompiled import NVRTC_OPTIONS
+
+    with _program(nvrtc, source) as program:
+        try:
+            nvrtc.compileProgram(program, (*NVRTC_OPTIONS, f"--gpu-architecture={architecture}"))
+        except nvrtc.NVRTCError as error:
+            raise click.ClickException(f"{error}\n{nvrtc.getProgramLog(program)}") from None
+        cubin: bytes = nvrtc.getCUBIN(program)
+        return cubin
+
+
+@contextmanager
+def _program(nvrtc: Any, source: str) -> Iterator[Any]:
+    program = nvrtc.createProgram(source, "kernel.cu", (), ())
+    try:
+        yield program
+    finally:
+        nvrtc.destroyProgram(program)
