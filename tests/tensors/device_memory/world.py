@@ -1,0 +1,129 @@
+"""A store on a device with little memory, without a server."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gradserve.memory.pool import BufferPool
+from gradserve_server.config import LeaseConfig
+from gradserve_server.devices.compute import InlineCompute
+from gradserve_server.devices.device import CpuDevice
+from gradserve_server.leases.turn import Turn
+from gradserve_server.security.identity import ANONYMOUS, Identity, owner_named
+from gradserve_server.security.own_limits import OwnLimits
+from gradserve_server.security.shares import ShareRules
+from gradserve_server.tensors.eviction import Evictor
+from gradserve_server.tensors.fair_quota import FairQuota
+from gradserve_server.tensors.memories import DeviceMemory, Memories, Purpose
+from gradserve_server.tensors.quotas import Account, Quota
+from gradserve_server.tensors.residence import Residence
+from gradserve_server.tensors.store import TensorStore
+from tests.servers.separate_device import SeparateArray, SeparateDevice
+
+LIMIT = 100
+RESERVED = 20
+OWN_LIMIT = 50
+LEASE = 10.0
+
+
+class GatedCompute(InlineCompute):
+    """Copies begin when a test says so.
+
+    Attributes:
+        gate: Cleared to stop copies.
+        is_copying: Set while one waits.
+        before: Called before each copy.
+    """
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.is_copying = asyncio.Event()
+        self.before: Callable[[], object] = lambda: None
+
+    async def run_in_thread(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        self.is_copying.set()
+        try:
+            await self.gate.wait()
+            self.before()
+            return function(*args, **kwargs)
+        finally:
+            self.is_copying.clear()
+
+
+class World:
+    """A device with 100 bytes, 20 of them reserved for who has no more; "limited" may have 50."""
+
+    def __init__(self, host_limit: int = 1000, max_handles: int = 1000) -> None:
+        self.now = 0.0
+        rules = ShareRules(RESERVED / LIMIT, self._limits)
+        self.device = SeparateDevice(LIMIT)
+        self.host = FairQuota(host_limit, "bytes of tensor memory", rules)
+        self.quota = FairQuota(LIMIT, "bytes of device memory", rules, of_identity=lambda own: own.max_device_bytes)
+        self.memory = DeviceMemory(self.quota, self.device.holds)
+        self.handles = Quota(max_handles, "tensor handles")
+        self.compute = GatedCompute()
+        numbers = iter(range(1 << 30))
+        self.store = TensorStore(
+            pool=BufferPool(0),
+            memory=self.host,
+            handles=self.handles,
+            leases=LeaseConfig(default_lease_seconds=LEASE, max_lease_seconds=LEASE),
+            clock=lambda: self.now,
+            new_handle=lambda: f"h{next(numbers)}",
+            device=self.memory,
+        )
+        residence = Residence(CpuDevice(BufferPool(0)), self.device, self.compute)
+        self.evictor = Evictor(self.store, self.host, self.memory, residence)
+
+    @staticmethod
+    def _limits(name: str) -> OwnLimits:
+        return OwnLimits(max_device_bytes=OWN_LIMIT if name == "limited" else None)
+
+    def account(self, owner: str = "") -> Account:
+        return Account(self.memory.part(Purpose.COMPUTING, owner_named(owner)))
+
+    def array(self, num_bytes: int, value: int = 7) -> SeparateArray:
+        return SeparateArray(np.full(num_bytes, value, np.uint8))
+
+    def keep(self, num_bytes: int, owner: str = "", value: int = 7) -> str:
+        """Stores a tensor that an op has left on the device."""
+        (handle,) = self.store.keep([self.array(num_bytes, value)], None, shared=False, owner=owner_named(owner))
+        return handle
+
+    async def take(self, num_bytes: int, owner: str = "") -> Account:
+        """Takes memory, as a call does for its outputs."""
+        account = self.account(owner)
+        await self.evictor.grow(account, num_bytes, owner_named(owner))
+        return account
+
+    def is_on_device(self, handle: str) -> bool:
+        return self.device.holds(self.found(handle))
+
+    def found(self, handle: str) -> Any:
+        """Returns the array of a tensor, without using it."""
+        return self.store._entries[handle].array
+
+    def value(self, handle: str) -> int:
+        array = self.found(handle)
+        elements = array.hidden if isinstance(array, SeparateArray) else array
+        (value,) = set(elements.tolist())
+        return int(value)
+
+    def expire(self, seconds: float) -> int:
+        self.now += seconds
+        return self.store.expire(Turn(1000))
+
+    @property
+    def used(self) -> tuple[int, int]:
+        """Bytes of the host and of the device."""
+        return self.host.used, self.quota.used
+
+    def rooms(self) -> Memories:
+        return Memories(self.host, self.memory)
+
+
+def identity(name: str) -> Identity:
+    return owner_named(name) if name else ANONYMOUS
