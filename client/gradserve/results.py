@@ -294,6 +294,7 @@ class ServerInfo:
             containers, what each identity uses. Names as in ShareUsage in the protos.
         containers: What containers use, likewise; see GetServerInfoResponse in the protos.
         why_no_gpu: Why there is no GPU among `devices`; empty if there is.
+        device_usage: What the GPU that ops run on does, as in DeviceUsage in the protos; empty if ops run on the CPU.
     """
 
     version: str
@@ -309,3 +310,4 @@ class ServerInfo:
     identities: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     containers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     why_no_gpu: str = ""
+    device_usage: Mapping[str, float] = field(default_factory=dict)

@@ -50,6 +50,7 @@ from gradserve_server.rpc.listeners.sockets.fair_sockets import FairSockets
 from gradserve_server.rpc.listeners.sockets.listener import SocketListener
 from gradserve_server.rpc.listeners.sockets.methods import methods_of
 from gradserve_server.rpc.listeners.sockets.places import bind_sockets
+from gradserve_server.rpc.server_info.device_figures import DeviceFigures
 from gradserve_server.rpc.server_info.service import ServerServicer
 from gradserve_server.rpc.server_info.usage import Usage
 from gradserve_server.rpc.services import Services
@@ -209,6 +210,7 @@ class Server:
             waiters=self.registry.waiters,
             layers=quotas.layers,
             bookkeeping=bookkeeping,
+            device_memory=quotas.device_memory,
         )
         self._services = Services(
             tensors=TensorServicer(
@@ -237,6 +239,7 @@ class Server:
                 version=gradserve.__version__,
                 inventory=parts.inventory,
                 device=device.name,
+                figures=DeviceFigures(device, self.evictor),
                 ops_prepared=lambda: self.runner.is_prepared,
                 limits=limits,
                 leases=config.leases,

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -183,8 +184,9 @@ def health(address: str, timeout: float, **tls: Any) -> None:
 @cli.command()
 @_address
 @_timeout
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with the names of gradserve.ServerInfo.")
 @_with_tls
-def info(address: str, timeout: float, **tls: Any) -> None:
+def info(address: str, timeout: float, as_json: bool, **tls: Any) -> None:
     """Show version, devices, limits and load of the server at ADDRESS."""
     silence_grpc()
     import gradserve
@@ -196,6 +198,9 @@ def info(address: str, timeout: float, **tls: Any) -> None:
         raise SettingsError(str(error)) from None
     except gradserve.GradserveError as error:
         raise click.ClickException(f"{address}: {error}") from None
+    if as_json:
+        click.echo(json.dumps(asdict(description), indent=2))
+        return
     click.echo(f"gradserve {description.version}, up {description.uptime:.0f} s")
     for device in description.devices:
         runs_ops = _ops_state(description.ops_prepared) if device.name == description.device else ""
@@ -204,7 +209,10 @@ def info(address: str, timeout: float, **tls: Any) -> None:
         click.echo(f"  no GPU: {description.why_no_gpu}")
     reason = description.transport.why_not_faster
     click.echo(f"calls from here take: {description.transport.way}" + (f" ({reason})" if reason else ""))
-    for title, values in (("limits", description.limits), ("in use", description.usage)):
+    figures = [("limits", description.limits), ("in use", description.usage)]
+    if description.device_usage:
+        figures.append((description.device, description.device_usage))
+    for title, values in figures:
         click.echo(f"{title}:")
         for name, value in values.items():
             click.echo(f"  {name}: {value:,}")

@@ -10,6 +10,7 @@ import numpy as np
 
 from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice, bytes_of
+from gradserve_server.devices.device_usage import DeviceUsage
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.layers.batch_norm.computation import LayerComputation
 from gradserve_server.layers.batch_norm.declaration import FAMILY as BATCH_NORM_LAYER
@@ -45,7 +46,10 @@ class OutOfSeparateMemoryError(RuntimeError):
 
 
 class SeparateDevice:
-    """Counts what is copied to and from it. Once it has a `failure`, everything on it fails."""
+    """Counts what is copied to and from it, and how often it has given back what it keeps.
+
+    Once it has a `failure`, everything on it fails; the next `num_shortages` computations have no memory.
+    """
 
     name = "separate:0"
     inline_bytes = 0
@@ -56,6 +60,7 @@ class SeparateDevice:
         self.copied_in = 0
         self.copied_out = 0
         self.num_freed = 0
+        self.num_shortages = 0
         self.failure: str | None = None
         self._threads = threading.local()
 
@@ -70,6 +75,17 @@ class SeparateDevice:
 
     def trim(self) -> None:
         """Nothing is kept for later."""
+
+    def usage(self) -> DeviceUsage:
+        return DeviceUsage(
+            cached_bytes=1,
+            other_bytes=2,
+            num_compiled=3,
+            num_launches=4,
+            bytes_to_device=self.copied_in,
+            bytes_to_host=self.copied_out,
+            wait_seconds=0.5,
+        )
 
     def why_lost(self) -> str | None:
         return self.failure
@@ -118,6 +134,9 @@ class SeparateDevice:
         assert self.is_computing
         if self.failure is not None:
             raise RuntimeError(self.failure)
+        if self.num_shortages:
+            self.num_shortages -= 1
+            raise OutOfSeparateMemoryError("cuBLAS has no memory")
         arrays = arrays_of(inputs)
         wrapped = {id(array.hidden): array for array in arrays.values()}
         outputs = function(with_arrays(inputs, {name: array.hidden for name, array in arrays.items()}), *others)

@@ -29,6 +29,7 @@ def server_info() -> Operation[ServerInfo]:
         identities=_shares(reply.identities),
         containers=_shares(reply.containers),
         why_no_gpu=reply.why_no_gpu,
+        device_usage=_numbers(reply.device_usage) if reply.HasField("device_usage") else {},
     )
 
 
@@ -41,7 +42,9 @@ def _host(host: str) -> str:
     return f"[{host}]" if ":" in host else host or "*"
 
 
-def _numbers(message: messages_pb2.ServerLimits | messages_pb2.ServerUsage) -> dict[str, float]:
+def _numbers(
+    message: messages_pb2.ServerLimits | messages_pb2.ServerUsage | messages_pb2.DeviceUsage,
+) -> dict[str, float]:
     values = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
     return {name: _seconds(value) if isinstance(value, Duration) else value for name, value in values.items()}
 

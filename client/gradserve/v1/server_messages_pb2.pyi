@@ -17,7 +17,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self, with_shares: bool = ...) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "devices", "limits", "usage", "uptime", "device", "ops_prepared", "sockets", "incarnation", "identities", "containers", "why_no_gpu")
+    __slots__ = ("version", "devices", "limits", "usage", "uptime", "device", "ops_prepared", "sockets", "incarnation", "identities", "containers", "why_no_gpu", "device_usage")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class GetServerInfoResponse(_message.Message):
     IDENTITIES_FIELD_NUMBER: _ClassVar[int]
     CONTAINERS_FIELD_NUMBER: _ClassVar[int]
     WHY_NO_GPU_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_USAGE_FIELD_NUMBER: _ClassVar[int]
     version: str
     devices: _containers.RepeatedCompositeFieldContainer[Device]
     limits: ServerLimits
@@ -42,7 +43,8 @@ class GetServerInfoResponse(_message.Message):
     identities: _containers.RepeatedCompositeFieldContainer[ShareUsage]
     containers: _containers.RepeatedCompositeFieldContainer[ShareUsage]
     why_no_gpu: str
-    def __init__(self, version: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., limits: _Optional[_Union[ServerLimits, _Mapping]] = ..., usage: _Optional[_Union[ServerUsage, _Mapping]] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., device: _Optional[str] = ..., ops_prepared: bool = ..., sockets: _Optional[_Union[_socket_messages_pb2.SocketAddresses, _Mapping]] = ..., incarnation: _Optional[str] = ..., identities: _Optional[_Iterable[_Union[ShareUsage, _Mapping]]] = ..., containers: _Optional[_Iterable[_Union[ShareUsage, _Mapping]]] = ..., why_no_gpu: _Optional[str] = ...) -> None: ...
+    device_usage: DeviceUsage
+    def __init__(self, version: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., limits: _Optional[_Union[ServerLimits, _Mapping]] = ..., usage: _Optional[_Union[ServerUsage, _Mapping]] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., device: _Optional[str] = ..., ops_prepared: bool = ..., sockets: _Optional[_Union[_socket_messages_pb2.SocketAddresses, _Mapping]] = ..., incarnation: _Optional[str] = ..., identities: _Optional[_Iterable[_Union[ShareUsage, _Mapping]]] = ..., containers: _Optional[_Iterable[_Union[ShareUsage, _Mapping]]] = ..., why_no_gpu: _Optional[str] = ..., device_usage: _Optional[_Union[DeviceUsage, _Mapping]] = ...) -> None: ...
 
 class Device(_message.Message):
     __slots__ = ("name", "description", "total_memory_bytes")
@@ -53,6 +55,38 @@ class Device(_message.Message):
     description: str
     total_memory_bytes: int
     def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., total_memory_bytes: _Optional[int] = ...) -> None: ...
+
+class DeviceUsage(_message.Message):
+    __slots__ = ("max_bytes", "computing_bytes", "stored_bytes", "accumulator_bytes", "layer_bytes", "cached_bytes", "other_bytes", "num_evicted", "evicted_bytes", "num_compiled", "num_launches", "bytes_to_device", "bytes_to_host", "wait")
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COMPUTING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ACCUMULATOR_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LAYER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OTHER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_EVICTED_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPILED_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAUNCHES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_TO_DEVICE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_TO_HOST_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    max_bytes: int
+    computing_bytes: int
+    stored_bytes: int
+    accumulator_bytes: int
+    layer_bytes: int
+    cached_bytes: int
+    other_bytes: int
+    num_evicted: int
+    evicted_bytes: int
+    num_compiled: int
+    num_launches: int
+    bytes_to_device: int
+    bytes_to_host: int
+    wait: _duration_pb2.Duration
+    def __init__(self, max_bytes: _Optional[int] = ..., computing_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., accumulator_bytes: _Optional[int] = ..., layer_bytes: _Optional[int] = ..., cached_bytes: _Optional[int] = ..., other_bytes: _Optional[int] = ..., num_evicted: _Optional[int] = ..., evicted_bytes: _Optional[int] = ..., num_compiled: _Optional[int] = ..., num_launches: _Optional[int] = ..., bytes_to_device: _Optional[int] = ..., bytes_to_host: _Optional[int] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ServerLimits(_message.Message):
     __slots__ = ("max_message_bytes", "inline_limit_bytes", "max_bytes", "max_handles", "max_accumulators", "max_waiters", "id_window", "default_lease", "max_lease", "max_layers", "undelivered_lease", "client_lease", "max_bookkeeping_bytes")
@@ -101,7 +135,7 @@ class ServerUsage(_message.Message):
     def __init__(self, num_bytes: _Optional[int] = ..., num_handles: _Optional[int] = ..., num_accumulators: _Optional[int] = ..., num_waiters: _Optional[int] = ..., num_layers: _Optional[int] = ..., bookkeeping_bytes: _Optional[int] = ...) -> None: ...
 
 class ShareUsage(_message.Message):
-    __slots__ = ("name", "num_bytes", "num_handles", "num_accumulators", "num_waiters", "num_layers", "bookkeeping_bytes")
+    __slots__ = ("name", "num_bytes", "num_handles", "num_accumulators", "num_waiters", "num_layers", "bookkeeping_bytes", "device_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_HANDLES_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +143,7 @@ class ShareUsage(_message.Message):
     NUM_WAITERS_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     BOOKKEEPING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     num_bytes: int
     num_handles: int
@@ -116,4 +151,5 @@ class ShareUsage(_message.Message):
     num_waiters: int
     num_layers: int
     bookkeeping_bytes: int
-    def __init__(self, name: _Optional[str] = ..., num_bytes: _Optional[int] = ..., num_handles: _Optional[int] = ..., num_accumulators: _Optional[int] = ..., num_waiters: _Optional[int] = ..., num_layers: _Optional[int] = ..., bookkeeping_bytes: _Optional[int] = ...) -> None: ...
+    device_bytes: int
+    def __init__(self, name: _Optional[str] = ..., num_bytes: _Optional[int] = ..., num_handles: _Optional[int] = ..., num_accumulators: _Optional[int] = ..., num_waiters: _Optional[int] = ..., num_layers: _Optional[int] = ..., bookkeeping_bytes: _Optional[int] = ..., device_bytes: _Optional[int] = ...) -> None: ...

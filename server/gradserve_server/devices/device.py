@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve.memory.pool import BufferPool
+from gradserve_server.devices.device_usage import DeviceUsage
 
 Array: TypeAlias = Any
 """A C-contiguous array in the memory of some device: NumPy's on the host, CuPy's on a GPU. Both have `dtype`, `shape`
@@ -98,6 +99,10 @@ class Device(Protocol):
         """Does the same if more is kept than is worth it."""
         ...
 
+    def usage(self) -> DeviceUsage | None:
+        """Returns figures of the device, at once; None if it is the host."""
+        ...
+
     def why_lost(self) -> str | None:
         """Returns why this process cannot use the device any more, None if it can. May wait for work on it."""
         ...
@@ -160,6 +165,9 @@ class CpuDevice:
 
     def trim(self) -> None:
         """Does nothing."""
+
+    def usage(self) -> None:
+        """Returns None."""
 
     def why_lost(self) -> None:
         """Returns None: the host is never lost."""

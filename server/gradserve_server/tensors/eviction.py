@@ -76,11 +76,13 @@ class Evictor:
                 await self._grow(account, amount, owner)
 
     async def spare(self, amount: int, owner: Identity = ANONYMOUS) -> bool:
-        """Moves tensors with so many bytes to the host, though the quota would do; returns False if there are too few.
+        """Moves tensors with up to so many bytes to the host, though the quota would do; returns False if none can.
 
         For memory that the device does not have, or not in one piece.
         """
         async with self._evicting:
+            idle = self._store.idle
+            amount = min(amount, sum(map(idle.num_bytes, idle.owners)))
             return await self._evict(owner, 0, amount, is_within_share=self._is_within_share(owner, 0))
 
     async def attempt(self, work: Callable[[], Awaitable[T]], amount: int, owner: Identity = ANONYMOUS) -> T:

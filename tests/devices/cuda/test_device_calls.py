@@ -160,6 +160,9 @@ class StandIn:
                 assert isinstance(stand_in.current.device, Device)
                 stand_in.limit = size
 
+            def total_bytes(self) -> int:
+                return 3 * GIB
+
             def free_bytes(self) -> int:
                 return stand_in.num_cached
 
@@ -168,6 +171,7 @@ class StandIn:
 
         runtime = types.SimpleNamespace(
             CUDARuntimeError=CUDARuntimeError,
+            memGetInfo=lambda: (TOTAL_BYTES - 5 * GIB, TOTAL_BYTES),
             getDeviceProperties=lambda _: {"totalGlobalMem": TOTAL_BYTES},
             deviceSynchronize=synchronize,
             memcpyAsync=copy,
@@ -390,3 +394,48 @@ def test_a_launch_goes_to_the_threads_stream(device: CudaDevice, stand_in: Stand
     assert (kind, *launched[:3]) == ("launch", "double_float64", (7, 3), (256,))
     assert launched[3][0] is arguments
     assert launched[4:] == [4096, stream]
+
+
+def test_what_it_does_is_counted_in_all_threads(device: CudaDevice, stand_in: StandIn) -> None:
+    device.limit_memory(8 * GIB)
+    host = np.zeros(1000, np.uint8)
+
+    def work(_: int) -> None:
+        program = device.compiled(PROGRAM)
+        with device.computing():
+            array = device.from_host(host)
+            program.launch(Launch("double_float32", (1, 1), 32, 0), host)
+            device.read(array, 0, host[:10])
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(work, range(5)))
+    stand_in.num_cached = 77
+    device.trim()
+    usage = device.usage()
+    assert (usage.num_compiled, usage.num_launches) == (1, 5)
+    assert (usage.bytes_to_device, usage.bytes_to_host) == (5000, 50)
+    assert (usage.cached_bytes, usage.other_bytes) == (77, 2 * GIB)
+    assert usage.wait_seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "status", "is_full"),
+    [
+        ("api.runtime", "CUDARuntimeError", 2, True),
+        ("api.runtime", "CUDARuntimeError", 700, False),
+        ("api.driver", "CUDADriverError", 2, True),
+        ("api.driver", "CUDADriverError", 3, False),
+        ("libs.cublas", "CUBLASError", 3, True),
+        ("libs.cublas", "CUBLASError", 2, False),
+    ],
+)
+def test_which_errors_say_that_memory_does_not_suffice(
+    device: CudaDevice, monkeypatch: pytest.MonkeyPatch, module: str, name: str, status: int, is_full: bool
+) -> None:
+    kind = type(name, (RuntimeError,), {"status": status})
+    error = kind("no")
+    assert not device.is_full(error), "it is not CuPy's"
+    monkeypatch.setitem(sys.modules, f"cupy_backends.cuda.{module}", types.SimpleNamespace(**{name: kind}))
+    assert device.is_full(error) is is_full
+    assert device.is_full(MemoryError())
+    assert not device.is_full(ValueError())

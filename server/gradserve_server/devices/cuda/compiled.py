@@ -8,6 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gradserve_server.devices.cancellation import checkpoint
+from gradserve_server.devices.cuda.counts import Counts
 from gradserve_server.devices.cuda.precompiled import Cubins
 from gradserve_server.devices.cuda.program import COMPILE_OPTIONS, Launch, Limits, Program
 
@@ -25,10 +26,21 @@ class CudaProgram:
         program: Program,
         limits: Limits,
         current: Callable[[], AbstractContextManager[None]],
+        counts: Callable[[], Counts],
         cubins: Cubins | None = None,
     ) -> None:
-        """Takes CuPy, the program, the limits of the GPU, what makes the GPU current, and kernels that are compiled."""
+        """Takes its parts.
+
+        Args:
+            cupy: CuPy.
+            program: The program.
+            limits: The limits of the GPU.
+            current: Makes the GPU current.
+            counts: Returns the counts of the calling thread.
+            cubins: Kernels that are compiled.
+        """
         self._cupy = cupy
+        self._counts = counts
         self._program = program
         self._limits = limits
         self._current = current
@@ -54,6 +66,7 @@ class CudaProgram:
                     module = self._cupy.RawModule(code=source, options=COMPILE_OPTIONS, backend="nvrtc")
                 function = module.get_function(kernel)
                 function.max_dynamic_shared_size_bytes = self._limits.shared_bytes
+            self._counts().num_compiled += 1
             self._kernels[kernel] = function
 
     def launch(self, launch: Launch, arguments: NDArray[Any]) -> None:
@@ -65,4 +78,5 @@ class CudaProgram:
         checkpoint()
         if launch.kernel not in self._kernels:
             self.prepare(launch.kernel)
+        self._counts().num_launches += 1
         self._kernels[launch.kernel](launch.grid, (launch.threads,), (arguments,), shared_mem=launch.shared_bytes)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gradserve_server.devices.cuda.compiled import CudaProgram
 from gradserve_server.devices.cuda.copies import Allocate, ThreadCopies
+from gradserve_server.devices.cuda.counts import Counts, ThreadCounts
 from gradserve_server.devices.cuda.device_thread import DeviceThread
 from gradserve_server.devices.cuda.importing import import_cupy
 from gradserve_server.devices.cuda.memory import GpuMemory
@@ -19,6 +20,7 @@ from gradserve_server.devices.cuda.pinning import Pinning
 from gradserve_server.devices.cuda.precompiled import INSTALLED, Cubins
 from gradserve_server.devices.cuda.program import CompiledProgram, Limits, Program
 from gradserve_server.devices.device import Array
+from gradserve_server.devices.device_usage import DeviceUsage
 
 
 class CudaDevice:
@@ -52,6 +54,7 @@ class CudaDevice:
         attributes = self._device.attributes
         self.limits = Limits(attributes["MultiProcessorCount"], attributes["MaxSharedMemoryPerBlockOptin"])
         self._threads = threading.local()
+        self._counts = ThreadCounts()
         self._programs: dict[Program, CudaProgram] = {}
         self._precompiled = precompiled
         self._allocate = allocate
@@ -78,9 +81,23 @@ class CudaDevice:
             self._memory.free_cached()
 
     def trim(self) -> None:
-        """Does the same if it is more than an eighth of the pool's limit."""
+        """Does the same if it is more than an eighth of the pool's limit; looks at what else uses the GPU's memory."""
         with self._current():
             self._memory.trim()
+            self._memory.look()
+
+    def usage(self) -> DeviceUsage:
+        """Returns figures of the GPU; memory that is not the pool's as it was when `trim` looked at it last."""
+        counts = self._counts.total()
+        return DeviceUsage(
+            cached_bytes=self._memory.cached_bytes,
+            other_bytes=self._memory.other_bytes,
+            num_compiled=counts.num_compiled,
+            num_launches=counts.num_launches,
+            bytes_to_device=counts.bytes_to_device,
+            bytes_to_host=counts.bytes_to_host,
+            wait_seconds=counts.wait_seconds,
+        )
 
     def holds(self, array: Array) -> bool:
         """Returns True if an array is in this GPU's memory."""
@@ -124,6 +141,7 @@ class CudaDevice:
         In a `computing` block, the host array must not change until the block is left.
         """
         if source.nbytes:
+            self._thread().counts.bytes_to_device += source.nbytes
             with self._copying(source) as copies:
                 copies.upload(source, self.address(array) + offset)
 
@@ -133,6 +151,7 @@ class CudaDevice:
         In a `computing` block, it is filled when the block is left.
         """
         if target.nbytes:
+            self._thread().counts.bytes_to_host += target.nbytes
             with self._copying(target) as copies:
                 copies.download(self.address(array) + offset, target)
 
@@ -217,7 +236,7 @@ class CudaDevice:
         """
         known = self._programs.get(program)
         if known is None:
-            new = CudaProgram(self._cupy, program, self.limits, self._current, self._cubins)
+            new = CudaProgram(self._cupy, program, self.limits, self._current, self._own_counts, self._cubins)
             known = self._programs.setdefault(program, new)
         return known
 
@@ -226,6 +245,9 @@ class CudaDevice:
         if not self._precompiled.exists():
             return None
         return Cubins(self._precompiled, f"sm_{self.compute_capability}", self._cupy.cuda.nvrtc.getVersion())
+
+    def _own_counts(self) -> Counts:
+        return self._thread().counts
 
     @contextmanager
     def _current(self) -> Iterator[None]:
@@ -248,7 +270,7 @@ class CudaDevice:
             finished = cuda.Event(block=True, disable_timing=True)
             stream = cuda.Stream(non_blocking=True)
             copies = ThreadCopies(self._cupy, stream, self._pinning, self._allocate)
-            thread = self._threads.state = DeviceThread(stream, finished, copies)
+            thread = self._threads.state = DeviceThread(stream, finished, copies, self._counts.new())
         return thread
 
 

@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 from gradserve_server.devices.cuda.copies import ThreadCopies
+from gradserve_server.devices.cuda.counts import Counts
 from gradserve_server.devices.device import Array
 
 _POLLING_SECONDS = 50e-6
@@ -14,9 +15,10 @@ takes some tens of microseconds, as much as a small kernel."""
 class DeviceThread:
     """A thread's state on a device; `depth` counts its nested blocks that make the device current."""
 
-    def __init__(self, stream: Any, finished: Any, copies: ThreadCopies) -> None:
+    def __init__(self, stream: Any, finished: Any, copies: ThreadCopies, counts: Counts) -> None:
         self.stream = stream
         self.copies = copies
+        self.counts = counts
         self.depth = 0
         self.scratch: Array | None = None
         self.tickets: Array | None = None
@@ -27,9 +29,12 @@ class DeviceThread:
     def wait(self) -> None:
         """Returns when everything in the stream is done."""
         self._finished.record(self.stream)
-        end = time.perf_counter() + _POLLING_SECONDS
+        begin = now = time.perf_counter()
         while not self._finished.done:
-            if time.perf_counter() >= end:
+            if now - begin >= _POLLING_SECONDS:
                 self._finished.synchronize()
+                now = time.perf_counter()
                 break
+            now = time.perf_counter()
+        self.counts.wait_seconds += now - begin
         self.held.clear()

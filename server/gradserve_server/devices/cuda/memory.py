@@ -34,13 +34,24 @@ def usable_bytes(total: int) -> int:
 
 
 class GpuMemory:
-    """The pool of one GPU. All methods are for threads that use this GPU, and are safe to call from several."""
+    """The pool of one GPU.
+
+    All methods but `limit` are for threads that use this GPU, and safe to call from several.
+
+    Attributes:
+        usable_bytes: How much of the GPU's memory the pool may take.
+        cached_bytes: What it kept for later when it was last looked at.
+        other_bytes: What was used then that is not the pool's.
+    """
 
     def __init__(self, cupy: Any, total: int) -> None:
         """Takes CuPy, and the size of the GPU's memory in bytes."""
+        self._runtime = cupy.cuda.runtime
         self._pool = cupy.get_default_memory_pool()
         self.usable_bytes = usable_bytes(total)
         self._limit = self.usable_bytes
+        self.cached_bytes = 0
+        self.other_bytes = 0
 
     def limit(self, num_bytes: int) -> None:
         """Limits the pool to this, and a little more: allocations are rounded up, and blocks do not fill each other."""
@@ -68,11 +79,13 @@ class GpuMemory:
         if self._pool.free_bytes() > self._limit // _KEPT_PART:
             self._pool.free_all_blocks()
 
-    @property
-    def cached_bytes(self) -> int:
-        """What the pool keeps for later."""
-        cached: int = self._pool.free_bytes()
-        return cached
+        self.cached_bytes = self._pool.free_bytes()
+
+    def look(self) -> None:
+        """Notes what is used of the GPU's memory, and by whom."""
+        free, total = self._runtime.memGetInfo()
+        self.other_bytes = max(total - free - self._pool.total_bytes(), 0)
+        self.cached_bytes = self._pool.free_bytes()
 
 
 def _errors(module: str, name: str) -> tuple[type[BaseException], ...]:

@@ -7,6 +7,7 @@ from gradserve.wire.durations import encode_duration
 from gradserve_server.config import LeaseConfig, LimitsConfig
 from gradserve_server.devices.inventory import Inventory
 from gradserve_server.rpc.boundary.call import Call
+from gradserve_server.rpc.server_info.device_figures import DeviceFigures
 from gradserve_server.rpc.server_info.usage import Usage
 from gradserve_server.rpc.sockets.addresses import SocketAddresses
 
@@ -20,6 +21,7 @@ class ServerServicer:
         version: str,
         inventory: Inventory,
         device: str,
+        figures: DeviceFigures,
         ops_prepared: Callable[[], bool],
         limits: LimitsConfig,
         leases: LeaseConfig,
@@ -32,6 +34,7 @@ class ServerServicer:
         self._version = version
         self._incarnation = incarnation
         self._device = device
+        self._figures = figures
         self._ops_prepared = ops_prepared
         self._devices = [
             messages_pb2.Device(
@@ -70,6 +73,7 @@ class ServerServicer:
             devices=self._devices,
             device=self._device,
             why_no_gpu=self._why_no_gpu,
+            device_usage=self._figures.message(),
             ops_prepared=self._ops_prepared(),
             limits=self._limits,
             usage=self._usage.of_all(),

@@ -24,6 +24,7 @@ class Usage:
     waiters: FairQuota
     layers: FairQuota
     bookkeeping: FairQuota
+    device_memory: FairQuota | None = None
 
     def of_all(self) -> messages_pb2.ServerUsage:
         """Returns what is in use."""
@@ -42,7 +43,8 @@ class Usage:
             return []
         names = {caller.name}
         if caller.reaches_all:
-            quotas = (self.memory, self.handles, self.accumulators, self.waiters, self.layers, self.bookkeeping)
+            quotas = [self.memory, self.handles, self.accumulators, self.waiters, self.layers, self.bookkeeping]
+            quotas += [] if self.device_memory is None else [self.device_memory]
             names = {share.name for quota in quotas for share in quota.identities if share.held}
         largest = nlargest(_MOST_IDENTITIES, names, key=self.memory.identities.held_by)
         return [self._share(name, lambda quota, name: quota.identities.held_by(name)) for name in largest]
@@ -66,4 +68,5 @@ class Usage:
             num_waiters=held_by(self.waiters, name),
             num_layers=held_by(self.layers, name),
             bookkeeping_bytes=held_by(self.bookkeeping, name),
+            device_bytes=0 if self.device_memory is None else held_by(self.device_memory, name),
         )

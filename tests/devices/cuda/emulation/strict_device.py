@@ -66,6 +66,9 @@ class StrictDevice:
     def trim(self) -> None:
         """It keeps nothing for later."""
 
+    def usage(self) -> None:
+        """It counts nothing."""
+
     def why_lost(self) -> None:
         """It is never lost."""
 
