@@ -49,7 +49,7 @@ def compile_command(architectures: str, output: Path | None) -> None:
         try:
             for source in _sources():
                 if cubins.find(source) is None:
-                    cubins.save(source, _compiled(nvrtc, source, architecture))
+                    cubins.save(source, compile_source(nvrtc, source, architecture))
                 count += 1
         except OSError as error:
             raise click.ClickException(str(error)) from None
@@ -64,7 +64,12 @@ def _sources() -> Iterator[str]:
             yield program.source_of(kernel)
 
 
-def _compiled(nvrtc: Any, source: str, architecture: str) -> bytes:
+def compile_source(nvrtc: Any, source: str, architecture: str) -> bytes:
+    """Returns a source compiled for an architecture by CuPy's `nvrtc`.
+
+    Raises:
+        click.ClickException: It does not compile.
+    """
     from gradserve_server.devices.cuda.precompiled import NVRTC_OPTIONS
 
     with _program(nvrtc, source) as program:

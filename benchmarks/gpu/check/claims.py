@@ -50,6 +50,11 @@ CLAIMS = (
     Claim("parameters lie in the order of the canonical vector", (_RNN + "test_where_parameters_are",)),
     Claim("dropout follows the seed", (_RNN + "test_dropout_follows_the_seed",)),
     Claim("dropout is the same in every thread", (_SETTLED + "test_dropout_is_the_same_in_every_thread",)),
+    Claim(
+        "a reserve space that was changed is refused",
+        (_RNN + "test_a_reserve_space_that_was_changed", _SETTLED + "test_tags_of_reserve_spaces"),
+    ),
+    Claim("kernels compiled in advance are those that run", (_SETTLED + "test_kernels_compiled_in_advance",)),
     Claim("a gradient is that of what was dropped", (_RNN + "test_the_gradient_is_that_of_what_was_dropped",)),
     Claim(
         "results are the same to the bit every time",

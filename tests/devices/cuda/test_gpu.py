@@ -39,9 +39,7 @@ def device() -> CudaDevice:
 
 @pytest.fixture(scope="session")
 def batch_norm(device: CudaDevice) -> CudaBatchNorm:
-    made = CudaBatchNorm(device)
-    made.prepare(lambda: False)
-    return made
+    return CudaBatchNorm(device)
 
 
 def test_products_of_float32_keep_all_bits(device: CudaDevice) -> None:

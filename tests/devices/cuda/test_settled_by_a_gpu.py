@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -22,17 +23,23 @@ from gradserve.memory.sealed import make_region, map_region
 from gradserve_server.config import RuntimeConfig, ServerConfig
 from gradserve_server.devices.cuda.device import CudaDevice
 from gradserve_server.devices.cuda.importing import import_cupy
+from gradserve_server.devices.cuda.kernels import Struct
+from gradserve_server.devices.cuda.precompiled import Cubins
+from gradserve_server.devices.cuda.program import Launch, Program
 from gradserve_server.devices.cuda.reduction.reducer import CudaReducer
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
+from gradserve_server.kernels_command import compile_source
 from gradserve_server.ops.batch_norm.cuda.family import CudaBatchNorm
 from gradserve_server.ops.batch_norm.spec import ForwardAttributes, ForwardInputs, plan_forward
 from gradserve_server.ops.cudnn_rnn.checks import plan_forward as plan_network
 from gradserve_server.ops.cudnn_rnn.cuda.family import CudaCudnnRnn
+from gradserve_server.ops.cudnn_rnn.cuda.tag import ContentTags
 from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey
 from gradserve_server.ops.cudnn_rnn.spec import ForwardAttributes as NetworkAttributes
 from gradserve_server.testing import LocalServer
 from tests.ops.cudnn_rnn.cuda.test_gpu import LENGTHS, make_call, put
+from tests.ops.cudnn_rnn.cuda.test_tag import expected as expected_tag
 from tests.servers.polling import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.cuda
@@ -258,6 +265,40 @@ def test_memory_at_full_concurrency() -> None:
     # Each of 16 calls has x, y, and two thirds of that besides; twice that for what the pool keeps in pieces.
     assert held - before < 2 * 16 * 3 * x.nbytes
     assert pool.used_bytes() - before < 64 << 20, "scratch memory of threads"
+
+
+TWICE = """struct Twice { float* x; long long count; };
+extern "C" __global__ void __launch_bounds__(32) twice(const __grid_constant__ Twice arguments) {
+    if (threadIdx.x < arguments.count) arguments.x[threadIdx.x] *= 2;
+}"""
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_kernels_compiled_in_advance(tmp_path: Path, is_damaged: bool) -> None:
+    """The one that is saved here multiplies by 3, so that it shows which one runs."""
+    nvrtc, capability = import_cupy().cuda.nvrtc, CudaDevice(0).compute_capability
+    cubins = Cubins(tmp_path, f"sm_{capability}", nvrtc.getVersion())
+    cubins.save(TWICE, compile_source(nvrtc, TWICE.replace("*= 2", "*= 3"), f"sm_{capability}"))
+    if is_damaged:
+        (file,) = tmp_path.iterdir()
+        file.write_bytes(file.read_bytes()[:-1])
+    device = CudaDevice(0, precompiled=tmp_path)
+    numbers = device.from_host(np.arange(5, dtype=np.float32))
+    arguments = Struct(("x",), ("count",)).of({"x": device.address(numbers)}, {"count": 5})
+    with device.computing():
+        device.compiled(Program("twice", TWICE, ("twice",))).launch(Launch("twice", (1, 1), 32, 0), arguments)
+    np.testing.assert_array_equal(device.to_host(numbers), (2 if is_damaged else 3) * np.arange(5))
+
+
+@pytest.mark.parametrize("num_vectors", [1, 257, 1 << 17])
+def test_tags_of_reserve_spaces(device: CudaDevice, num_vectors: int) -> None:
+    key = np.random.default_rng(1).bytes(64)
+    content = np.frombuffer(np.random.default_rng(2).bytes(16 * num_vectors), np.uint8)
+    there, tag = device.from_host(content), device.empty((16,), np.dtype(np.uint8))
+    address = device.address(tag)
+    with device.computing():
+        ContentTags(device).start(key, device.address(there), content.nbytes, address, address)
+    assert device.to_host(tag).tobytes() == expected_tag(content, key)
 
 
 CONTEXTS = """

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gradserve_server.devices.cuda.cudnn import Cudnn, load_cudnn
 from gradserve_server.devices.cuda.device import CudaDevice
+from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.ops.cudnn_rnn.checks import make_network, plan_forward
 from gradserve_server.ops.cudnn_rnn.cuda.call import CudnnCall
 from gradserve_server.ops.cudnn_rnn.cuda.family import CudaCudnnRnn
@@ -305,6 +306,29 @@ def test_the_gradient_is_that_of_what_was_dropped(
     slopes = get(device, backprop)
     slope = float(sum((slopes[gradient] * moves[name]).sum() for name, gradient in names.items()))
     assert slope == pytest.approx(difference, rel=1e-5)
+
+
+@pytest.mark.parametrize("place", [0, 100, 200, 256, -1], ids=["header", "tag", "ours", "cudnns", "last"])
+def test_a_reserve_space_that_was_changed(device: CudaDevice, op: CudaCudnnRnn, place: int) -> None:
+    attributes = ForwardAttributes()
+    inputs, gradients = make_call(attributes, 2, LENGTHS, np.float32)
+    problem = plan_forward(inputs, attributes).problem
+    there = put(device, inputs)
+    with device.computing():
+        outputs = get(device, op.forward(there, problem))
+    space = outputs["reserve_space"].view(np.uint8)
+    for changed in (False, True):
+        space[place] ^= changed
+        outputs["host_reserved"][...] = space[: len(outputs["host_reserved"])].view(np.int8)
+        given = put(device, ForwardOutputs(**outputs))
+        call = BackpropInputs(**vars(there), **vars(given), **vars(put(device, gradients)))
+        with device.computing():
+            if changed:
+                with pytest.raises(InvalidArgumentError) as raised:
+                    op.backprop(call, problem)
+                assert raised.value.field == "reserve_space"
+            else:
+                op.backprop(call, problem)
 
 
 def test_threads_at_once(device: CudaDevice, op: CudaCudnnRnn) -> None:
