@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.quotas import Account
 
 Array: TypeAlias = NDArray[Any]
@@ -113,6 +114,18 @@ class Contribution:
 
 class HostCopy(Protocol):
     """The copy in host memory of an average that is elsewhere. Used on the event loop only."""
+
+    async def reserve(self, account: Account, owner: Identity) -> None:
+        """Takes memory for handles of the values where they are; makes room for that if necessary.
+
+        Args:
+            account: An account of the memory where the values are.
+            owner: Whose handles they will be.
+
+        Raises:
+            ResourceExhaustedError: There is not enough memory.
+        """
+        ...
 
     async def values(self) -> Mapping[str, Value]:
         """Returns the values in host memory, which are copied once.

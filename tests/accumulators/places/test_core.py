@@ -14,6 +14,7 @@ from gradserve_server.accumulators.spec import ComponentSpec
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.selection import NoSuchDeviceError
 from gradserve_server.errors import ResourceExhaustedError, UnavailableError
+from gradserve_server.tensors.memories import Memories
 from tests.accumulators.bench import F32, Bench, apply, opened, take, turns
 from tests.accumulators.places.on_device import OnDevice
 from tests.journals import ListedJournal
@@ -149,6 +150,19 @@ async def test_stored_tensors_make_room_for_sums(compiled: Path) -> None:
     with pytest.raises(ResourceExhaustedError, match="bytes of the device: 12 asked for, 12 in use, 20 allowed"):
         await apply(acc, 4, 5, 6)
     assert there.sums == 12
+
+
+async def test_stored_tensors_make_room_for_handles_of_an_average(compiled: Path) -> None:
+    there = OnDevice(compiled, limit=20)
+    acc = Bench(places=there.places).accumulator()
+    await apply(acc, 1, 2)
+    average, _ = await take(acc, 1)
+    there.keep(7, 8)
+    room = Memories(there.host, there.memory).room_of_call()
+    assert average.host_copy is not None
+    await average.host_copy.reserve(room.device, room.owner)
+    assert (room.device.used, there.sums, there.memory.quota.used, there.host.used) == (8, 8, 16, 8)
+    room.settle()
 
 
 async def test_the_memory_of_a_gradient_on_the_device_becomes_the_sum(there: OnDevice) -> None:

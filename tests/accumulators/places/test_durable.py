@@ -136,6 +136,9 @@ class HostCopy:
         self._memory = memory
         self._used = 0
 
+    async def reserve(self, account: Any, owner: Any) -> None:
+        """Takes nothing."""
+
     async def values(self) -> Any:
         self._memory.acquire(8)
         self._used = 8

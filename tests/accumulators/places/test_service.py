@@ -14,7 +14,9 @@ from gradserve import AlreadyExistsError, DeadlineExceededError, InvalidArgument
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.v1.accumulator_service_pb2_grpc import AccumulatorServiceStub
+from gradserve_server.app import Server
 from gradserve_server.testing import LocalServer
+from tests.servers.polling import PATIENCE_SECONDS
 
 F32 = np.float32
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
@@ -32,6 +34,10 @@ def used_on_device(gpu: LocalServer) -> int:
 
 def used_on_host(gpu: LocalServer) -> int:
     return gpu.inspect(lambda server: server.usage.memory.used)
+
+
+def shared_bytes(server: Server) -> int:
+    return server._sockets._context.shared_memory.used
 
 
 @pytest.mark.parametrize("options", [{}, {"deterministic": True}, {"reduction_type": "SUM"}], ids=str)
@@ -216,3 +222,30 @@ def test_accumulators_that_end_leave_nothing(worker: gradserve.Client, *, determ
         acc.take_grad(1)
         acc.apply_grad(np.ones(999), step + 1, worker_id="b")
     acc.delete()
+
+
+@pytest.mark.parametrize("way", ["shared_memory", "bulk", "grpc"])
+@pytest.mark.parametrize("copy", [True, False])
+def test_rounds_are_the_same_on_every_way(gpu: LocalServer, way: Any, *, copy: bool) -> None:
+    """Also from memory that a client shares and changes later, and to where it reads averages in place."""
+    size = 1 << 18
+    rng = np.random.default_rng(0)
+    with gradserve.connect(gpu.address, transport=way, timeout=PATIENCE_SECONDS) as client:
+        acc = client.conditional_accumulator("float32", shape=(size,))
+        mine = client.empty(size, "float32")
+        for step in range(2):
+            other = rng.normal(size=size).astype(F32)
+            mine[:] = rng.normal(size=size)
+            expected = (mine + other) / F32(2)
+            acc.apply_grad(mine, local_step=step)
+            acc.apply_grad(other, local_step=step)
+            mine[:] = np.nan
+            average = acc.take_grad(2, copy=copy)
+            np.testing.assert_array_equal(average, expected)
+            assert average.flags.writeable is copy
+            if way == "shared_memory":
+                assert gpu.inspect(shared_bytes) >= size * 4, "it is where it can be read in place"
+            again = acc.read_average(step + 1, copy=copy)
+            np.testing.assert_array_equal(again, expected)
+            assert used_on_host(gpu) >= size * 4, "one copy"
+            del average, again

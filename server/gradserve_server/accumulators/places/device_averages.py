@@ -11,22 +11,35 @@ from gradserve_server.devices.device import Device
 from gradserve_server.devices.retry import with_all_memory
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.own_tasks import OwnTasks
+from gradserve_server.security.identity import Identity
+from gradserve_server.tensors.eviction import Evictor
 from gradserve_server.tensors.quotas import Account, Quota
 
 
 class DeviceAverages(AverageCopies):
     """Copies the averages of an accumulator on a device to the host, and back after a restart."""
 
-    def __init__(self, device: Device, compute: Compute, memory: Quota, allocate: AllocateAverage) -> None:
-        """Takes the device, what runs copies, the quota of bytes on the host, and what allocates memory there."""
+    def __init__(
+        self, device: Device, compute: Compute, evictor: Evictor, memory: Quota, allocate: AllocateAverage
+    ) -> None:
+        """Takes the device and its memory, what runs copies, and what of the host's memory they count in and are.
+
+        Args:
+            device: The device.
+            compute: Runs copies.
+            evictor: Makes room in the device's memory.
+            memory: The quota of bytes on the host.
+            allocate: Allocates memory there.
+        """
         self._device = device
         self._compute = compute
+        self._evictor = evictor
         self._memory = memory
         self._allocate = allocate
 
     def host_copy(self, values: Mapping[str, Value]) -> HostCopy:
         """Returns the copy of an average in host memory, not made yet."""
-        return SharedHostCopy(values, self._compute, self._to_host, Account(self._memory))
+        return SharedHostCopy(values, self._compute, self._to_host, Account(self._memory), self._evictor)
 
     async def brought(self, values: Mapping[str, Value]) -> Mapping[str, Value]:
         """Returns the values of an average on the device; see `AverageCopies`."""
@@ -62,15 +75,33 @@ class SharedHostCopy:
         compute: Compute,
         copy: Callable[[Mapping[str, Array]], dict[str, Value]],
         account: Account,
+        evictor: Evictor,
     ) -> None:
-        """Takes the values, what runs the copying, what copies, and an account of nothing yet."""
+        """Takes the values, and what copies them.
+
+        Args:
+            values: The values on the device.
+            compute: Runs the copying.
+            copy: Copies.
+            account: An account of the host's memory, of nothing yet.
+            evictor: Makes room in the device's memory.
+        """
         self._values = values
         self._compute = compute
         self._copy = copy
         self._account = account
+        self._evictor = evictor
         self._copying: asyncio.Task[Mapping[str, Value]] | None = None
         self._tasks = OwnTasks()
         self._is_closed = False
+
+    @property
+    def _num_bytes(self) -> int:
+        return sum([value.nbytes for value in self._values.values()])
+
+    async def reserve(self, account: Account, owner: Identity) -> None:
+        """Takes memory of the device for handles of the values; stored tensors that nobody uses move for that."""
+        await self._evictor.grow(account, self._num_bytes, owner)
 
     async def values(self) -> Mapping[str, Value]:
         """Returns the values in host memory. If the caller is cancelled, others still get them.
@@ -79,7 +110,7 @@ class SharedHostCopy:
             ResourceExhaustedError: There is not enough memory on the host; a later call tries again.
         """
         if self._copying is None:
-            self._account.grow(sum([value.nbytes for value in self._values.values()]))
+            self._account.grow(self._num_bytes)
             self._copying = self._tasks.begin(self._copied())
         return await asyncio.shield(self._copying)
 

@@ -128,7 +128,7 @@ class DevicePlace(Place):
 
     def average_copies(self, host_memory: Quota, allocate: AllocateAverage) -> DeviceAverages:
         """Returns what copies averages to the host, and back."""
-        return DeviceAverages(self.device, self.compute, host_memory, allocate)
+        return DeviceAverages(self.device, self.compute, self.evictor, host_memory, allocate)
 
     def journal(
         self, journal: AccumulatorJournal, durability: Durability | None, host_memory: Quota

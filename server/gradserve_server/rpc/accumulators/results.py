@@ -88,7 +88,9 @@ async def _with_average(
     """Delivers an average; returns a response with it."""
     # Shared, because the history or other callers have the same arrays.
     are_few = len(average.values) <= PARTS_AT_ONCE
-    if average.host_copy is not None and not delivery.keeps(average.nbytes):
+    if average.host_copy is not None and delivery.keeps(average.nbytes):
+        await average.host_copy.reserve(delivery.room.device, delivery.room.owner)
+    else:
         average = await average.on_host()
     arrays = average.arrays if are_few else await compute.run_in_thread(lambda: average.arrays)
     delivered = await delivery.deliver_many(arrays, shared=True)
