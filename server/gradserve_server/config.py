@@ -340,10 +340,10 @@ class RuntimeConfig(_Concern):
     accumulator_device: Annotated[
         str,
         Field(
-            pattern=r"^(cpu|cuda:\d+)$",
-            description="where accumulators are that ask for no device: cpu, or the device for ops",
+            pattern=r"^(cpu|cuda:\d+|auto)$",
+            description="where accumulators are that ask for no device: cpu, or the device for ops by name or as auto",
         ),
-        Expected("cpu or cuda:N"),
+        Expected("cpu, cuda:N or auto"),
     ] = "cpu"
     warm_up: Annotated[
         bool,

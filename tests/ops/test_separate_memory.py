@@ -129,7 +129,7 @@ def test_a_tensor_can_be_put_on_the_device(
 
 def test_a_device_that_the_server_does_not_have(client: gradserve.Client) -> None:
     for put in (lambda: client.put(X, device="cuda:7"), lambda: client.put_all([X], device="cuda:7")):
-        with pytest.raises(gradserve.InvalidArgumentError, match="expected cpu or separate:0, or auto, got 'cuda:7'"):
+        with pytest.raises(gradserve.InvalidArgumentError, match="expected cpu, separate:0 or auto, got 'cuda:7'"):
             put()
     assert client.list_tensors() == []
 

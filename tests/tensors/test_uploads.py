@@ -139,6 +139,6 @@ def test_the_names_of_devices() -> None:
     bench = Bench([])
     for name, device in {"": bench.host, "cpu": bench.host, "separate:0": bench.device, "auto": bench.device}.items():
         assert bench.uploads.device(name, "device") is device
-    with pytest.raises(InvalidArgumentError, match="expected cpu or separate:0, or auto, got 'cuda:7'") as refused:
+    with pytest.raises(InvalidArgumentError, match="expected cpu, separate:0 or auto, got 'cuda:7'") as refused:
         bench.uploads.device("cuda:7", "header.device")
     assert refused.value.field == "header.device"

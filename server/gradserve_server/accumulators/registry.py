@@ -107,6 +107,7 @@ class AccumulatorRegistry:
             AlreadyExistsError: An accumulator of this name has another spec or lifetime.
             ResourceExhaustedError: The server or the container has reached its limit of accumulators.
         """
+        spec = self._places.named(spec)
         found = self._accumulators.find(key)
         if found is not None:
             differences = found.spec.differences(spec)

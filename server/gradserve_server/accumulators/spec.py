@@ -190,8 +190,13 @@ class AccumulatorSpec:
 
     def resolved(self, durability: Durability, device: str) -> Self:
         """Returns a copy with another durability and device."""
-        other = copy(self)  # rather than `replace`, which would check all components again
+        other = self.on(device)
         object.__setattr__(other, "durability", durability)
+        return other
+
+    def on(self, device: str) -> Self:
+        """Returns a copy with another device."""
+        other = copy(self)  # rather than `replace`, which would check all components again
         object.__setattr__(other, "device", device)
         return other
 

@@ -183,8 +183,8 @@ class Uploads:
         for device in (self.host, self._device):
             if name in (device.name, ""):
                 return device
-        known = " or ".join(dict.fromkeys((self.host.name, self._device.name)))
-        raise InvalidArgumentError(f"expected {known}, or auto, got {quoted(name)}", field=field)
+        known = ", ".join(dict.fromkeys((self.host.name, self._device.name)))
+        raise InvalidArgumentError(f"expected {known} or auto, got {quoted(name)}", field=field)
 
     @asynccontextmanager
     async def room(self, device: Device, num_bytes: int, owner: Identity) -> AsyncIterator[Room | None]:

@@ -59,9 +59,11 @@ def test_where_accumulators_are(worker: gradserve.Client, name: str) -> None:
     assert worker.conditional_accumulator("float32", ()).info().device == "cuda:0", "by the server's default"
     assert worker.sparse_conditional_accumulator("float32", (3, 1)).info().device == "cpu"
     shared = worker.conditional_accumulator("float32", (), shared_name=name)
-    assert worker.conditional_accumulator("float32", (), shared_name=name, device="cuda:0").info() == shared.info()
     with pytest.raises(AlreadyExistsError, match="device is cuda:0, not cpu"):
         worker.conditional_accumulator("float32", (), shared_name=name, device="cpu")
+    for device in ("cuda:0", "auto"):
+        assert worker.conditional_accumulator("float32", (), shared_name=name, device=device).info() == shared.info()
+    assert worker.sparse_conditional_accumulator("float32", (3, 1), device="auto").info().device == "cpu"
     shared.delete()
 
 
@@ -70,11 +72,11 @@ def test_where_accumulators_are(worker: gradserve.Client, name: str) -> None:
     [
         (
             lambda client: client.conditional_accumulator("float32", (), device="cuda:1"),
-            "expected a device of this server, cpu or cuda:0, got 'cuda:1'",
+            "expected a device of this server, cpu, cuda:0 or auto, got 'cuda:1'",
         ),
         (
             lambda client: client.sparse_conditional_accumulator("float32", (3, 1), device="cuda:0"),
-            "expected cpu for an accumulator with sparse components, such as '', got 'cuda:0'",
+            "expected cpu for an accumulator with sparse components, got 'cuda:0'",
         ),
     ],
 )

@@ -69,7 +69,8 @@ class AccumulatorsOfClient(ClientState):
                 ended, from before anybody sees it; "gradient": each gradient, from before its call returns. None: what
                 the server was started with.
             device: In whose memory sums and averages are, with the same bits: "cpu", or the device that ops run on
-                (`server_info().device`), for dense components. None: what the server was started with.
+                (`server_info().device`), for dense components. "auto": that device, whatever it is. None: what the
+                server was started with.
 
         Returns:
             The accumulator.
@@ -141,7 +142,8 @@ class AccumulatorsOfClient(ClientState):
                 ended, from before anybody sees it; "gradient": each gradient, from before its call returns. None: what
                 the server was started with.
             device: In whose memory sums and averages are, with the same bits: "cpu", or the device that ops run on
-                (`server_info().device`), for dense components. None: what the server was started with.
+                (`server_info().device`), for dense components. "auto": that device, whatever it is. None: what the
+                server was started with.
 
         Returns:
             The accumulator.
@@ -214,7 +216,8 @@ class AccumulatorsOfClient(ClientState):
                 ended, from before anybody sees it; "gradient": each gradient, from before its call returns. None: what
                 the server was started with.
             device: In whose memory sums and averages are, with the same bits: "cpu", or the device that ops run on
-                (`server_info().device`), for dense components. None: what the server was started with.
+                (`server_info().device`), for dense components. "auto": that device, whatever it is. None: what the
+                server was started with.
             missing: What this object does with a gradient in which a component is missing or None. "error": raise an
                 InvalidArgumentError. "zeros": send zeros in its place, which count in the mean.
 

@@ -4,10 +4,13 @@ import logging
 from dataclasses import dataclass
 
 from gradserve_server.accumulators.places.place import Place
-from gradserve_server.accumulators.spec import AccumulatorSpec, Layout
+from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout
 from gradserve_server.devices.selection import NoSuchDeviceError
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import quoted
+
+AUTO = "auto"
+"""The name of the device of the ops, whatever it is."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,11 +38,20 @@ class Places:
 
     @property
     def _names(self) -> str:
-        return " or ".join([each.name for each in (self.host, self.device) if each is not None])
+        return ", ".join([each.name for each in (self.host, self.device) if each is not None])
 
     def find(self, name: str) -> Place | None:
         """Returns the place of a name, None if there is none."""
+        if name == AUTO:
+            return self.device or self.host
         return next((each for each in (self.host, self.device) if each is not None and each.name == name), None)
+
+    def named(self, spec: AccumulatorSpec) -> AccumulatorSpec:
+        """Returns a spec with the name of a place, if it asks for the device of the ops, whatever that is."""
+        if spec.device != AUTO:
+            return spec
+        is_dense = _sparse_component(spec) is None
+        return spec.on((self.device if self.device is not None and is_dense else self.host).name)
 
     def of_new(self, spec: AccumulatorSpec) -> Place:
         """Returns the place that a new accumulator asks for, or gets by default.
@@ -50,16 +62,17 @@ class Places:
         place = self.find(spec.device or self.default)
         if place is None:
             raise InvalidArgumentError(
-                f"expected a device of this server, {self._names}, got {quoted(spec.device or '')}", field="spec.device"
+                f"expected a device of this server, {self._names} or {AUTO}, got {quoted(spec.device or '')}",
+                field="spec.device",
             )
-        sparse = next((each for each in spec.components if each.layout is Layout.SPARSE), None)
+        sparse = _sparse_component(spec)
         if sparse is None or place.has_sparse:
             return place
         if spec.device is None:
             return self.host
         raise InvalidArgumentError(
-            f"expected {self.host.name} for an accumulator with sparse components, such as {quoted(sparse.name)}, "
-            f"got {quoted(spec.device)}",
+            f"expected {self.host.name} for an accumulator with sparse components"
+            f"{f', such as {quoted(sparse.name)}' if sparse.name else ''}, got {quoted(spec.device)}",
             field="spec.device",
         )
 
@@ -72,3 +85,7 @@ class Places:
         if place is None:
             _log.warning("%s was on %s, which this server does not have: it is on the host now", what, spec.device)
         return place or self.host
+
+
+def _sparse_component(spec: AccumulatorSpec) -> ComponentSpec | None:
+    return next((each for each in spec.components if each.layout is Layout.SPARSE), None)
