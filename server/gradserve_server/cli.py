@@ -108,7 +108,7 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
         source = settings[name].source if name in settings else f"--{name.replace('_', '-')}"
         raise SettingsError(f"{source}: {error}") from None
     except NoSuchDeviceError as error:
-        raise click.ClickException(f"{settings['device'].source}: {error}") from None
+        raise click.ClickException(f"{settings[error.setting].source}: {error}") from None
     except AccessFileError as error:
         raise SettingsError(f"{settings['access'].source}: {error}") from None
     except DamagedError as error:

@@ -46,6 +46,12 @@ def test_a_server_says_what_it_lacks() -> None:
     assert "Error: --device: expected a device of this machine, cpu" in done.stderr
 
 
+def test_a_server_does_not_start_without_the_device_of_its_accumulators() -> None:
+    done = run_cli("serve", "--listen", "127.0.0.1:0", "--device", "cpu", "--accumulator-device", "cuda:0")
+    assert done.returncode == 1
+    assert "Error: --accumulator-device: expected a device of this server, cpu, got 'cuda:0'" in done.stderr
+
+
 @pytest.mark.parametrize("wanted", ["gpu", "cuda:", "cuda:x", "CPU", ""])
 def test_names_that_no_device_has(wanted: str) -> None:
     done = run_cli("serve", "--device", wanted)

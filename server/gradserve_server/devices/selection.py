@@ -9,7 +9,16 @@ _log = logging.getLogger(__name__)
 
 
 class NoSuchDeviceError(Exception):
-    """The machine does not have the requested device; the message lists those it has."""
+    """The machine or the server does not have the requested device; the message lists those it has.
+
+    Attributes:
+        setting: The setting that asks for it.
+    """
+
+    def __init__(self, message: str, setting: str = "device") -> None:
+        """Takes the message and the setting."""
+        super().__init__(message)
+        self.setting = setting
 
 
 def choose_device(wanted: str, host: CpuDevice, inventory: Inventory) -> Device:

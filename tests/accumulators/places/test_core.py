@@ -177,12 +177,17 @@ async def test_the_memory_of_a_gradient_on_the_device_becomes_the_sum(there: OnD
     assert there.device.copied_out == 8, "the average alone"
 
 
+@pytest.mark.parametrize("is_checked", [False, True])
+@pytest.mark.parametrize("where", ["host", "device"])
 @pytest.mark.parametrize("deterministic", [False, True])
-async def test_what_a_client_changes_later_does_not_count(there: OnDevice, *, deterministic: bool) -> None:
-    acc = Bench(places=there.places).accumulator(deterministic=deterministic, refuse_non_finite=True)
-    shared = np.array([1, 2], np.float32)
+async def test_what_a_client_changes_later_does_not_count(
+    there: OnDevice, where: str, *, deterministic: bool, is_checked: bool
+) -> None:
+    acc = Bench(places=there.places).accumulator(deterministic=deterministic, refuse_non_finite=is_checked)
+    shared: Any = there.array(1, 2) if where == "device" else np.array([1, 2], np.float32)
     await given(acc, shared, live=True, worker_id="a")
-    shared[...] = np.nan
+    assert there.sums == 8
+    (shared.hidden if where == "device" else shared)[...] = np.nan
     average, _ = await take(acc, 1)
     assert await read(average) == [1, 2]
 
@@ -212,5 +217,5 @@ async def test_a_round_that_is_not_to_be_leaves_its_sum(there: OnDevice) -> None
 
 def test_a_default_that_the_server_does_not_have() -> None:
     host = Bench().places.host
-    with pytest.raises(NoSuchDeviceError, match="expected cpu for accumulators on this server, got 'cuda:0'"):
+    with pytest.raises(NoSuchDeviceError, match="expected a device of this server, cpu, got 'cuda:0'"):
         Places(host, default="cuda:0")

@@ -85,19 +85,25 @@ class DevicePlace(Place):
         return await self.evictor.attempt(work, num_bytes, owner)
 
     def copied(self, gradient: Gradient, *, is_checked: bool) -> list[str]:
-        """Returns the components that are elsewhere."""
-        return [name for name, value in gradient.dense.items() if not self.device.holds(value)]
+        """Returns the components that are elsewhere; all of a gradient that others may change."""
+        return [name for name, value in gradient.dense.items() if gradient.live or not self.device.holds(value)]
 
     def copy(self, gradient: Gradient) -> Gradient:
         """Returns a gradient on the device. What others can change is copied once, and checked there."""
-        elsewhere = set(self.copied(gradient, is_checked=False))
+        copied = set(self.copied(gradient, is_checked=False))
         with self.device.computing():
-            values = {
-                name: self.device.from_host(value) if name in elsewhere else value
-                for name, value in gradient.dense.items()
-            }
+            values = {name: self._copy(value) if name in copied else value for name, value in gradient.dense.items()}
         finite = frozenset[str]() if gradient.live else gradient.finite
-        return Gradient(values, owned=len(elsewhere) == len(values), finite=finite)
+        return Gradient(values, owned=len(copied) == len(values), finite=finite)
+
+    def _copy(self, array: Array) -> Array:
+        copy: Array
+        if not self.device.holds(array):
+            copy = self.device.from_host(array)
+            return copy
+        copy = self.allocate(array.shape, array.dtype)
+        self.reducer.scale([array], 1.0, [copy])
+        return copy
 
     def converted(self, array: Array, dtype: np.dtype[Any]) -> Array:
         """Returns an array in another dtype, on the device if it is there and its dtype is a floating one."""

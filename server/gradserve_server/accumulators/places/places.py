@@ -34,7 +34,9 @@ class Places:
 
     def __post_init__(self) -> None:
         if self.find(self.default) is None:
-            raise NoSuchDeviceError(f"expected {self._names} for accumulators on this server, got {self.default!r}")
+            raise NoSuchDeviceError(
+                f"expected a device of this server, {self._names}, got {self.default!r}", "accumulator_device"
+            )
 
     @property
     def _names(self) -> str:
