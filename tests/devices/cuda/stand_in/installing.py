@@ -14,6 +14,8 @@ from tests.devices.cuda.stand_in.gpu.settings import VARIABLE, Settings
 SITE = Path(__file__).parent / "site"
 _VARIABLES = (VARIABLE, "CUPY_CACHE_DIR")
 _PACKAGES = ("cupy", "cupyx", "cupy_backends")
+_OF_CUDA = ("cuda", "cuda.pathfinder")
+"""A namespace, of which only this part is replaced: what else is in it stays imported."""
 
 
 class StandIn:
@@ -64,5 +66,5 @@ def installed(settings: Settings) -> Iterator[StandIn]:
 
 def _taken() -> dict[str, Any]:
     """Removes the packages from the modules of this process, and returns what there was."""
-    names = [name for name in sys.modules if name.partition(".")[0] in _PACKAGES]
+    names = [name for name in sys.modules if name.partition(".")[0] in _PACKAGES or name in _OF_CUDA]
     return {name: sys.modules.pop(name) for name in names}

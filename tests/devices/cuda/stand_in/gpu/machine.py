@@ -183,6 +183,13 @@ class Machine:
                 allocation.uses.append(Use(access, queue, number, name))
             return number
 
+    def from_address(self, address: int, *, writes: bool) -> Access:
+        """Returns the use of a block from an address to its end, by work that does not say how much it uses."""
+        with self.scheduler.lock:
+            allocation = self.device.at(address)
+            block = None if allocation is None else allocation.block_at(address)
+            return Access(address, address + 1 if block is None else block[1], writes)
+
     def give_back(self, ptr: int, allocation: Allocation, access: Access, run: Callable[[], None]) -> None:
         """Queues what the pool does to memory that was freed, on the stream of its arena. The lock is held.
 

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import cupy_backends.cuda.api.driver
+import cupy_backends.cuda.api.runtime
+import cupy_backends.cuda.libs.cublas  # noqa: F401  CuPy loads all of them
 import numpy as np
 
 from . import _core, cuda

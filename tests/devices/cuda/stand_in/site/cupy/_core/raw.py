@@ -81,13 +81,8 @@ class Function:
     def _accesses(self, arguments: Any) -> list[Access]:
         """Returns what the kernel may use: from each address to the end of its block."""
         addresses = np.frombuffer(arguments.tobytes(), np.uint64, len(self._writes)).tolist()
-        accesses = []
-        for address, writes in zip(addresses, self._writes, strict=True):
-            allocation = MACHINE.device.at(address)
-            block = None if allocation is None else allocation.block_at(address)
-            if address:
-                accesses.append(Access(address, address + 1 if block is None else block[1], writes))
-        return accesses
+        used = zip(addresses, self._writes, strict=True)
+        return [MACHINE.from_address(address, writes=writes) for address, writes in used if address]
 
 
 def _constness(code: str, struct: str) -> list[bool]:

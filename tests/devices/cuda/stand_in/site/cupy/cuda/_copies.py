@@ -25,6 +25,11 @@ def copy(queue: Queue, dst: int, src: int, size: int) -> None:
     own. What it may write at any time until the stream is done is poisoned at once, and written late. That holds for
     pageable memory, too, for which its documentation says only that the call may wait.
     """
+    with MACHINE.scheduler.lock:
+        _copy(queue, dst, src, size)
+
+
+def _copy(queue: Queue, dst: int, src: int, size: int) -> None:
     to_device, from_device = _is_device(dst), _is_device(src)
     if not to_device and not from_device:
         raise CUDARuntimeError(INVALID_VALUE)

@@ -169,6 +169,7 @@ class SingleDeviceMemoryPool:
         self._allocator = allocator if allocator is not None else _malloc
         self._arenas: dict[int, list[_Chunk]] = {}
         self._later: list[_Chunk] = []
+        self._memories: set[Memory] = set()  # so that none ends as a part of a cycle before its chunk is back
         self._total = self._used = self._limit = 0
         self._weak = weakref.ref(self)
 
@@ -242,6 +243,7 @@ class SingleDeviceMemoryPool:
         for chunk in freed:
             MACHINE.free(chunk.memory.ptr, is_pooled=True)
             chunk.memory.ptr = 0
+            self._memories.discard(chunk.memory)
 
     def n_free_blocks(self) -> int:
         return sum(map(len, self._arenas.values()))
@@ -297,6 +299,7 @@ class SingleDeviceMemoryPool:
         assert allocation is not None
         allocation.blocks.clear()
         memory.is_pooled = True
+        self._memories.add(memory)
         return _Chunk(memory, allocation, memory.ptr, size, stream, is_used=True)
 
     def _split(self, chunk: _Chunk, size: int) -> None:
