@@ -27,6 +27,15 @@ SOURCE = "\n".join(
         "}",
     ]
 )
+TABLE_SOURCE = "\n".join(
+    [
+        *element_sources(),
+        "struct FirstArguments {\n    const long long* table;\n    float* out;\n};",
+        'extern "C" __global__ void __launch_bounds__(1) first(const __grid_constant__ FirstArguments arguments) {',
+        "    *arguments.out = *reinterpret_cast<const float*>(arguments.table[0]);",
+        "}",
+    ]
+)
 SHIFT = Program("shifting", SOURCE, ("shift",))
 
 
@@ -61,6 +70,14 @@ def writes_on_another_stream(bench: Bench) -> None:
         _ = ones + 1
     with bench.other:
         ones.fill(2)
+
+
+def reads_through_a_table_on_another_stream(bench: Bench) -> None:
+    program, ones = bench.cupy.RawModule(code=TABLE_SOURCE).get_function("first"), bench.ones()
+    with bench.other:
+        table, out = bench.cupy.asarray(np.array([ones.data.ptr])), bench.cupy.empty(1, np.float32)
+        arguments = np.array((table.data.ptr, out.data.ptr), [("table", np.uint64), ("out", np.uint64)])
+        program((1,), (1,), (arguments,))
 
 
 def records_too_early(bench: Bench) -> None:
@@ -184,6 +201,7 @@ def calls_cuda_in_a_callback(bench: Bench) -> None:
 PLANTED: list[tuple[Callable[[Bench], None], str]] = [
     (reads_on_another_stream, "copy to the host reads memory that assignment writes on another stream"),
     (writes_on_another_stream, "assignment writes memory that add reads on another stream"),
+    (reads_through_a_table_on_another_stream, "first reads memory that assignment writes on another stream"),
     (records_too_early, "copy to the host reads memory that assignment writes on another stream"),
     (counts_on_the_default_stream, "copy to the host reads memory that assignment writes on another stream"),
     (frees_what_another_stream_reads, "memory is freed while add, on another stream, may still use it"),

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
+
 from tests.devices.cuda.stand_in.gpu.errors import (
     ALREADY_REGISTERED,
     ILLEGAL_ADDRESS,
@@ -32,7 +34,7 @@ class Machine:
 
     Attributes:
         contexts: The indices of the GPUs on which the process has a context.
-        copies: The bytes that copies moved, by direction.
+        uploaded: What was copied to the beginnings of blocks; kernels find addresses there.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -43,6 +45,7 @@ class Machine:
         self.device = Ranges[Allocation]()
         self.host = HostMemory()
         self.contexts: set[int] = set()
+        self.uploaded: dict[int, bytes] = {}
         self.is_closed = False
         self._failures = dict(settings.failures)
         self._next_ptr = _FIRST_PTR
@@ -190,11 +193,20 @@ class Machine:
             block = None if allocation is None else allocation.block_at(address)
             return Access(address, address + 1 if block is None else block[1], writes)
 
+    def found_in(self, words: bytes) -> list[Access]:
+        """Returns uses of the memory whose addresses are among words: whatever else, it is read."""
+        numbers = np.frombuffer(words[: len(words) // 8 * 8], np.uint64)
+        with self.scheduler.lock:
+            inside = [memory.has_any(numbers) for memory in self.memories]
+            addresses = np.unique(numbers[np.logical_or.reduce(inside)]).tolist()
+            return [self.from_address(address, writes=False) for address in addresses]
+
     def give_back(self, ptr: int, allocation: Allocation, access: Access, run: Callable[[], None]) -> None:
         """Queues what the pool does to memory that was freed, on the stream of its arena. The lock is held.
 
         Another client of the pool may have the memory at once, on that stream.
         """
+        self.uploaded.pop(access.start, None)
         queue = self.scheduler.queues[ptr]
         self.scheduler.order_by_default(queue)
         for use in allocation.unfinished(access):

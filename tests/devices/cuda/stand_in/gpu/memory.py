@@ -5,6 +5,9 @@ import mmap
 import os
 import secrets
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tests.devices.cuda.stand_in.gpu.errors import OUT_OF_MEMORY, CUDARuntimeError
 from tests.devices.cuda.stand_in.gpu.ranges import POISON, Allocation, Ranges, bytes_at
 
@@ -67,6 +70,10 @@ class DeviceMemory:
     def has(self, address: int) -> bool:
         """Returns True if an address is in this memory."""
         return self._base <= address < self._base + self._size
+
+    def has_any(self, numbers: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Returns which of some numbers are addresses in this memory."""
+        return (numbers >= self._base) & (numbers < self._base + self._size)
 
     def handle(self, allocation: Allocation) -> tuple[int, bytes]:
         """Returns where in the file an allocation is, and its token."""

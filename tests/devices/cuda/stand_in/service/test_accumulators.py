@@ -1,5 +1,8 @@
 """What TensorFlow's own tests of accumulators check."""
 
+import numpy as np
+
+import gradserve
 from tests.accumulators.test_scenarios import (
     face,
     test_accumulators_are_independent,
@@ -42,6 +45,16 @@ from tests.accumulators.test_scenarios import (
     test_unknown_shape_is_fixed_by_the_first_gradient_of_a_round,
     test_wrong_shape,
 )
+from tests.devices.cuda.stand_in.installing import StandIn
+
+
+def test_they_are_in_the_memory_of_the_gpu(client: gradserve.Client, stand_in: StandIn) -> None:
+    pool = stand_in.cupy.get_default_memory_pool()
+    before = pool.used_bytes()
+    model = client.gradient_accumulator({"w": np.zeros(1000, np.float32)})
+    model.apply_grad({"w": np.ones(1000, np.float32)}, local_step=0)
+    assert pool.used_bytes() > before
+
 
 __all__ = [
     "face",

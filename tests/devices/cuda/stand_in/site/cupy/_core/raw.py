@@ -79,10 +79,18 @@ class Function:
         MACHINE.issue(queue, self._name, self._accesses(arguments), run)
 
     def _accesses(self, arguments: Any) -> list[Access]:
-        """Returns what the kernel may use: from each address to the end of its block."""
-        addresses = np.frombuffer(arguments.tobytes(), np.uint64, len(self._writes)).tolist()
+        """Returns what the kernel may use: from each address to the end of its block.
+
+        There may be further addresses behind the pointers, and in tables to which they point.
+        """
+        given = arguments.tobytes()
+        num_pointers = len(self._writes)
+        addresses = np.frombuffer(given, np.uint64, num_pointers).tolist()
         used = zip(addresses, self._writes, strict=True)
-        return [MACHINE.from_address(address, writes=writes) for address, writes in used if address]
+        accesses = [MACHINE.from_address(address, writes=writes) for address, writes in used if address]
+        for words in (given[8 * num_pointers :], *(MACHINE.uploaded.get(address, b"") for address in addresses)):
+            accesses += MACHINE.found_in(words)
+        return accesses
 
 
 def _constness(code: str, struct: str) -> list[bool]:

@@ -59,6 +59,7 @@ def _upload(queue: Queue, dst: int, src: int, size: int, accesses: list[Access])
             ctypes.memmove(dst, given, size)
 
     MACHINE.issue(queue, "copy to the device", accesses, run)
+    MACHINE.uploaded[dst] = given
 
 
 def _download(queue: Queue, dst: int, src: int, size: int, accesses: list[Access]) -> None:
