@@ -425,6 +425,7 @@ def test_what_it_does_is_counted_in_all_threads(device: CudaDevice, stand_in: St
         ("api.runtime", "CUDARuntimeError", 700, False),
         ("api.driver", "CUDADriverError", 2, True),
         ("api.driver", "CUDADriverError", 3, False),
+        ("libs.cublas", "CUBLASError", 1, True),
         ("libs.cublas", "CUBLASError", 3, True),
         ("libs.cublas", "CUBLASError", 2, False),
     ],

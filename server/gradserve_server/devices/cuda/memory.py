@@ -19,7 +19,9 @@ _KEPT_PART = 8
 """Of its limit, the pool keeps at most this part for later while nothing happens: one in eight."""
 _OUT_OF_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY, as well as cudaErrorMemoryAllocation."""
-_CUBLAS_ALLOC_FAILED = 3
+_CUBLAS_OUT_OF_MEMORY = (1, 3)
+"""CUBLAS_STATUS_NOT_INITIALIZED and CUBLAS_STATUS_ALLOC_FAILED. When a thread multiplies for the first time and no memory
+is left for cuBLAS's handle, `cublasCreate` usually returns the former, which nothing else in CuPy causes."""
 
 
 def usable_bytes(total: int) -> int:
@@ -68,7 +70,7 @@ class GpuMemory:
         status = getattr(error, "status", None)
         if isinstance(error, (*_errors("api.runtime", "CUDARuntimeError"), *_errors("api.driver", "CUDADriverError"))):
             return bool(status == _OUT_OF_MEMORY)
-        return isinstance(error, _errors("libs.cublas", "CUBLASError")) and status == _CUBLAS_ALLOC_FAILED
+        return isinstance(error, _errors("libs.cublas", "CUBLASError")) and status in _CUBLAS_OUT_OF_MEMORY
 
     def free_cached(self) -> None:
         """Gives back everything that the pool keeps for later. Waits for work on the GPU."""

@@ -30,7 +30,7 @@ def stand_in(gpu_settings: Settings) -> Iterator[StandIn]:
 @pytest.fixture
 def gpu_server(stand_in: StandIn) -> Iterator[LocalServer]:
     """A server in a thread of this process, whose ops run on `cuda:0`."""
-    with LocalServer(ServerConfig(runtime=RuntimeConfig(device="cuda:0"))) as local:
+    with LocalServer(ServerConfig(runtime=RuntimeConfig(device="cuda:0", warm_up=False))) as local:
         yield local
 
 
