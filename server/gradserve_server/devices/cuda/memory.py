@@ -20,8 +20,8 @@ _KEPT_PART = 8
 _OUT_OF_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY, as well as cudaErrorMemoryAllocation."""
 _CUBLAS_OUT_OF_MEMORY = (1, 3)
-"""CUBLAS_STATUS_NOT_INITIALIZED and CUBLAS_STATUS_ALLOC_FAILED. When a thread multiplies for the first time and no memory
-is left for cuBLAS's handle, `cublasCreate` usually returns the former, which nothing else in CuPy causes."""
+"""CUBLAS_STATUS_NOT_INITIALIZED and CUBLAS_STATUS_ALLOC_FAILED. `cublasCreate`, which makes a thread's handle before
+its first product, usually returns the former where no memory is left; nothing else in CuPy causes it."""
 
 
 def usable_bytes(total: int) -> int:
