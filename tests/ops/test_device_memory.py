@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from pydantic import ByteSize
 import gradserve
 from gradserve_server.cli import cli
 from gradserve_server.config import LimitsConfig, ServerConfig
+from gradserve_server.devices.compute import DEVICE_THREADS
 from gradserve_server.parts import Parts
 from gradserve_server.testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS
@@ -129,6 +131,20 @@ def test_an_op_for_which_there_is_no_memory_ends_so(client: gradserve.Client, de
     assert used(client) == (X.nbytes, 0, 0), "it has moved in vain, and nothing is left of the op"
     device.num_shortages = 0
     client.raw_ops.FusedBatchNormV3(**BATCH_NORM)
+
+
+def test_few_threads_use_the_device(client: gradserve.Client, device: SeparateDevice) -> None:
+    def use(_: int) -> None:
+        kept = client.raw_ops.FusedBatchNormV3(x=client.put(X[:4], device="auto"), **PARAMS, keep=True)
+        client.get(kept.y)
+        acc = client.conditional_accumulator("float32", (3,), shared_name="sum")
+        acc.apply_grad(kept.batch_mean)
+        client.batch_norm(scope="layer").forward(client.put(X[:4]), is_training=True)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(use, range(16)))
+    assert {name.rpartition("_")[0] for name in device.threads} == {"gradserve-ops"}
+    assert len(device.threads) <= DEVICE_THREADS
 
 
 @pytest.mark.parametrize(("wanted", "limit"), [("1000", 1000), ("4 GiB", LIMIT), (None, LIMIT)])

@@ -48,7 +48,8 @@ class OutOfSeparateMemoryError(RuntimeError):
 class SeparateDevice:
     """Counts what is copied to and from it, and how often it has given back what it keeps.
 
-    Once it has a `failure`, everything on it fails; the next `num_shortages` computations have no memory.
+    `threads` has the names of those that used it. Once it has a `failure`, everything on it fails; the next
+    `num_shortages` computations have no memory.
     """
 
     name = "separate:0"
@@ -63,6 +64,7 @@ class SeparateDevice:
         self.num_shortages = 0
         self.failure: str | None = None
         self._threads = threading.local()
+        self.threads: set[str] = set()
 
     def limit_memory(self, num_bytes: int) -> None:
         """There is nothing in it that is not counted."""
@@ -126,6 +128,7 @@ class SeparateDevice:
     @contextmanager
     def computing(self) -> Iterator[None]:
         self._threads.depth = getattr(self._threads, "depth", 0) + 1
+        self.threads.add(threading.current_thread().name)
         yield
         self._threads.depth -= 1
 

@@ -131,32 +131,32 @@ class Evictor:
         return quota.identities.held_by(owner.name) + amount <= quota.reserve
 
     async def _evict(self, owner: Identity, own: int, amount: int, *, is_within_share: bool) -> bool:
-        """Moves tensors to the host: `own` bytes of a caller, and `amount` bytes in all; returns False if it cannot."""
+        """Moves tensors to the host: `own` bytes of a caller, and `amount` bytes in all; returns False if it cannot.
+
+        If a tensor is used meanwhile, it stays, and another has to be chosen.
+        """
         victims = self._choose(owner.name, own, amount, is_within_share=is_within_share)
         for victim in victims:
             self._store.begin_hold(victim.entry)
         try:
-            return await self._move(victims)
+            await self._move(victims)
         finally:
             for victim in victims:
                 self._store.end_hold(victim.entry)
                 victim.room.settle()
+        return bool(victims)
 
-    async def _move(self, victims: Sequence[_Victim]) -> bool:
+    async def _move(self, victims: Sequence[_Victim]) -> None:
         arrays = [victim.entry.array for victim in victims]
         copies = await self._residence.copy_to_host(arrays)
-        num_moved = 0
         for victim, array, copy in zip(victims, arrays, copies, strict=True):
             entry = victim.entry
-            if entry.deleted:
-                num_moved += 1  # which is as good
-            elif entry.users == 1 and entry.array is array:  # who uses it now uses it where it was
-                num_moved += 1
+            # Who uses it now uses it where it was.
+            if entry.users == 1 and not entry.deleted and entry.array is array:
                 self.num_evicted += 1
                 self.evicted_bytes += copy.nbytes
                 move(entry, copy, self._memories, victim.room)
                 entry.shared = False
-        return num_moved > 0
 
     def _choose(self, owner: str, own: int, amount: int, *, is_within_share: bool) -> list[_Victim]:
         """Returns what is to move, with memory reserved for it on the host; nothing if it would not do."""

@@ -166,6 +166,17 @@ class TestMeanwhile:
         await world.take(100)
         assert (world.used, world.value(handle)) == ((60, 100), 9)
 
+    async def test_another_moves_if_it_is_used(self, world: World) -> None:
+        used, other = world.keep(50), world.keep(50)
+        world.compute.gate.clear()
+        taking = asyncio.create_task(world.take(50))
+        await world.compute.is_copying.wait()
+        with world.store.use([used]):
+            world.compute.gate.set()
+            await taking
+            assert [world.is_on_device(each) for each in (used, other)] == [True, False]
+        assert world.used == (50, 100)
+
     async def test_it_was_used(self, world: World) -> None:
         async def use(handle: str) -> None:
             with world.store.use([handle]):
@@ -215,8 +226,8 @@ class TestMeanwhile:
                 held.relocate(handle, world.array(60, 4), Room(Account(Quota(0, "bytes"))))
 
         handle = await self._meanwhile(world, replace)
-        assert (world.is_on_device(handle), world.value(handle)) == (True, 4)
-        assert world.used == (0, 60)
+        assert (world.is_on_device(handle), world.value(handle)) == (False, 4), "the new one has moved"
+        assert world.used == (60, 100)
 
     @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("the bus is gone")])
     async def test_the_copy_fails(self, world: World, error: Exception) -> None:

@@ -9,7 +9,7 @@ stream that is right, for the next kernels come after them. So the arenas stay a
 give it back is safe at any time, as cudaFree waits for whatever runs on the device.
 """
 
-import sys
+import importlib
 from typing import Any
 
 _MARGIN_BYTES = 2 << 30
@@ -68,9 +68,9 @@ class GpuMemory:
         if isinstance(error, MemoryError):
             return True
         status = getattr(error, "status", None)
-        if isinstance(error, (*_errors("api.runtime", "CUDARuntimeError"), *_errors("api.driver", "CUDADriverError"))):
-            return bool(status == _OUT_OF_MEMORY)
-        return isinstance(error, _errors("libs.cublas", "CUBLASError")) and status in _CUBLAS_OUT_OF_MEMORY
+        if _is(error, "api.runtime", "CUDARuntimeError") or _is(error, "api.driver", "CUDADriverError"):
+            return status == _OUT_OF_MEMORY
+        return _is(error, "libs.cublas", "CUBLASError") and status in _CUBLAS_OUT_OF_MEMORY
 
     def free_cached(self) -> None:
         """Gives back everything that the pool keeps for later. Waits for work on the GPU."""
@@ -90,7 +90,11 @@ class GpuMemory:
         self.cached_bytes = self._pool.free_bytes()
 
 
-def _errors(module: str, name: str) -> tuple[type[BaseException], ...]:
-    """Returns a class of errors of CuPy's; nothing if what raises it is not in use."""
-    found = sys.modules.get(f"cupy_backends.cuda.{module}")
-    return () if found is None else (getattr(found, name),)
+def _is(error: BaseException, module: str, name: str) -> bool:
+    """Returns True if an error is of a class of CuPy's, which is imported only if it may be."""
+    if type(error).__name__ != name:
+        return False
+    try:
+        return isinstance(error, getattr(importlib.import_module(f"cupy_backends.cuda.{module}"), name))
+    except ImportError:
+        return False

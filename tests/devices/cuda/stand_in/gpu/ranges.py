@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -84,34 +85,40 @@ AllocationT = TypeVar("AllocationT", bound=Allocation)
 
 
 class Ranges(Generic[AllocationT]):
-    """Allocations, by address."""
+    """Allocations, by address. Safe to use from several threads."""
 
     def __init__(self) -> None:
+        self._lock = threading.RLock()
         self._starts: list[int] = []
         self._allocations: list[AllocationT] = []
 
     def __iter__(self) -> Iterator[AllocationT]:
-        return iter(self._allocations)
+        with self._lock:
+            return iter(list(self._allocations))
 
     def add(self, allocation: AllocationT) -> None:
-        place = bisect.bisect(self._starts, allocation.start)
-        self._starts.insert(place, allocation.start)
-        self._allocations.insert(place, allocation)
+        with self._lock:
+            place = bisect.bisect(self._starts, allocation.start)
+            self._starts.insert(place, allocation.start)
+            self._allocations.insert(place, allocation)
 
     def remove(self, allocation: AllocationT) -> None:
-        place = self._starts.index(allocation.start)
-        del self._starts[place], self._allocations[place]
+        with self._lock:
+            place = self._starts.index(allocation.start)
+            del self._starts[place], self._allocations[place]
 
     def at(self, address: int) -> AllocationT | None:
         """Returns the allocation that has an address."""
-        place = bisect.bisect(self._starts, address) - 1
-        if place >= 0 and address < self._allocations[place].end:
-            return self._allocations[place]
-        return None
+        with self._lock:
+            place = bisect.bisect(self._starts, address) - 1
+            if place >= 0 and address < self._allocations[place].end:
+                return self._allocations[place]
+            return None
 
     def overlapping(self, start: int, end: int) -> AllocationT | None:
         """Returns an allocation that has a part of a range."""
-        place = bisect.bisect_left(self._starts, end) - 1
-        if place >= 0 and self._allocations[place].end > start:
-            return self._allocations[place]
-        return None
+        with self._lock:
+            place = bisect.bisect_left(self._starts, end) - 1
+            if place >= 0 and self._allocations[place].end > start:
+                return self._allocations[place]
+            return None
