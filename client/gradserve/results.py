@@ -268,11 +268,14 @@ class TransportInfo:
         why_not_faster: Why no faster way is in use; empty for the fastest.
         num_sockets: Over how many sockets one call's large tensors travel at once: several if the way is "bulk" and
             the link is long.
+        gpu_arrays: How arrays of a GPU travelled last if the way is "shared_memory": "in place", the server using them
+            where they are, or "copied to the host: " and why; empty if there were none. Other ways copy them.
     """
 
     way: str
     why_not_faster: str
     num_sockets: int = 1
+    gpu_arrays: str = ""
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ from gradserve_server.rpc.leases.service import LeaseServicer
 from gradserve_server.rpc.listeners.sockets.client_regions import max_regions
 from gradserve_server.rpc.listeners.sockets.context import SocketContext
 from gradserve_server.rpc.listeners.sockets.fair_sockets import FairSockets
+from gradserve_server.rpc.listeners.sockets.gpu_access import GpuAccess
 from gradserve_server.rpc.listeners.sockets.listener import SocketListener
 from gradserve_server.rpc.listeners.sockets.methods import methods_of
 from gradserve_server.rpc.listeners.sockets.places import bind_sockets
@@ -151,6 +152,7 @@ class Server:
             evictor=self.evictor,
             beside=prepared,
         )
+        self._gpu_sharing = parts.share_gpu(device) if config.listen.gpu_sharing != "off" else None
         self._on_failure = on_failure
         self._device_watch = DeviceWatch(device, on_failure)
         self._state = open_state(config.state)
@@ -263,6 +265,7 @@ class Server:
             fair=FairSockets(
                 limits.max_connections,
                 Quota(limits.max_region_bytes, "bytes of clients' shared memory"),
+                Quota(limits.max_gpu_region_bytes, "bytes of clients' GPU memory"),
                 Quota(max_regions(), "regions of clients' shared memory"),
                 rules,
             ),
@@ -274,6 +277,7 @@ class Server:
             readers=readers,
             max_message_bytes=limits.max_message_bytes,
             identify=_anybody if self.access is None else self.access.identify,
+            gpu=GpuAccess(self._gpu_sharing, config.listen.gpu_sharing),
             user_key=_no_key if self.access is None else self.access.user_key,
             on_fault=self._device_watch.suspect,
         )
@@ -372,6 +376,8 @@ class Server:
         if self._state is not None:
             self._state.close()
         self._op_compute.close()
+        if self._gpu_sharing is not None:
+            self._gpu_sharing.close()
         self._device_watch.close()
         self._compute.close()
         self._parallel.close()

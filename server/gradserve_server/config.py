@@ -108,6 +108,9 @@ def _connections(given: dict[str, int]) -> int:
     return min(max(given["max_bytes"] // 16 // _BYTES_OF_A_CONNECTION, _LEAST_CONNECTIONS), 10_000)
 
 
+GpuSharingUsers = Literal["user", "all", "off"]
+
+
 class _Concern(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -142,6 +145,15 @@ class ListenConfig(_Concern):
         ),
         Expected("a path, auto or off"),
     ] = "auto"
+    gpu_sharing: Annotated[
+        GpuSharingUsers,
+        BeforeValidator(_lower_case),
+        Field(
+            description="whose programs on this machine may hand over memory of the GPU on which ops run, through the "
+            "Unix socket: the server's own user's, those of all users who can open the socket, or nobody's: off"
+        ),
+        Expected("user, all or off"),
+    ] = "user"
     address_file: Annotated[
         str | None,
         Field(min_length=1, description="file for the bound addresses, one per line, while the server serves"),
@@ -285,6 +297,9 @@ class LimitsConfig(_Concern):
     max_region_bytes: Annotated[
         Bytes, Field(description="memory that clients on this machine may share (default: half of all memory)")
     ] = Field(default_factory=_half_of_memory)
+    max_gpu_region_bytes: Annotated[
+        Bytes, Field(description="memory of the GPU that clients on this machine may hand over, which is theirs")
+    ] = ByteSize(1024 * 1024 * MIB)
     max_handles: Annotated[Count, Field(description="stored tensors, and forwards that layers keep")] = 1_000_000
     max_accumulators: Annotated[Count, Field(description="accumulators")] = 100_000
     max_layers: Annotated[Count, Field(description="batch normalization layers")] = 100_000

@@ -8,9 +8,10 @@ from functools import partial
 
 from gradserve_server.accumulators.places.device_place import ConvertingReducer
 from gradserve_server.devices.device import CpuDevice, Device
+from gradserve_server.devices.gpu_sharing import GpuSharing
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.inventory import Inventory, take_inventory
-from gradserve_server.devices.selection import choose_device
+from gradserve_server.devices.selection import choose_device, sharing_of
 from gradserve_server.layers.families import make_layer_families
 from gradserve_server.leases.service_clock import ServiceClock
 from gradserve_server.ops.operation import Family
@@ -51,6 +52,7 @@ class Parts:
     Attributes:
         inventory: The devices of the machine.
         choose_device: Returns the device that ops run on, given the name that is wanted, the host and the inventory.
+        share_gpu: Returns what opens clients' memory on that device; None if it is not a GPU.
         make_families: Returns the families of ops and layers for a device and the threads that share a piece of work.
         make_device_reducer: Returns what adds up gradients on that device, None if nothing does.
         clock: The clock of leases.
@@ -62,6 +64,7 @@ class Parts:
 
     inventory: Inventory = field(default_factory=take_inventory)
     choose_device: Callable[[str, CpuDevice, Inventory], Device] = choose_device
+    share_gpu: Callable[[Device], GpuSharing | None] = sharing_of
     make_families: Callable[[Device, ForkJoin], Mapping[str, Family]] = make_all_families
     make_device_reducer: Callable[[Device], ConvertingReducer | None] = make_device_reducer
     clock: ServiceClock = field(default_factory=partial(ServiceClock, time.monotonic, _LONGEST_TICK_SECONDS))

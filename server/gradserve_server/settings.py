@@ -26,6 +26,7 @@ _OTHER_VARIABLES = (
     "address",
     "bulk_sockets",
     "config",
+    "gpu_arrays",
     "restart_patience",
     "tls",
     "tls_ca",

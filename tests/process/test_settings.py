@@ -195,6 +195,7 @@ def test_unknown_variables(tmp_path: Path, variable: str, value: str, message: s
     [
         ("GRADSERVE_ADDRESS", "localhost:1"),
         ("GRADSERVE_BULK_SOCKETS", "1"),
+        ("GRADSERVE_GPU_ARRAYS", "copy"),
         ("GRADSERVE_RESTART_PATIENCE", "1"),
         ("GRADSERVE_TRANSPORT", "bulk"),
         ("GRADSERVE_PORT", "tcp://10.0.0.1:50051"),

@@ -236,7 +236,8 @@ class TestSockets:
 
 def test_regions_of_an_identity() -> None:
     region_bytes, regions = Quota(100, "bytes of shared memory"), Quota(10, "regions")
-    sockets = FairSockets(10, region_bytes, regions, rules_of(0.2, limited=OwnLimits(max_region_bytes=30)))
+    rules = rules_of(0.2, limited=OwnLimits(max_region_bytes=30))
+    sockets = FairSockets(10, region_bytes, Quota(100, "bytes of GPU memory"), regions, rules)
     limited = Identity("limited")
     sockets.add_region(limited, 30)
     with pytest.raises(ResourceExhaustedError, match="bytes of shared memory of 'limited': 1 asked for, 30 in use"):

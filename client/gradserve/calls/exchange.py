@@ -4,7 +4,7 @@ Those of every small call are named tuples, which are made three times as fast a
 """
 
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -22,7 +22,7 @@ from gradserve.v1 import tensor_messages_pb2, tensor_pb2
 from gradserve.wire.contents import WithContents
 from gradserve.wire.dtypes import DType
 from gradserve.wire.durations import encode_duration
-from gradserve.wire.payload import Array
+from gradserve.wire.payload import AnyArray, Array, host_array
 
 T = TypeVar("T")
 
@@ -250,8 +250,9 @@ def encode_idle_lease(seconds: Any) -> Duration | None:
 
 
 def upload(
-    header: tensor_messages_pb2.PutTensorsHeader, arrays: tuple[Array, ...]
+    header: tensor_messages_pb2.PutTensorsHeader, arrays: Sequence[AnyArray]
 ) -> Operation[list[tensor_pb2.Tensor]]:
-    """Uploads arrays to the server; returns their messages, with handles."""
-    reply: tensor_messages_pb2.PutTensorsResponse = yield Upload(header, arrays)
+    """Uploads arrays to the server, from host memory; returns their messages, with handles."""
+    on_host = tuple([host_array(array) for array in arrays])
+    reply: tensor_messages_pb2.PutTensorsResponse = yield Upload(header, on_host)
     return list(reply.tensors)

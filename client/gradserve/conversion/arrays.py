@@ -1,5 +1,6 @@
 """Converts arrays of any library, and numbers, to NumPy arrays."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from gradserve.errors import InvalidArgumentError
 from gradserve.wire.payload import Array
 
 _NUMBERS = frozenset({bool, int, float, complex})
-_ARRAY_PROTOCOLS = ("dtype", "__array__", "__array_interface__", "__dlpack__")
+_ARRAY_PROTOCOLS = ("dtype", "__array__", "__array_interface__", "__dlpack__", "__cuda_array_interface__")
 _NO_NUMBERS = frozenset("OSU")
 """The kinds of dtype that NumPy gives to anything but numbers: objects, bytes and text."""
 _MAX_DIMENSIONS = 64
@@ -81,9 +82,14 @@ def _read_foreign(value: Any, argument: Argument) -> Array:
     if dtype is not None:
         as_dtype(dtype, argument)
     reason: Exception | None = None
-    for read in (np.asarray, array_from_dlpack) if hasattr(value, "__dlpack__") else (np.asarray,):
+    ways: list[Callable[[Any], Array]] = [np.asarray]
+    if hasattr(value, "__dlpack__"):
+        ways.append(array_from_dlpack)
+    if _is_in_device_memory(value):
+        ways.append(_from_gpu)
+    for read in ways:
         try:
-            array: Array = read(_detached(value))
+            array = read(detached(value))
         except MemoryError:
             raise
         except Exception as error:  # each library raises its own
@@ -94,7 +100,18 @@ def _read_foreign(value: Any, argument: Argument) -> Array:
     raise _unreadable(value, argument, reason)
 
 
-def _detached(value: Any) -> Any:
+def _from_gpu(value: Any) -> Array:
+    """Returns a copy in host memory of an array on a GPU, as its own library makes it: PyTorch, or CuPy and others."""
+    if not hasattr(value, "cpu"):
+        return np.asarray(value.get())
+    on_host = value.cpu()
+    try:
+        return np.asarray(on_host)
+    except TypeError:  # a dtype that NumPy does not know
+        return array_from_dlpack(on_host)
+
+
+def detached(value: Any) -> Any:
     """Returns a PyTorch tensor without what its memory does not show: gradients, conjugation, negation."""
     if getattr(value, "requires_grad", None) is True:
         value = value.detach()
@@ -118,6 +135,10 @@ def _unreadable(value: Any, argument: Argument, reason: Exception | None) -> Inv
 
 def _is_in_device_memory(value: Any) -> bool:
     try:
-        return hasattr(value, "__dlpack_device__") and not is_in_host_memory(value)
+        if isinstance(value, type):
+            return False
+        if hasattr(value, "__dlpack_device__"):
+            return not is_in_host_memory(value)
+        return hasattr(value, "__cuda_array_interface__")
     except (TypeError, ValueError, RuntimeError):  # a device that DLPack does not know
         return False

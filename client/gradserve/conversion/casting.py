@@ -4,6 +4,8 @@ import numpy as np
 
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array, has_dtype
+from gradserve.conversion.gpu_arrays import as_tensor
+from gradserve.gpu.arrays import GpuArray
 from gradserve.wire.dtypes import DType, is_real
 from gradserve.wire.narrowing import DoesNotFitError, converted
 from gradserve.wire.payload import Array
@@ -34,3 +36,26 @@ def as_array_or_numbers(value: object, default_dtype: DType, argument: Argument)
         InvalidArgumentError: See `as_array`, and for numbers `as_array_of`.
     """
     return as_array(value, argument) if has_dtype(value) else as_array_of(default_dtype, value, argument)
+
+
+def as_tensor_of(dtype: DType, value: object, argument: Argument) -> Array | GpuArray:
+    """Returns what `as_array_of` does; but an array of this dtype on a GPU is not copied to the host.
+
+    Raises:
+        InvalidArgumentError: See `as_array_of`.
+    """
+    if type(value) is np.ndarray:
+        return as_array_of(dtype, value, argument)
+    tensor = as_tensor(value, argument) if has_dtype(value) else value
+    if isinstance(tensor, GpuArray):
+        return tensor if tensor.dtype == dtype else as_array_of(dtype, tensor.to_host(), argument)
+    return as_array_of(dtype, tensor, argument)
+
+
+def as_tensor_or_numbers(value: object, default_dtype: DType, argument: Argument) -> Array | GpuArray:
+    """Returns what `as_array_or_numbers` does; but an array on a GPU is not copied to the host.
+
+    Raises:
+        InvalidArgumentError: See `as_array_or_numbers`.
+    """
+    return as_tensor(value, argument) if has_dtype(value) else as_array_of(default_dtype, value, argument)

@@ -21,8 +21,8 @@ _get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_cha
 )
 
 
-class _Tensor(ctypes.Structure):
-    """DLTensor, with which the structure in a capsule begins."""
+class DLTensor(ctypes.Structure):
+    """The description of a tensor, with which the structure in a capsule begins; without strides for the C order."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -32,6 +32,9 @@ class _Tensor(ctypes.Structure):
         ("type_code", ctypes.c_uint8),
         ("type_bits", ctypes.c_uint8),
         ("type_lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
     )
 
 
@@ -54,6 +57,11 @@ def is_in_host_memory(producer: Any) -> bool:
     return int(producer.__dlpack_device__()[0]) in _HOST_MEMORY
 
 
+def tensor_in(capsule: Any) -> DLTensor:
+    """Returns the description of the tensor in a capsule, which is valid as long as the capsule."""
+    return DLTensor.from_address(_get_pointer(capsule, _CAPSULE_NAME))
+
+
 def array_from_dlpack(producer: Any) -> Array:
     """Returns the tensor of any library with `__dlpack__` as an array, which shares memory unless it is a GPU's.
 
@@ -64,7 +72,7 @@ def array_from_dlpack(producer: Any) -> Array:
         copied: Array = np.from_dlpack(producer, device="cpu")
         return copied
     capsule = producer.__dlpack__()
-    tensor = _Tensor.from_address(_get_pointer(capsule, _CAPSULE_NAME))
+    tensor = tensor_in(capsule)
     is_bfloat16 = (tensor.type_code, tensor.type_bits) == (_BFLOAT, BFLOAT16.itemsize * 8)
     if is_bfloat16:
         # The description of the tensor belongs to its receiver. NumPy, the next receiver, knows unsigned integers.

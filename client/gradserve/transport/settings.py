@@ -21,6 +21,7 @@ TransportName: TypeAlias = Literal["auto", "shared_memory", "bulk", "grpc"]
 TRANSPORT_VARIABLE = "GRADSERVE_TRANSPORT"
 KEPT_BYTES_VARIABLE = "GRADSERVE_KEPT_BYTES"
 BULK_SOCKETS_VARIABLE = "GRADSERVE_BULK_SOCKETS"
+GPU_ARRAYS_VARIABLE = "GRADSERVE_GPU_ARRAYS"
 
 
 class Way(StrEnum):
@@ -116,6 +117,7 @@ class SocketSettings:
             at most 15.
         long_round_trip: The round trip from which on a link is long.
         large_payload: The size from which on a payload is large, in bytes.
+        shares_gpu: Whether memory of a GPU may be handed over to the server; otherwise arrays are copied to the host.
     """
 
     connect: float = 2.0
@@ -129,20 +131,23 @@ class SocketSettings:
     strands: int = 3
     long_round_trip: float = 0.01
     large_payload: int = 4 << 20
+    shares_gpu: bool = True
 
     @classmethod
     def wanted(cls, environment: Mapping[str, str]) -> Self:
-        """Returns the settings with as many sockets for one call as GRADSERVE_BULK_SOCKETS says.
+        """Returns the settings with what GRADSERVE_BULK_SOCKETS and GRADSERVE_GPU_ARRAYS say.
 
         Raises:
-            InvalidArgumentError: That is not a number from 1 to 16.
+            InvalidArgumentError: The first is not a number from 1 to 16, or the second neither "auto" nor "copy".
         """
+        words, variable = ("auto", "copy"), Argument(GPU_ARRAYS_VARIABLE)
+        shares_gpu = as_choice(environment.get(GPU_ARRAYS_VARIABLE) or "auto", words, variable) == "auto"
         text = environment.get(BULK_SOCKETS_VARIABLE)
         if not text:
-            return cls()
+            return cls(shares_gpu=shares_gpu)
         if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1 + MAX_STRANDS):
             raise Argument(BULK_SOCKETS_VARIABLE).error(f"a number from 1 to {1 + MAX_STRANDS}", text)
-        return cls(strands=int(text) - 1)
+        return cls(strands=int(text) - 1, shares_gpu=shares_gpu)
 
 
 @dataclass(frozen=True)

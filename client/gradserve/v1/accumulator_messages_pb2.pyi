@@ -73,7 +73,7 @@ class DeleteAccumulatorResponse(_message.Message):
     def __init__(self, deleted: bool = ...) -> None: ...
 
 class ApplyGradientRequest(_message.Message):
-    __slots__ = ("accumulator", "request_id", "local_step", "gradient", "weight", "worker_id", "release_handles", "accepted_before")
+    __slots__ = ("accumulator", "request_id", "local_step", "gradient", "weight", "worker_id", "release_handles", "accepted_before", "unread_contents")
     ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LOCAL_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class ApplyGradientRequest(_message.Message):
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     RELEASE_HANDLES_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    UNREAD_CONTENTS_FIELD_NUMBER: _ClassVar[int]
     accumulator: _accumulator_pb2.AccumulatorRef
     request_id: _accumulator_pb2.RequestId
     local_step: int
@@ -90,7 +91,8 @@ class ApplyGradientRequest(_message.Message):
     worker_id: str
     release_handles: bool
     accepted_before: bool
-    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., accepted_before: bool = ...) -> None: ...
+    unread_contents: bool
+    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., accepted_before: bool = ..., unread_contents: bool = ...) -> None: ...
 
 class ApplyGradientResponse(_message.Message):
     __slots__ = ("outcome", "duplicate", "global_step", "num_accumulated", "round", "num_rounds")
@@ -149,10 +151,11 @@ class ReadAverageResponse(_message.Message):
     def __init__(self, average: _Optional[_Union[_accumulator_pb2.Average, _Mapping]] = ...) -> None: ...
 
 class PushPullRequest(_message.Message):
-    __slots__ = ("accumulator", "request_id", "local_step", "gradient", "weight", "worker_id", "release_handles", "num_required", "placement", "timeout", "one_per_worker")
+    __slots__ = ("accumulator", "request_id", "local_step", "unread_contents", "gradient", "weight", "worker_id", "release_handles", "num_required", "placement", "timeout", "one_per_worker")
     ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LOCAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    UNREAD_CONTENTS_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +167,7 @@ class PushPullRequest(_message.Message):
     accumulator: _accumulator_pb2.AccumulatorRef
     request_id: _accumulator_pb2.RequestId
     local_step: int
+    unread_contents: bool
     gradient: _containers.RepeatedCompositeFieldContainer[_accumulator_pb2.ComponentGradient]
     weight: float
     worker_id: str
@@ -172,7 +176,7 @@ class PushPullRequest(_message.Message):
     placement: _tensor_pb2.Placement
     timeout: _duration_pb2.Duration
     one_per_worker: bool
-    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., num_required: _Optional[int] = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., one_per_worker: bool = ...) -> None: ...
+    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., unread_contents: bool = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., num_required: _Optional[int] = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., one_per_worker: bool = ...) -> None: ...
 
 class PushPullResponse(_message.Message):
     __slots__ = ("outcome", "duplicate", "average", "global_step")

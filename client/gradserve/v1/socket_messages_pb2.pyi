@@ -71,9 +71,23 @@ class Hello(_message.Message):
     def __init__(self, ticket: _Optional[bytes] = ..., client_id: _Optional[str] = ..., strand_key: _Optional[bytes] = ..., strand: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("strand_key", "user_key")
+    __slots__ = ("strand_key", "user_key", "gpu", "why_no_gpu")
     STRAND_KEY_FIELD_NUMBER: _ClassVar[int]
     USER_KEY_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    WHY_NO_GPU_FIELD_NUMBER: _ClassVar[int]
     strand_key: bytes
     user_key: str
-    def __init__(self, strand_key: _Optional[bytes] = ..., user_key: _Optional[str] = ...) -> None: ...
+    gpu: bytes
+    why_no_gpu: str
+    def __init__(self, strand_key: _Optional[bytes] = ..., user_key: _Optional[str] = ..., gpu: _Optional[bytes] = ..., why_no_gpu: _Optional[str] = ...) -> None: ...
+
+class GpuRegion(_message.Message):
+    __slots__ = ("handle", "buffer_id", "event")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_ID_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    handle: bytes
+    buffer_id: int
+    event: bytes
+    def __init__(self, handle: _Optional[bytes] = ..., buffer_id: _Optional[int] = ..., event: _Optional[bytes] = ...) -> None: ...

@@ -73,12 +73,14 @@ class StoreTensorsResponse(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ...) -> None: ...
 
 class ReadTensorsRequest(_message.Message):
-    __slots__ = ("handles", "release")
+    __slots__ = ("handles", "release", "into")
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    INTO_FIELD_NUMBER: _ClassVar[int]
     handles: _containers.RepeatedScalarFieldContainer[str]
     release: bool
-    def __init__(self, handles: _Optional[_Iterable[str]] = ..., release: bool = ...) -> None: ...
+    into: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Tensor]
+    def __init__(self, handles: _Optional[_Iterable[str]] = ..., release: bool = ..., into: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ...) -> None: ...
 
 class ReadTensorsResponse(_message.Message):
     __slots__ = ("tensors",)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
 from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
@@ -18,7 +19,7 @@ from gradserve.v1 import tensor_pb2
 from gradserve.wire.chunks import varint
 from gradserve.wire.dtypes import to_data_type
 from gradserve.wire.frames import ALIGNMENT, aligned
-from gradserve.wire.payload import Array, buffer_of
+from gradserve.wire.payload import AnyArray, Array, ElsewhereArray, buffer_of, host_array
 
 _MIN_BYTES = 1 << 14
 """The least size kept beside the message; less is copied faster."""
@@ -36,19 +37,24 @@ class Contents:
     Attributes:
         buffers: The contents by `payload_offset`, in ascending order.
         num_bytes: The length of the payload.
+        elsewhere: Arrays outside host memory, likewise; whoever cannot send them from there sends copies.
+        is_written: Whether the server writes to the arrays that are elsewhere, so that no copy can take their place.
         is_kept: True if the buffers are kept elsewhere, too.
     """
 
     is_kept: ClassVar[bool] = False
     buffers: dict[int, memoryview] = field(default_factory=dict)
     num_bytes: int = 0
+    elsewhere: dict[int, ElsewhereArray] = field(default_factory=dict)
+    is_written: bool = False
+    _copies: dict[int, memoryview] = field(default_factory=dict)
 
     def tensor(self, array: Array) -> tensor_pb2.Tensor:
         """Returns the tensor of an array, for the message to which these contents belong."""
         (tensor,) = self.tensors([array])
         return tensor
 
-    def tensors(self, arrays: Sequence[Array]) -> list[tensor_pb2.Tensor]:
+    def tensors(self, arrays: Sequence[AnyArray]) -> list[tensor_pb2.Tensor]:
         """Returns the tensors of arrays, for the message to which these contents belong.
 
         Either all of them are in the message or all beside it: the receiver can then use the memory of the payload,
@@ -56,40 +62,57 @@ class Contents:
         """
         return list(self.each_tensor(arrays))
 
-    def each_tensor(self, arrays: Sequence[Array], *, beside: bool = True) -> Iterator[tensor_pb2.Tensor]:
+    def each_tensor(self, arrays: Sequence[AnyArray], *, beside: bool = True) -> Iterator[tensor_pb2.Tensor]:
         """Yields what `tensors` returns, for a message that is made bit by bit.
 
         Args:
             arrays: The arrays.
             beside: False if they must be in the message in any case.
         """
-        if beside and sum([array.nbytes for array in arrays]) >= max(_MIN_BYTES, _MIN_EACH * len(arrays)):
+        large = sum([array.nbytes for array in arrays]) >= max(_MIN_BYTES, _MIN_EACH * len(arrays))
+        if beside and (large or any(not isinstance(array, np.ndarray) for array in arrays)):
             yield from map(self._add, arrays)
         else:
             for array in arrays:
-                yield _described(array, content=array.tobytes())
+                yield _described(array, content=host_array(array).tobytes())
+
+    def on_host(self) -> "Contents":
+        """Returns the same contents with all arrays in host memory."""
+        if not self.elsewhere:
+            return self
+        return Contents(self.with_copies(self.elsewhere), self.num_bytes)
+
+    def with_copies(self, offsets: Iterable[int]) -> dict[int, memoryview]:
+        """Returns the buffers, and copies of some of the arrays that are elsewhere, which are made once."""
+        for offset in offsets:
+            if offset not in self._copies:
+                self._copies[offset] = buffer_of(self.elsewhere[offset].to_host())
+        return dict(sorted((self.buffers | {offset: self._copies[offset] for offset in offsets}).items()))
 
     def pieces(self) -> list[memoryview | bytes]:
         """Returns the payload in pieces, with zeros in the gaps."""
         pieces: list[memoryview | bytes] = []
         end = 0
-        for offset, buffer in self.buffers.items():
+        for offset, buffer in self.on_host().buffers.items():
             if offset > end:
                 pieces.append(_PADDING[: offset - end])
             pieces.append(buffer)
             end = offset + len(buffer)
         return pieces
 
-    def _add(self, array: Array) -> tensor_pb2.Tensor:
+    def _add(self, array: AnyArray) -> tensor_pb2.Tensor:
         if not array.nbytes:
             return _described(array, content=b"")
         offset = aligned(self.num_bytes)
-        self.buffers[offset] = buffer_of(array)
+        if isinstance(array, np.ndarray):
+            self.buffers[offset] = buffer_of(array)
+        else:
+            self.elsewhere[offset] = array
         self.num_bytes = offset + array.nbytes
         return _described(array, payload_offset=offset)
 
 
-def _described(array: Array, **data: Any) -> tensor_pb2.Tensor:
+def _described(array: AnyArray, **data: Any) -> tensor_pb2.Tensor:
     return tensor_pb2.Tensor(dtype=to_data_type(array.dtype), shape=array.shape, **data)
 
 
@@ -111,9 +134,10 @@ def encode_message(message: Serializable | WithContents) -> bytes:
     """Serializes a message for gRPC, with the contents beside it written into it."""
     if not isinstance(message, WithContents):
         return message.SerializeToString()
-    if not message.contents.buffers:
+    contents = message.contents.on_host()
+    if not contents.buffers:
         return message.message.SerializeToString()
-    return b"".join(_pieces(message.message, message.contents))
+    return b"".join(_pieces(message.message, contents))
 
 
 def tensors_beside(message: Any) -> Iterator[tensor_pb2.Tensor]:

@@ -32,7 +32,7 @@ class FrameKind(IntEnum):
     CALL = 2
     """A call: method, request and payload. `number` is the time limit in microseconds; 0 for none."""
     REPLY = 3
-    """The answer to HELLO, CALL or REGION. `code` is a gRPC status; the message is the response, or a
+    """The answer to HELLO, CALL, REGION or GPU_REGION. `code` is a gRPC status; the message is the response, or a
     google.rpc.Status."""
     REGION = 4
     """Hands over a region of memory, whose descriptor comes with the frame. `number` is the sender's number for it,
@@ -41,6 +41,9 @@ class FrameKind(IntEnum):
     """The sender's region `number` is not used any more."""
     RELEASE = 6
     """The client has ended `size` reads of the server's region `number`."""
+    GPU_REGION = 7
+    """Hands over an allocation in the memory of the server's GPU: the message is a GpuRegion. `number` is the client's
+    number for it, `size` the number of its bytes."""
 
 
 # Python 3.11 takes longer to find a member of an enumeration than to use it.

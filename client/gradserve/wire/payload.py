@@ -1,6 +1,6 @@
 """Converts arrays to the bytes of a tensor payload, and back."""
 
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +20,38 @@ def wire_array(value: ArrayLike) -> Array:
     """
     array = np.asarray(value)
     return np.asarray(array, dtype=parse_dtype(array.dtype), order="C")
+
+
+class ElsewhereArray(Protocol):
+    """An array outside host memory, C-contiguous, of a dtype that tensors can have."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Its dtype."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """The number of its bytes."""
+        ...
+
+    def to_host(self) -> Array:
+        """Returns a copy in host memory."""
+        ...
+
+
+AnyArray: TypeAlias = Array | ElsewhereArray
+"""An array that can be sent, wherever it is."""
+
+
+def host_array(array: AnyArray) -> Array:
+    """Returns an array in host memory: the array itself if it is there."""
+    return array if isinstance(array, np.ndarray) else array.to_host()
 
 
 def buffer_of(array: Array) -> memoryview:

@@ -1,8 +1,10 @@
-"""Chooses the device that ops run on."""
+"""Chooses the device that ops run on, and what opens clients' memory there."""
 
 import logging
 
+from gradserve.gpu.driver import GpuError
 from gradserve_server.devices.device import CpuDevice, Device
+from gradserve_server.devices.gpu_sharing import GpuSharing
 from gradserve_server.devices.inventory import NO_CUPY, Inventory
 
 _log = logging.getLogger(__name__)
@@ -50,3 +52,18 @@ def choose_device(wanted: str, host: CpuDevice, inventory: Inventory) -> Device:
     from gradserve_server.devices.cuda.device import CudaDevice
 
     return CudaDevice(int(wanted.removeprefix("cuda:")), host.empty)
+
+
+def sharing_of(device: Device) -> GpuSharing | None:
+    """Returns what opens clients' memory on a device; None if it is not a GPU, or its driver does not tell which."""
+    if not device.name.startswith("cuda:"):
+        return None
+    from gradserve_server.devices.cuda.device import CudaDevice
+    from gradserve_server.devices.cuda.sharing import CudaSharing
+
+    assert isinstance(device, CudaDevice), "there is one kind of GPU"
+    try:
+        return CudaSharing(device)
+    except GpuError as error:
+        _log.warning("clients cannot hand over memory of %s: %s", device.name, error)
+        return None

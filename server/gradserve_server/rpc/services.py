@@ -24,6 +24,7 @@ from gradserve_server.rpc.boundary.admission import Admission
 from gradserve_server.rpc.boundary.chain import Interceptor
 from gradserve_server.rpc.boundary.faults import Faults
 from gradserve_server.rpc.boundary.malformed import RefuseMalformed
+from gradserve_server.rpc.boundary.prepare import PreparePayloads
 from gradserve_server.rpc.boundary.service import Service
 from gradserve_server.rpc.gradient_ops.service import GradientOpsServicer
 from gradserve_server.rpc.health.service import HealthServicer
@@ -75,7 +76,14 @@ class Services:
         checks: tuple[Interceptor, ...] = () if access is None else (access,)
         faults = Faults(on_fault)
         always: tuple[Interceptor, ...] = (faults, *checks, RefuseMalformed())
-        chain: tuple[Interceptor, ...] = (faults, self.admission, *checks, RefuseMalformed(), *interceptors)
+        chain: tuple[Interceptor, ...] = (
+            faults,
+            self.admission,
+            *checks,
+            RefuseMalformed(),
+            PreparePayloads(),
+            *interceptors,
+        )
         servicers = (tensors, accumulators, gradient_ops, batch_norm_layers, leases, sockets, server)
         codecs = {"TensorService": STREAM_CODECS, "AccumulatorService": reply_codecs()}
         self.all = (

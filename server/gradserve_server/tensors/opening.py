@@ -13,7 +13,16 @@ from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.tensors.held import HeldTensors
 from gradserve_server.tensors.memories import Room
 from gradserve_server.tensors.quotas import Account
-from gradserve_server.tensors.references import Attached, Inline, Live, Malformed, PayloadMemory, Reference, Stored
+from gradserve_server.tensors.references import (
+    Attached,
+    Inline,
+    Live,
+    LiveOnGpu,
+    Malformed,
+    PayloadMemory,
+    Reference,
+    Stored,
+)
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.spec import TensorSpec
 from gradserve_server.tensors.store import TensorStore
@@ -33,7 +42,9 @@ class OpenedTensors:
         self._residence = residence
 
     def __getitem__(self, path: str) -> Array:
-        """Returns an array; a copy of what its client can change.
+        """Returns an array; a copy of what its client can change in host memory.
+
+        What its client can change in the GPU's memory is there: only calls that look at nothing but numbers get it.
 
         Raises:
             InvalidArgumentError: The request describes no possible tensor, or not the stored one.
@@ -43,7 +54,7 @@ class OpenedTensors:
             return np.array(reference.array)
         if isinstance(reference, Attached) and not reference.payload.is_filled:
             return reference.array.copy()  # a view would keep memory alive that nobody counts
-        if isinstance(reference, Inline | Attached):
+        if isinstance(reference, Inline | Attached | LiveOnGpu):
             return reference.array
         if isinstance(reference, Malformed):
             raise _malformed(reference, path)
@@ -65,7 +76,7 @@ class OpenedTensors:
 
     def is_live(self, path: str) -> bool:
         """Returns True if a tensor is in its client's memory, who can change it at any time."""
-        return isinstance(self._references[path], Live)
+        return isinstance(self._references[path], Live | LiveOnGpu)
 
     async def copy_live(self, paths: Iterable[str]) -> None:
         """Copies those of some tensors that their client can change; later they are found in the copies.
@@ -97,7 +108,7 @@ class OpenedTensors:
         """True if the call may write to all tensors: nobody else sees them, now or later, and none is used twice."""
         num_stored = num_attached = 0
         for each in self._references.values():
-            if isinstance(each, Live) or (isinstance(each, Attached) and not each.payload.is_filled):
+            if isinstance(each, Live | LiveOnGpu) or (isinstance(each, Attached) and not each.payload.is_filled):
                 return False
             num_stored += isinstance(each, Stored)
             num_attached += isinstance(each, Attached)
@@ -134,7 +145,9 @@ class OpenedTensors:
     @property
     def is_on_host(self) -> bool:
         """True if all tensors are in host memory."""
-        return self._residence.is_on_host(self._held.arrays.values())
+        return not any(isinstance(each, LiveOnGpu) for each in self._references.values()) and (
+            self._residence.is_on_host(self._held.arrays.values())
+        )
 
     async def copy_to_host(self) -> dict[str, NDArray[Any]]:
         """Returns all arrays by path, in host memory; copies only those that are elsewhere.
@@ -147,18 +160,28 @@ class OpenedTensors:
         return dict(zip(arrays, await self._residence.copy_to_host(list(arrays.values())), strict=True))
 
     async def bring_to_host(self) -> None:
-        """Moves all tensors to host memory, for this call and later ones.
+        """Moves all tensors to host memory, for this call and later ones; copies those in the client's memory of a GPU.
 
         Raises:
             ResourceExhaustedError: There is not enough memory.
             MemoryError: Likewise.
         """
+        await self._copy_from_gpu(
+            {path: each for path, each in self._references.items() if isinstance(each, LiveOnGpu)}
+        )
         handles = list(self._held.arrays)
         with self._held.room_on_host() as room:
             copies = await self._residence.copy_to_host(list(self._held.arrays.values()))
             for handle, copy in zip(handles, copies, strict=True):
                 if copy is not self._held.arrays[handle]:
                     self._held.relocate(handle, copy, room)
+
+    async def _copy_from_gpu(self, live: Mapping[str, LiveOnGpu]) -> None:
+        for each in live.values():
+            each.payload.adopt(each.array.nbytes)
+        copies = await self._residence.copy_to_host([each.array for each in live.values()])
+        attached = {path: Attached(copy, live[path].payload) for path, copy in zip(live, copies, strict=True)}
+        self._references = {**self._references, **attached}
 
 
 class TensorOpener:
@@ -240,7 +263,7 @@ def _payloads_of(references: Iterable[Reference]) -> dict[PayloadMemory, int]:
     """Returns the payloads of references, and how many of them refer to each."""
     payloads: dict[PayloadMemory, int] = {}
     for each in references:
-        if isinstance(each, Attached | Live):
+        if isinstance(each, Attached | Live | LiveOnGpu):
             payloads[each.payload] = payloads.get(each.payload, 0) + 1
     return payloads
 

@@ -1,17 +1,17 @@
 """The payload of a call on a socket: memory with tensors, beside the message."""
 
 from bisect import bisect_right, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from gradserve.wire.frames import ALIGNMENT
+from gradserve_server.devices.device import Array
 from gradserve_server.tensors.arrival import Arrival
 from gradserve_server.tensors.quotas import Account
-from gradserve_server.tensors.references import Attached, Live, Malformed, Reference
+from gradserve_server.tensors.references import Attached, Live, LiveOnGpu, Malformed, Reference
 from gradserve_server.tensors.spec import TensorSpec
 
 _MAX_OUT_OF_ORDER = 4096
@@ -26,11 +26,13 @@ class PayloadSegment:
         start: The first byte of the payload that it holds.
         memory: Its bytes: one-dimensional, of dtype uint8.
         is_live: Whether the memory is the client's, who can change it at any time; otherwise it is the call's own.
+        on_gpu: Whether it is memory of the ops' GPU.
     """
 
     start: int
-    memory: NDArray[np.uint8]
+    memory: Array
     is_live: bool = False
+    on_gpu: bool = False
 
 
 class Payload:
@@ -91,8 +93,35 @@ class Payload:
         if not segment.is_live:
             self._num_own += 1
             self._own_bytes += spec.num_bytes
-        array: NDArray[Any] = memory.view(spec.dtype).reshape(spec.shape)
-        return Live(array, self) if segment.is_live else Attached(array, self)
+        array: Array = memory.view(spec.dtype).reshape(spec.shape)
+        if not segment.is_live:
+            return Attached(array, self)
+        return LiveOnGpu(array, self) if segment.on_gpu else Live(array, self)
+
+    @property
+    def on_gpu(self) -> Sequence[PayloadSegment]:
+        """The segments that are in memory of the ops' GPU."""
+        return [segment for segment in self._segments if segment.on_gpu]
+
+    def replace(self, copies: Mapping[int, PayloadSegment]) -> None:
+        """Replaces segments by copies of them that the call owns, and that `memory` counts, by where they start.
+
+        Nothing may refer to the payload yet.
+        """
+        self._segments = [copies.get(segment.start, segment) for segment in self._segments]
+        self._allocated += sum(copy.memory.nbytes for copy in copies.values())
+
+    def adopt(self, num_bytes: int) -> None:
+        """Counts memory into which a tensor in the client's memory is copied: the call owns it then.
+
+        Raises:
+            ResourceExhaustedError: There is no room for it.
+        """
+        assert self.memory is not None, "a payload with tensors has an account"
+        self.memory.grow(num_bytes)
+        self._allocated += num_bytes
+        self._own_bytes += num_bytes
+        self._num_own += 1
 
     @property
     def is_filled(self) -> bool:

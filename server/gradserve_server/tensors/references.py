@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 from numpy.typing import NDArray
 
+from gradserve_server.devices.device import Array
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.quotas import Account
 from gradserve_server.tensors.spec import TensorSpec
@@ -25,6 +26,14 @@ class PayloadMemory(Protocol):
     @property
     def is_filled(self) -> bool:
         """True if tensors fill what the call owns of it, but for gaps between them."""
+        ...
+
+    def adopt(self, num_bytes: int, /) -> None:
+        """Counts memory into which a tensor in the client's memory is copied: the call owns it then.
+
+        Raises:
+            ResourceExhaustedError: There is no room for it.
+        """
         ...
 
     async def arrived(self, part: NDArray[Any] | None = None, /) -> None:
@@ -84,11 +93,11 @@ class Attached:
     """A tensor beside the message, in memory that the call owns and may keep.
 
     Attributes:
-        array: The array, in host memory.
+        array: The array, in host memory; in the memory of the ops' device if it was copied there from the client's.
         payload: The memory that it is part of.
     """
 
-    array: NDArray[Any]
+    array: Array
     payload: PayloadMemory
 
 
@@ -105,4 +114,17 @@ class Live:
     payload: PayloadMemory
 
 
-Reference: TypeAlias = Inline | Stored | Attached | Live | Malformed
+@dataclass(frozen=True, slots=True, eq=False)
+class LiveOnGpu:
+    """A tensor in memory of the ops' GPU that is a client's, who can change it at any time.
+
+    Attributes:
+        array: The array, on that device.
+        payload: The memory that it is part of.
+    """
+
+    array: Array
+    payload: PayloadMemory
+
+
+Reference: TypeAlias = Inline | Stored | Attached | Live | LiveOnGpu | Malformed

@@ -40,14 +40,47 @@ class Residence:
             return list(arrays)
         return await self._device_compute.run_in_thread(lambda: [self._copy(array) for array in arrays])
 
-    async def copy(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Returns copies of arrays in host memory.
+    async def copy(self, arrays: Sequence[Array]) -> list[Array]:
+        """Returns copies of arrays, each in the memory where the array is.
 
         Raises:
             MemoryError: There is not enough memory.
         """
         work = max(sum([array.nbytes for array in arrays]), PIECE_BYTES * len(arrays) // 4)
-        return await self._compute.run(work, lambda: [array.copy() for array in arrays])
+        if await self._compute.run(PIECE_BYTES * len(arrays) // 4, self.is_on_host, arrays):
+            return await self._compute.run(work, lambda: [array.copy() for array in arrays])
+        return await self._compute.run_in_thread(self._copy_each, arrays)
+
+    async def copy_to_device(self, arrays: Sequence[Array]) -> list[Array]:
+        """Returns copies of arrays in the memory of the ops' device, which is not the host.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        return await self._compute.run_in_thread(self._copy_each_to_device, arrays)
+
+    async def fill(self, targets: Sequence[Array], arrays: Sequence[Array]) -> None:
+        """Fills arrays in the memory of the ops' device with others, wherever these are, of the same dtypes and shapes.
+
+        Returns when they are filled.
+        """
+        await self._compute.run_in_thread(self._fill, targets, arrays)
+
+    def _copy_each(self, arrays: Sequence[Array]) -> list[Array]:
+        with self._device.computing():
+            return [array.copy() for array in arrays]
+
+    def _copy_each_to_device(self, arrays: Sequence[Array]) -> list[Array]:
+        with self._device.computing():
+            return [self._device.from_host(array) if self._host.holds(array) else array.copy() for array in arrays]
+
+    def _fill(self, targets: Sequence[Array], arrays: Sequence[Array]) -> None:
+        with self._device.computing():
+            for target, array in zip(targets, arrays, strict=True):
+                if self._host.holds(array):
+                    self._device.write(target, 0, array)
+                else:
+                    target[...] = array
 
     def _copy(self, array: Array) -> NDArray[Any]:
         if self._host.holds(array):

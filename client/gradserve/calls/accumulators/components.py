@@ -10,17 +10,20 @@ import numpy as np
 from gradserve.abbreviation import first_items
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array
-from gradserve.conversion.casting import as_array_of
+from gradserve.conversion.casting import as_array_of, as_tensor_of
 from gradserve.conversion.dtypes import as_dtype
 from gradserve.conversion.handles import as_handle
 from gradserve.conversion.plain import as_choice, as_shape
 from gradserve.conversion.slices import as_slices
 from gradserve.conversion.trees import Structure, Tree, leaves_of, taken_apart
 from gradserve.errors import InvalidArgumentError
+from gradserve.gpu.arrays import GpuArray
 from gradserve.results import DenseSpec, IndexedSlices, SparseSpec, TensorHandle, Value
 from gradserve.wire.dtypes import DType
 
 ComponentSpec: TypeAlias = DenseSpec | SparseSpec
+Sent: TypeAlias = Value | GpuArray | TensorHandle
+"""A gradient of a component, as it is sent."""
 Missing: TypeAlias = Literal["error", "zeros"]
 
 ONLY = ""
@@ -56,7 +59,7 @@ class Component:
         sizes = "of any shape" if self.shape is None else str(self.shape).replace("-1", "?")
         return " ".join([*filter(None, (self.name, "sparse" if self.is_sparse else "")), str(self.dtype), sizes])
 
-    def value(self, value: Any) -> Value | TensorHandle:
+    def value(self, value: Any) -> Sent:
         """Converts a gradient to what is sent.
 
         Raises:
@@ -72,7 +75,7 @@ class Component:
             raise argument.error_saying("an array or numbers", "rows, which a SparseSpec takes")
         if isinstance(value, TensorHandle):
             return as_handle(value, argument)
-        return as_array_of(self.dtype, value, argument)
+        return as_tensor_of(self.dtype, value, argument)
 
     def zeros(self) -> Value:
         """Returns a gradient of zeros; a sparse one has no rows.
@@ -150,14 +153,14 @@ class Components:
     def __str__(self) -> str:
         return first_items(map(str, self), len(self._components))
 
-    def gradient(self, tree: Tree) -> dict[str, Value | TensorHandle]:
+    def gradient(self, tree: Tree) -> dict[str, Sent]:
         """Converts a gradient to what is sent for each component.
 
         Raises:
             InvalidArgumentError: A component is missing, unknown, or cannot be sent.
         """
         leaves = leaves_of(tree, self._components.keys(), _GRADIENT)
-        values: dict[str, Value | TensorHandle] = {}
+        values: dict[str, Sent] = {}
         for name, component in self._components.items():
             value = leaves.get(name)
             if value is not None or not name:

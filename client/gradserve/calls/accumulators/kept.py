@@ -8,7 +8,7 @@ from typing import TypeAlias
 from gradserve.memory.pool import BufferPool
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import tensor_pb2
-from gradserve.wire.payload import Array
+from gradserve.wire.payload import AnyArray, Array, host_array
 
 DEFAULT_KEPT_BYTES = 1 << 30
 _IDLE_BYTES = 256 << 20
@@ -29,7 +29,7 @@ class KeptMemory:
         self._lock = threading.Lock()
         self._used = 0
 
-    def copies_of(self, arrays: Sequence[Array]) -> tuple[Array, ...] | None:
+    def copies_of(self, arrays: Sequence[AnyArray]) -> tuple[Array, ...] | None:
         """Returns copies of arrays, which `release` has to follow; None if there is no room for them."""
         num_bytes = _bytes_of(arrays)
         with self._lock:
@@ -42,7 +42,7 @@ class KeptMemory:
             self._give_back(num_bytes)
             return None
         for copy, array in zip(copies, arrays, strict=True):
-            copy[...] = array
+            copy[...] = host_array(array)
         return copies
 
     def release(self, copies: Sequence[Array]) -> None:
@@ -54,7 +54,7 @@ class KeptMemory:
             self._used -= num_bytes
 
 
-def _bytes_of(arrays: Sequence[Array]) -> int:
+def _bytes_of(arrays: Sequence[AnyArray]) -> int:
     return _REQUEST_BYTES + sum([array.nbytes for array in arrays])
 
 
@@ -102,7 +102,7 @@ class KeptGradients:
         answer: messages_pb2.ApplyGradientResponse,
         server: str,
         request: MakeRequest,
-        arrays: Sequence[Array] | None,
+        arrays: Sequence[AnyArray] | None,
     ) -> None:
         """Keeps a gradient that a server has accepted, unless its round has ended already.
 

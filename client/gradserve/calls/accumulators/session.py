@@ -15,7 +15,7 @@ from gradserve.calls.tensors.operations import call_with_arrays
 from gradserve.errors import AbortedError, GradserveError, InvalidArgumentError, LostError, NotFoundError
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.payload import Array
+from gradserve.wire.payload import AnyArray, Array
 
 _SERVICE = "AccumulatorService"
 _PAUSE_SECONDS = 0.02
@@ -122,7 +122,7 @@ class AccumulatorSession:
         request: messages_pb2.ApplyGradientRequest,
         answer: messages_pb2.ApplyGradientResponse,
         again: MakeRequest,
-        arrays: Sequence[Array] | None,
+        arrays: Sequence[AnyArray] | None,
     ) -> Operation[None]:
         """Notes a gradient that the server has accepted.
 

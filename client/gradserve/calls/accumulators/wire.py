@@ -10,7 +10,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from gradserve.array_like import DTypeLike
-from gradserve.calls.accumulators.components import Component, Components
+from gradserve.calls.accumulators.components import Component, Components, Sent
 from gradserve.calls.accumulators.session import AccumulatorSession, RequestOfAccumulator
 from gradserve.calls.durability import as_durability
 from gradserve.calls.exchange import Operation, Reply, Unary, Whole, encode_timeout
@@ -24,6 +24,7 @@ from gradserve.conversion.dtypes import as_dtype
 from gradserve.conversion.plain import UINT64, as_choice, as_flag, as_integer, as_text
 from gradserve.conversion.trees import Tree
 from gradserve.errors import DeadlineExceededError, GradserveError, InvalidArgumentError
+from gradserve.gpu.arrays import GpuArray
 from gradserve.results import (
     AccumulatorInfo,
     ApplyResult,
@@ -38,7 +39,7 @@ from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, lease_pb2, tensor_pb2
 from gradserve.wire.dtypes import to_data_type
 from gradserve.wire.durations import decode_duration
-from gradserve.wire.payload import Array
+from gradserve.wire.payload import AnyArray
 
 _NumberedRequest: TypeAlias = (
     messages_pb2.ApplyGradientRequest | messages_pb2.PushPullRequest | messages_pb2.TakeGradientRequest
@@ -127,7 +128,7 @@ class AccumulatorWire:
         number = self._number(request_id)
         values = self.components.gradient(gradient)
         arrays, has_handles = _arrays(values)
-        fields = self._gradient_fields(messages_pb2.ApplyGradientRequest, how, has_handles=has_handles)
+        fields = self._gradient_fields(messages_pb2.ApplyGradientRequest, how, values, has_handles=has_handles)
 
         sent = messages_pb2.ApplyGradientRequest()
 
@@ -185,7 +186,7 @@ class AccumulatorWire:
         number = self._number(request_id)
         values = self.components.gradient(gradient)
         arrays, has_handles = _arrays(values)
-        fields = self._gradient_fields(messages_pb2.PushPullRequest, how, has_handles=has_handles)
+        fields = self._gradient_fields(messages_pb2.PushPullRequest, how, values, has_handles=has_handles)
         fields |= plain_fields(
             messages_pb2.PushPullRequest, {"num_required": num_required, "one_per_worker": one_per_worker}
         )
@@ -284,7 +285,7 @@ class AccumulatorWire:
         self,
         fields: Mapping[str, Any],
         number: int,
-        values: Mapping[str, Value | TensorHandle],
+        values: Mapping[str, Sent],
         tensors: Sequence[tensor_pb2.Tensor],
     ) -> messages_pb2.ApplyGradientRequest:
         message = messages_pb2.ApplyGradientRequest(**fields)
@@ -315,24 +316,27 @@ class AccumulatorWire:
         request.accumulator.CopyFrom(self._session.ref)
         self._ids.write(request.request_id, number, self._key)
 
-    def _gradient_fields(self, request: type[Message], how: Contribution, *, has_handles: bool) -> dict[str, Any]:
+    def _gradient_fields(
+        self, request: type[Message], how: Contribution, values: Mapping[str, Sent], *, has_handles: bool
+    ) -> dict[str, Any]:
         """Returns the plain fields that apply and push_pull share."""
         plain = {"local_step": how.local_step, "weight": how.weight, "worker_id": self._worker_id(how)}
         fields = plain_fields(request, plain)
         # Tensors of the caller's stay on the server; what was uploaded for this call need not.
         fields["release_handles"] = not has_handles
+        fields["unread_contents"] = any(isinstance(value, GpuArray) for value in values.values())
         return fields
 
 
-def _arrays(values: Mapping[str, Value | TensorHandle]) -> tuple[list[Array], bool]:
+def _arrays(values: Mapping[str, Sent]) -> tuple[list[AnyArray], bool]:
     """Returns the arrays of a gradient, in the order in which `_add_gradient` takes their messages.
 
     Also returns whether it has handles.
     """
-    arrays: list[Array] = []
+    arrays: list[AnyArray] = []
     has_handles = False
     for value in values.values():
-        if isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray | GpuArray):
             arrays.append(value)
         elif isinstance(value, IndexedSlices):
             arrays += [value.indices, value.values]
@@ -341,7 +345,7 @@ def _arrays(values: Mapping[str, Value | TensorHandle]) -> tuple[list[Array], bo
     return arrays, has_handles
 
 
-def _without_arrays(values: Mapping[str, Value | TensorHandle]) -> dict[str, Value | TensorHandle]:
+def _without_arrays(values: Mapping[str, Sent]) -> dict[str, Sent]:
     """Returns what `_add_gradient` needs of a gradient beside the messages of its arrays."""
     return {
         name: value
@@ -355,14 +359,14 @@ def _without_arrays(values: Mapping[str, Value | TensorHandle]) -> dict[str, Val
 
 def _add_gradient(
     request: messages_pb2.ApplyGradientRequest | messages_pb2.PushPullRequest,
-    values: Mapping[str, Value | TensorHandle],
+    values: Mapping[str, Sent],
     tensors: Sequence[tensor_pb2.Tensor],
 ) -> None:
     """Adds a gradient to a request, with the messages of its arrays."""
     supply = iter(tensors)
     for name, value in values.items():
         part = request.gradient.add(name=name)
-        if isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray | GpuArray):
             part.dense.CopyFrom(next(supply))
         elif isinstance(value, IndexedSlices):
             part.sparse.indices.CopyFrom(next(supply))

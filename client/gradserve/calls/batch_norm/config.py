@@ -10,14 +10,14 @@ from gradserve.batch_norm_arguments import Initializer, RandomAdjustment, Regula
 from gradserve.calls.durability import as_durability
 from gradserve.calls.fields import plain_field
 from gradserve.calls.tensors.inputs import as_op_input
+from gradserve.calls.tensors.operations import OpInput
 from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.plain import as_list, as_mapping, as_number, is_text
 from gradserve.errors import InvalidArgumentError
-from gradserve.results import DenseSpec, TensorHandle, TensorLike
+from gradserve.results import DenseSpec, TensorLike
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve.v1 import layer_pb2, tensor_pb2
 from gradserve.wire.dtypes import to_dtype
-from gradserve.wire.payload import Array
 
 InitialValue: TypeAlias = TensorLike | Initializer | str
 Collections: TypeAlias = str | Sequence[str]
@@ -58,7 +58,7 @@ class BatchNormArguments:
     renorm_zero_debias: bool
     durability: str | None
 
-    def initial_tensors(self) -> dict[str, Array | TensorHandle]:
+    def initial_tensors(self) -> dict[str, OpInput]:
         """Returns the initial values that are arrays or handles, by variable."""
         return {
             name: as_op_input(value, _INITIAL_DTYPE, f"the initial {name}", field="param_initializers")

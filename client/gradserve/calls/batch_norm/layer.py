@@ -25,6 +25,7 @@ from gradserve.calls.exchange import Operation
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.ignored_arguments import IgnoredArguments
 from gradserve.calls.tensors.inputs import as_op_input
+from gradserve.calls.tensors.operations import OpInput
 from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.casting import as_array_of
 from gradserve.conversion.plain import as_flag, as_list, as_mapping, as_text
@@ -41,7 +42,6 @@ from gradserve.errors import (
 from gradserve.results import Tensor, TensorHandle, TensorLike
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.wire.dtypes import DType, to_dtype
-from gradserve.wire.payload import Array
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _UNKNOWN_OUTCOMES = (UnavailableError, DeadlineExceededError, InternalError, CallCancelledError)
@@ -360,7 +360,7 @@ class BatchNormLayerCalls:
 
     def _forward(
         self,
-        inputs: Mapping[str, Array | TensorHandle],
+        inputs: Mapping[str, OpInput],
         options: ForwardOptions,
         *,
         keep: bool,
@@ -441,7 +441,7 @@ def _updatable(forward: BatchNormForward[Any] | str) -> str | None:
 
 def _tensors(
     inputs: TensorLike, batch_weights: TensorLike | None, adjustment: tuple[TensorLike, TensorLike] | None
-) -> dict[str, Array | TensorHandle]:
+) -> dict[str, OpInput]:
     tensors = {"inputs": as_op_input(inputs, _FLOAT32, "inputs")}
     dtype = _FLOAT64 if tensors["inputs"].dtype == _FLOAT64 else _FLOAT32
     if batch_weights is not None:
@@ -460,7 +460,7 @@ def _counted(value: object) -> str:
     return f"{len(value)} values" if isinstance(value, tuple | list) else described(value)
 
 
-def _variable(name: str, value: TensorLike, dtype: DType | None) -> Array | TensorHandle:
+def _variable(name: str, value: TensorLike, dtype: DType | None) -> OpInput:
     if isinstance(value, TensorHandle) or dtype is None:  # the server says that there is no such variable
         return as_op_input(value, _FLOAT32, f"variable {name!r}", field="variables")
     return as_array_of(dtype, value, Argument(f"variable {name!r}", "variables"))

@@ -15,8 +15,7 @@ from gradserve.batch_norm_results import (
 from gradserve.calls.batch_norm.config import BatchNormArguments, read_arguments
 from gradserve.calls.exchange import Operation, Reply, Unary, Whole
 from gradserve.calls.tensors.arguments import encode_lease, receive_results
-from gradserve.calls.tensors.operations import call_with_inputs, placement_of, receive_outputs
-from gradserve.results import TensorHandle
+from gradserve.calls.tensors.operations import OpInput, call_with_inputs, placement_of, receive_outputs
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve.v1 import layer_pb2, lease_pb2, tensor_pb2
@@ -24,7 +23,7 @@ from gradserve.wire.dtypes import DType, to_dtype
 from gradserve.wire.durations import decode_duration
 from gradserve.wire.payload import Array
 
-Inputs = Mapping[str, Array | TensorHandle]
+Inputs = Mapping[str, OpInput]
 
 _SERVICE = "BatchNormLayerService"
 _IMPLEMENTATIONS = {
@@ -104,7 +103,7 @@ class BatchNormLayerWire:
         )
 
     def backward(
-        self, forward_id: str, dy: Array | TensorHandle, *, retain: bool, keep: bool, lease: float | None
+        self, forward_id: str, dy: OpInput, *, retain: bool, keep: bool, lease: float | None
     ) -> Operation[Reply]:
         """Computes gradients; the caller receives them."""
         fields: dict[str, Any] = {

@@ -12,11 +12,13 @@ from gradserve.calls.client.state import ClientState
 from gradserve.calls.exchange import Allocate, Operation
 from gradserve.calls.tensors import arguments as tensors
 from gradserve.conversion.argument import Argument
-from gradserve.conversion.arrays import as_array
 from gradserve.conversion.dtypes import as_dtype
+from gradserve.conversion.gpu_arrays import as_output, as_tensor
 from gradserve.conversion.handles import as_handle, as_handles
 from gradserve.conversion.plain import as_list, as_shape, as_text
+from gradserve.gpu.arrays import GpuArray
 from gradserve.results import TensorHandle
+from gradserve.wire.payload import Array
 
 
 class TensorsOfClient(ClientState):
@@ -41,7 +43,7 @@ class TensorsOfClient(ClientState):
         array: NDArray[Any] = yield Allocate(sizes, as_dtype(dtype, Argument("dtype")))
         return array
 
-    def put(self, value: ArrayLike, *, lease: float | None = None, device: str = "cpu") -> Operation[TensorHandle]:
+    def put(self, value: ArrayLike, *, lease: float | None = None, device: str = "") -> Operation[TensorHandle]:
         """Stores an array on the server. Any client that has the handle can use it.
 
         Args:
@@ -49,7 +51,8 @@ class TensorsOfClient(ClientState):
             lease: Seconds that the array lives without use. None: the server's default.
             device: Where it is put on the server: "cpu" for the host's memory, the name of the device that ops run on
                 (`server_info().device`), or "auto" for that device. It is copied there while it arrives. Whatever
-                needs it elsewhere moves it.
+                needs it elsewhere moves it. By default, an array on the GPU of the ops stays there if the server can
+                read it there (docs/gpu_arrays.md), and all others are put into the host's memory.
 
         Returns:
             The handle: an input of ops, a gradient for accumulators, and the argument of `get`.
@@ -59,11 +62,11 @@ class TensorsOfClient(ClientState):
             ResourceExhaustedError: The array does not fit into the server's memory.
         """
         where = as_text(device, Argument("device"))
-        (handle,) = yield from tensors.put([as_array(value, Argument("value"))], lease, where)
+        (handle,) = yield from tensors.put([as_tensor(value, Argument("value"))], lease, where)
         return handle
 
     def put_all(
-        self, values: Sequence[ArrayLike], *, lease: float | None = None, device: str = "cpu"
+        self, values: Sequence[ArrayLike], *, lease: float | None = None, device: str = ""
     ) -> Operation[list[TensorHandle]]:
         """Stores several arrays in one stream, either all or none.
 
@@ -79,40 +82,63 @@ class TensorsOfClient(ClientState):
             GradserveError: See `put`.
         """
         given = as_list(values, "a list of arrays", Argument("values"))
-        arrays = [as_array(value, Argument(f"values[{index}]")) for index, value in enumerate(given)]
+        arrays = [as_tensor(value, Argument(f"values[{index}]")) for index, value in enumerate(given)]
         return (yield from tensors.put(arrays, lease, as_text(device, Argument("device"))))
 
-    def get(self, handle: TensorHandle, *, release: bool = False) -> Operation[NDArray[Any]]:
+    def get(self, handle: TensorHandle, *, release: bool = False, out: Any = None) -> Operation[NDArray[Any]]:
         """Reads a stored array.
 
         Args:
             handle: The handle of the array.
             release: Whether to delete the array from the server once it is read.
+            out: An array of the same dtype and shape to read it into: one of NumPy, or one of any library in the memory
+                of a GPU. A server that computes on this GPU writes to it there; see docs/gpu_arrays.md.
 
         Returns:
-            A new array.
+            A new array; `out` if that was given.
 
         Raises:
             NotFoundError: The array does not exist.
+            InvalidArgumentError: `out` has another dtype or shape, or cannot be written to.
         """
-        (array,) = yield from tensors.get([as_handle(handle, Argument("handle"))], release=release)
+        known = as_handle(handle, Argument("handle"))
+        if out is not None:
+            place = _place_for(known, out, Argument("out"))
+            yield from tensors.get_into([known], [place], release=release)
+            filled: NDArray[Any] = out
+            return filled
+        (array,) = yield from tensors.get([known], release=release)
         return array
 
-    def get_all(self, handles: Sequence[TensorHandle], *, release: bool = False) -> Operation[list[NDArray[Any]]]:
+    def get_all(
+        self, handles: Sequence[TensorHandle], *, release: bool = False, out: Sequence[Any] | None = None
+    ) -> Operation[list[NDArray[Any]]]:
         """Reads several stored arrays in one stream.
 
         Args:
             handles: The handles of the arrays.
             release: Whether to delete the arrays from the server once they are read.
+            out: Arrays to read them into, one for each handle; see `get`.
 
         Returns:
-            New arrays, in the order of the handles.
+            New arrays, in the order of the handles; the arrays of `out` if that was given.
 
         Raises:
             NotFoundError: One of the arrays does not exist.
+            InvalidArgumentError: See `get`.
         """
-        given = as_list(handles, "a list of TensorHandles", Argument("handles"))
-        return tensors.get(as_handles(given, "handles"), release=release)
+        known = as_handles(as_list(handles, "a list of TensorHandles", Argument("handles")), "handles")
+        if out is None:
+            return (yield from tensors.get(known, release=release))
+        given = as_list(out, "a list of arrays", Argument("out"))
+        if len(given) != len(known):
+            raise Argument("out").error_saying(f"one array for each of the {len(known)} handles", str(len(given)))
+        places = [
+            _place_for(handle, place, Argument(f"out[{index}]"))
+            for index, (handle, place) in enumerate(zip(known, given, strict=True))
+        ]
+        yield from tensors.get_into(known, places, release=release)
+        return given
 
     def delete(self, *handles: TensorHandle) -> Operation[int]:
         """Deletes stored arrays.
@@ -132,3 +158,17 @@ class TensorsOfClient(ClientState):
             The handles, with dtypes and shapes.
         """
         return tensors.list_stored()
+
+
+def _place_for(handle: TensorHandle, out: object, argument: Argument) -> Array | GpuArray:
+    """Returns an array to which a stored one can be written.
+
+    Raises:
+        InvalidArgumentError: It is none, or has another dtype or shape.
+    """
+    place = as_output(out, argument)
+    if (place.dtype, place.shape) != (handle.dtype, handle.shape):
+        raise argument.error_saying(
+            f"an array of shape {list(handle.shape)} and {handle.dtype}", f"{list(place.shape)} and {place.dtype}"
+        )
+    return place

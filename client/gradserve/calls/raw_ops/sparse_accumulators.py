@@ -22,8 +22,8 @@ from gradserve.calls.raw_ops.accumulator_arguments import (
     scalar,
 )
 from gradserve.calls.raw_ops.accumulators import AccumulatorOpsBase
-from gradserve.calls.tensors.inputs import as_op_input
-from gradserve.conversion.argument import described
+from gradserve.conversion.argument import Argument, described
+from gradserve.conversion.casting import as_array_or_numbers
 from gradserve.errors import InvalidArgumentError
 from gradserve.results import (
     AccumulatorHandle,
@@ -107,7 +107,7 @@ class SparseAccumulatorOps(AccumulatorOpsBase):
         for name, given in (("gradient_indices", gradient_indices), ("gradient_values", gradient_values)):
             if isinstance(given, TensorHandle):
                 raise InvalidArgumentError(f"expected an array for {name}, got a TensorHandle", field=name)
-        values = np.asarray(as_op_input(gradient_values, accumulator.dtype, "gradient_values"))
+        values = as_array_or_numbers(gradient_values, accumulator.dtype, Argument("gradient_values"))
         check_apply_signature(_APPLY_INPUTS, values.dtype, accumulator, "gradient_values")
         if not isinstance(has_known_shape, bool | np.bool_):
             raise InvalidArgumentError(

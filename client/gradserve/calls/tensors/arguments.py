@@ -9,19 +9,20 @@ from gradserve.calls.exchange import NOT_CARRIED, Download, NotCarried, Operatio
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_flag, as_number
 from gradserve.errors import GradserveError, InternalError, InvalidArgumentError
+from gradserve.gpu.arrays import GpuArray
 from gradserve.results import TensorHandle
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve.v1 import tensor_pb2
 from gradserve.wire.contents import Contents, WithContents
 from gradserve.wire.dtypes import to_data_type, to_dtype
 from gradserve.wire.durations import encode_duration
-from gradserve.wire.payload import Array, buffer_of
+from gradserve.wire.payload import AnyArray, Array, buffer_of
 
 INLINE_LIMIT_BYTES = 3 << 20
 """Over gRPC, arrays of up to this size in total travel inside the request; a stream of their own would take longer."""
 
 
-def put(arrays: Sequence[Array], lease: float | None, device: str) -> Operation[list[TensorHandle]]:
+def put(arrays: Sequence[AnyArray], lease: float | None, device: str) -> Operation[list[TensorHandle]]:
     """Stores arrays on the server, in the memory of a device."""
     header = header_of(arrays, lease, device)
     contents = Contents()
@@ -29,7 +30,7 @@ def put(arrays: Sequence[Array], lease: float | None, device: str) -> Operation[
     call = Unary("TensorService", "StoreTensors", WithContents(request, contents))
     reply: Reply | NotCarried = yield Whole(call, over_grpc=False, num_bytes=contents.num_bytes)
     if reply is NOT_CARRIED:
-        stored = yield from upload(header, tuple(arrays))
+        stored = yield from upload(header, arrays)
     else:
         stored = list(reply.message.tensors)
     return [TensorHandle(tensor.handle, array.dtype, array.shape) for tensor, array in zip(stored, arrays, strict=True)]
@@ -47,6 +48,33 @@ def get(handles: Sequence[TensorHandle], *, release: bool) -> Operation[list[Arr
     request = messages_pb2.GetTensorsRequest(handles=names, release=is_released)
     arrays: list[Array] = yield Download(request, num_bytes)
     return arrays
+
+
+def get_into(handles: Sequence[TensorHandle], places: Sequence[Array | GpuArray], *, release: bool) -> Operation[None]:
+    """Reads stored arrays into arrays of the same dtypes and shapes, and then deletes them if `release`.
+
+    The server writes to memory of its GPU itself.
+    """
+    on_gpu = [place for place in places if isinstance(place, GpuArray) and place.nbytes]
+    if on_gpu and len(on_gpu) == len(places):
+        contents = Contents(is_written=True)
+        request = messages_pb2.ReadTensorsRequest(
+            handles=[each.handle for each in handles],
+            release=as_flag(release, Argument("release")),
+            into=contents.tensors(on_gpu),
+        )
+        call = Unary("TensorService", "ReadTensors", WithContents(request, contents))
+        reply: Reply | NotCarried = yield Whole(
+            call, over_grpc=False, num_bytes=contents.num_bytes, repeatable=not release
+        )
+        if reply is not NOT_CARRIED:
+            return
+    arrays = yield from get(handles, release=release)
+    for place, array in zip(places, arrays, strict=True):
+        if isinstance(place, GpuArray):
+            place.fill(array)
+        else:
+            np.copyto(place, array)
 
 
 def delete(handles: Sequence[TensorHandle]) -> Operation[int]:
@@ -134,7 +162,7 @@ def array_of(tensor: tensor_pb2.Tensor, beside: Mapping[int, Array]) -> Array:
     return array
 
 
-def header_of(arrays: Sequence[Array], lease: float | None, device: str) -> messages_pb2.PutTensorsHeader:
+def header_of(arrays: Sequence[AnyArray], lease: float | None, device: str) -> messages_pb2.PutTensorsHeader:
     """Returns the header of a stream of arrays for a device, which live for `lease` seconds without use."""
     header = messages_pb2.PutTensorsHeader(
         tensors=[tensor_pb2.TensorSpec(dtype=to_data_type(array.dtype), shape=array.shape) for array in arrays],

@@ -1,16 +1,16 @@
 """Converts arguments of ops to tensors."""
 
 from gradserve.conversion.argument import Argument
-from gradserve.conversion.casting import as_array_or_numbers
+from gradserve.conversion.casting import as_tensor_or_numbers
 from gradserve.conversion.handles import as_handle
 from gradserve.results import TensorHandle, TensorLike
 from gradserve.wire.dtypes import DType
-from gradserve.wire.payload import Array
+from gradserve.wire.payload import AnyArray
 
 
 def as_op_input(
     value: TensorLike, default_dtype: DType, name: str, *, field: str | None = None
-) -> Array | TensorHandle:
+) -> AnyArray | TensorHandle:
     """Returns a value as an input of an op.
 
     Handles and arrays of any library keep their dtype. Numbers and sequences of numbers, which have none, get the
@@ -27,4 +27,4 @@ def as_op_input(
     """
     if isinstance(value, TensorHandle):
         return as_handle(value, Argument(name, field))
-    return as_array_or_numbers(value, default_dtype, Argument(name, field))
+    return as_tensor_or_numbers(value, default_dtype, Argument(name, field))

@@ -22,9 +22,10 @@ from gradserve.errors import AbortedError, DeadlineExceededError, GradserveError
 from gradserve.results import TensorHandle
 from gradserve.v1 import tensor_pb2
 from gradserve.wire.contents import Contents, WithContents
-from gradserve.wire.payload import Array
+from gradserve.wire.payload import AnyArray
 
-OpInputs: TypeAlias = Array | TensorHandle | list[Array | TensorHandle]
+OpInput: TypeAlias = AnyArray | TensorHandle
+OpInputs: TypeAlias = OpInput | list[OpInput]
 """An input, ready to be sent."""
 
 
@@ -50,7 +51,7 @@ def call_with_inputs(
     def with_messages(sent: Sequence[tensor_pb2.Tensor]) -> Message:
         supply = iter(sent)
 
-        def message_of(value: Array | TensorHandle) -> tensor_pb2.Tensor:
+        def message_of(value: OpInput) -> tensor_pb2.Tensor:
             return tensor_pb2.Tensor(handle=value.handle) if isinstance(value, TensorHandle) else next(supply)
 
         tensors = {
@@ -65,7 +66,7 @@ def call_with_inputs(
 def call_with_arrays(
     service: str,
     method: str,
-    arrays: Sequence[Array],
+    arrays: Sequence[AnyArray],
     request: Callable[[Sequence[tensor_pb2.Tensor]], Message],
     *,
     device: str = "",
@@ -102,7 +103,7 @@ def call_with_arrays(
     if reply is not NOT_CARRIED:
         return reply
     while True:
-        uploaded = yield from upload(header_of(arrays, None, device), tuple(arrays))
+        uploaded = yield from upload(header_of(arrays, None, device), arrays)
         message = request(uploaded)
         try:
             return (

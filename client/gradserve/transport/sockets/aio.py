@@ -53,6 +53,7 @@ class AsyncConnection(Connection):
             connection.close()
             raise answer
         connection.strand_key, connection.user_key = answer.strand_key, answer.user_key
+        connection.payloads.welcomed(answer)
         return connection
 
     @classmethod

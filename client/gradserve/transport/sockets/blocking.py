@@ -73,6 +73,7 @@ class BlockingConnection(Connection):
             connection.close()
             raise answer
         connection.strand_key, connection.user_key = answer.strand_key, answer.user_key
+        connection.payloads.welcomed(answer)
         return connection
 
     @classmethod

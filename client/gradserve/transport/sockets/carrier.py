@@ -100,6 +100,7 @@ class Carrier(Generic[ConnectionT]):
         self._client_id = uuid.uuid4().hex
         self._choice = Choice(settings, str(route.address))
         self._memory = memory
+        self._shares_gpu = settings.sockets.shares_gpu
         self._num_strands = settings.sockets.strands
         self.connections: ConnectionPool[ConnectionT] = ConnectionPool(settings.sockets)
 
@@ -121,14 +122,14 @@ class Carrier(Generic[ConnectionT]):
         """
         return self.connections.take()
 
-    def answered(self, connection: ConnectionT, outcome: Reply | GradserveError) -> Reply:
-        """Returns the reply of a call, and gives its connection back.
+    def answered(self, connection: ConnectionT, outcome: Reply | GradserveError | None) -> Reply | None:
+        """Returns the reply of a call, and gives its connection back. None: it could not be sent there.
 
         Raises:
             GradserveError: The server's error, if the outcome is one.
         """
         self._choice.worked()
-        if isinstance(outcome, Reply):
+        if outcome is None or isinstance(outcome, Reply):
             self.connections.give_back(connection)
             return outcome
         if isinstance(outcome, UnavailableError):
@@ -248,5 +249,10 @@ class Carrier(Generic[ConnectionT]):
 
     def _payloads_at(self, place: Place) -> Payloads:
         if place.way is Way.SHARED_MEMORY and self._memory.regions is not None:
-            return RegionPayloads(self._memory.received, self._memory.regions)
+            return RegionPayloads(
+                self._memory.received,
+                self._memory.regions,
+                self._choice.gpu_arrays_go,
+                shares_gpu=self._shares_gpu,
+            )
         return FollowingPayloads(self._memory.received)

@@ -46,6 +46,7 @@ class Choice:
         self._pause = self._settings.first_pause
         self._next_try = -float("inf")
         self._info = TransportInfo(Way.GRPC.value, "no call was made yet")
+        self._gpu_arrays = ""
         self._has_decided = False
         if not self.ways:
             self._info = TransportInfo(Way.GRPC.value, f"transport={str(transport)!r} was asked for")
@@ -53,7 +54,8 @@ class Choice:
     @property
     def info(self) -> TransportInfo:
         """The way in use."""
-        return self._info
+        info = self._info
+        return replace(info, gpu_arrays=self._gpu_arrays) if info.way == Way.SHARED_MEMORY else info
 
     @property
     def _is_forced(self) -> bool:
@@ -90,6 +92,13 @@ class Choice:
             self._info = replace(self._info, num_sockets=num_sockets)
         if had != num_sockets:
             _log.debug("large tensors to and from %s travel over %d sockets at once", self._server, num_sockets)
+
+    def gpu_arrays_go(self, way: str) -> None:
+        """Notes how arrays of a GPU travel over shared memory."""
+        with self._lock:
+            before, self._gpu_arrays = self._gpu_arrays, way
+        if before != way:
+            _log.debug("arrays of a GPU go to %s %s", self._server, way)
 
     def stays_narrow(self, reason: str) -> None:
         """Notes that a connection has one socket only, although the link is long."""

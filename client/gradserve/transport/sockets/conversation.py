@@ -12,7 +12,6 @@ from google.rpc import status_pb2
 
 from gradserve.calls.exchange import Reply, Unary
 from gradserve.errors import GradserveError, InternalError, UnavailableError
-from gradserve.memory.regions import Region
 from gradserve.transport.methods import Method, unary_method
 from gradserve.transport.sockets.inbox import Inbox
 from gradserve.transport.sockets.payloads import Outgoing, Payloads
@@ -85,8 +84,8 @@ def _hello_frame(message: socket_messages_pb2.Hello) -> bytes:
 
 def call(
     unary: Unary, seconds: float, payloads: Payloads, inbox: Inbox, num_strands: int = 0
-) -> Conversation[Reply | GradserveError]:
-    """Makes a call; returns its response, or the error that the server answered with.
+) -> Conversation[Reply | GradserveError | None]:
+    """Makes a call; returns its response, or the error that the server answered with. None: it cannot be sent here.
 
     Args:
         unary: The call.
@@ -105,13 +104,19 @@ def call(
     try:
         while outgoing.new_regions:
             for region in outgoing.new_regions:
-                refusal = yield from _hand_over(region, payloads, inbox)
-                payloads.handed_over(region, accepted=refusal is None)
+                yield payloads.handing_over(region)
+                answer, body = yield from _receive_reply(payloads, inbox)
+                refusal = _error_in(answer, body) if answer.code else None
+                payloads.handed_over(region, refusal)
                 if isinstance(refusal, UnavailableError):
                     payloads.abandon(outgoing)
                     return refusal  # the server ends the connection
             again = payloads.outgoing(contents)
             outgoing = replace(again, prefix=outgoing.prefix + again.prefix)
+        if not outgoing.is_possible:
+            if outgoing.prefix:
+                yield Send((outgoing.prefix,))
+            return None
         frame = _call_frame(method, message.SerializeToString(), seconds, outgoing, num_strands)
         if num_strands:
             own, *others = split(outgoing.following, num_strands)
@@ -139,14 +144,6 @@ def call(
     if farewells := payloads.farewells():
         yield Send((b"".join(farewells),))
     return reply
-
-
-def _hand_over(region: Region, payloads: Payloads, inbox: Inbox) -> Conversation[GradserveError | None]:
-    """Hands over a region; returns the server's error if it refuses."""
-    header = FrameHeader(FrameKind.REGION, number=region.number, size=region.num_bytes)
-    yield Send((header.pack(),), region.descriptor)
-    answer, body = yield from _receive_reply(payloads, inbox)
-    return _error_in(answer, body) if answer.code else None
 
 
 def _call_frame(method: Method, message: bytes, seconds: float, outgoing: Outgoing, num_strands: int) -> bytes:

@@ -5,9 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gradserve.errors import GradserveError
 from gradserve.memory.pool import BufferPool
 from gradserve.memory.regions import Region
-from gradserve.v1 import tensor_pb2
+from gradserve.transport.sockets.gpu_regions import GpuRegion
+from gradserve.transport.sockets.steps import Send
+from gradserve.v1 import socket_messages_pb2, tensor_pb2
 from gradserve.wire.contents import Contents
 from gradserve.wire.dtypes import to_dtype
 from gradserve.wire.frames import ALIGNMENT, FrameError, FrameHeader, Segment
@@ -39,13 +42,16 @@ class Outgoing:
         following: What follows the message.
         new_regions: Regions to hand over before the call.
         scratch: Memory that the server reads during the call, and that is used again afterwards.
+        is_possible: False if the server would have to write to memory that it cannot have, so that the call cannot be
+            sent; then there is nothing but the prefix.
     """
 
     prefix: bytes = b""
     segments: Sequence[Segment] = ()
     following: Sequence[bytes | memoryview] = ()
-    new_regions: Sequence[Region] = ()
+    new_regions: Sequence[Region | GpuRegion] = ()
     scratch: Array | None = None
+    is_possible: bool = True
 
 
 NOTHING = Outgoing()
@@ -68,12 +74,20 @@ class Payloads(Protocol):
         """True while arrays of replies lie in memory of the server's, which counts it until the connection ends."""
         ...
 
+    def welcomed(self, welcome: socket_messages_pb2.Welcome, /) -> None:
+        """Notes what the server gives to the connection."""
+        ...
+
     def outgoing(self, contents: Contents | None, /) -> Outgoing:
         """Returns what to send for the payload of a call, None for none."""
         ...
 
-    def handed_over(self, region: Region, /, *, accepted: bool) -> None:
-        """Notes the server's answer to a region that was handed over."""
+    def handing_over(self, region: Region | GpuRegion, /) -> Send:
+        """Returns the step that hands over a region; `handed_over` follows."""
+        ...
+
+    def handed_over(self, region: Region | GpuRegion, refusal: GradserveError | None, /) -> None:
+        """Notes the server's answer to a region that was handed over: None if it has it."""
         ...
 
     def abandon(self, outgoing: Outgoing, /) -> None:
@@ -144,11 +158,20 @@ class FollowingPayloads:
         """See `Payloads`."""
         return False
 
+    def welcomed(self, welcome: socket_messages_pb2.Welcome, /) -> None:
+        """See `Payloads`."""
+
     def outgoing(self, contents: Contents | None, /) -> Outgoing:
         """See `Payloads`."""
-        return Outgoing(following=contents.pieces()) if contents is not None and contents.buffers else NOTHING
+        if contents is None or not contents.num_bytes:
+            return NOTHING
+        return Outgoing(is_possible=False) if contents.is_written else Outgoing(following=contents.pieces())
 
-    def handed_over(self, region: Region, /, *, accepted: bool) -> None:
+    def handing_over(self, region: Region | GpuRegion, /) -> Send:
+        """See `Payloads`."""
+        raise AssertionError("payloads that follow the message are in no region")
+
+    def handed_over(self, region: Region | GpuRegion, refusal: GradserveError | None, /) -> None:
         """See `Payloads`."""
 
     def abandon(self, outgoing: Outgoing, /) -> None:

@@ -3,22 +3,28 @@
 import os
 import weakref
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from mmap import mmap
 from typing import Any
 
 import numpy as np
 
+from gradserve.errors import GradserveError
+from gradserve.gpu.arrays import GpuArray, failures
 from gradserve.memory.pool import BufferPool
 from gradserve.memory.regions import MIN_BYTES, Region, RegionPool
 from gradserve.memory.sealed import RegionError, map_region
+from gradserve.transport.sockets.gpu_regions import GpuRegion, GpuRegions, NotSharedError
 from gradserve.transport.sockets.payloads import FollowingPayloads, Incoming, Outgoing, Placed
-from gradserve.v1 import tensor_pb2
+from gradserve.transport.sockets.steps import Send
+from gradserve.v1 import socket_messages_pb2, tensor_pb2
 from gradserve.wire.contents import Contents
 from gradserve.wire.dtypes import to_dtype
 from gradserve.wire.frames import ALIGNMENT, FrameError, FrameHeader, FrameKind, Segment, aligned
 from gradserve.wire.payload import Array
+
+GPU_ARRAYS_IN_PLACE = "in place"
 
 
 class _Read(np.ndarray[Any, np.dtype[np.uint8]]):
@@ -35,9 +41,27 @@ class RegionPayloads(FollowingPayloads):
     lends_memory = True
     has_regions = True
 
-    def __init__(self, pool: BufferPool, regions: RegionPool) -> None:
+    def __init__(
+        self,
+        pool: BufferPool,
+        regions: RegionPool,
+        report: Callable[[str], object] = lambda _: None,
+        *,
+        shares_gpu: bool = True,
+    ) -> None:
+        """Takes memory, and what is told about arrays of a GPU.
+
+        Args:
+            pool: The memory of received arrays.
+            regions: The memory that is shared.
+            report: Told how arrays of a GPU travel.
+            shares_gpu: Whether memory of a GPU may be handed over.
+        """
         super().__init__(pool)
         self._regions = regions
+        self._shares_gpu = shares_gpu
+        self._gpu = GpuRegions(b"", "")
+        self._report = report
         self._handed_over: dict[int, weakref.ref[Region]] = {}
         self._gone: deque[int] = deque()
         """The regions handed over that are gone since the last call. Filled by finalizers, in any thread."""
@@ -56,16 +80,57 @@ class RegionPayloads(FollowingPayloads):
         """See `Payloads`."""
         return self._num_reads > len(self._ended)
 
+    def welcomed(self, welcome: socket_messages_pb2.Welcome, /) -> None:
+        """See `Payloads`."""
+        if self._shares_gpu:
+            self._gpu = GpuRegions(welcome.gpu, welcome.why_no_gpu)
+        else:
+            self._gpu = GpuRegions(b"", "GRADSERVE_GPU_ARRAYS asks for copies")
+
     def outgoing(self, contents: Contents | None, /) -> Outgoing:
         """See `Payloads`."""
-        prefix = b""
+        prefix = b"".join(self._gpu.gone())
         if self._gone or self._ended:
-            prefix = b"".join((*self._farewells_to_mine(), *self._releases()))
+            prefix += b"".join((*self._farewells_to_mine(), *self._releases()))
+        if contents is not None and contents.elsewhere:
+            return self._with_gpu(contents, prefix)
         if contents is None or contents.num_bytes < MIN_BYTES:
             outgoing = super().outgoing(contents)
             return replace(outgoing, prefix=prefix) if prefix else outgoing
-        segments, regions, others = [], {}, {}
-        for start, buffer in contents.buffers.items():
+        return self._in_segments(contents.buffers, [], prefix)
+
+    def _with_gpu(self, contents: Contents, prefix: bytes) -> Outgoing:
+        """Returns what to send for a payload with arrays of a GPU: where they are, or copies of them."""
+        segments, regions, copied = list[Segment](), dict[int, GpuRegion](), list[int]()
+        reason = ""
+        for start, array in contents.elsewhere.items():
+            assert isinstance(array, GpuArray), "no other arrays are outside host memory"
+            try:
+                place = self._gpu.place_of(array)
+            except NotSharedError as error:
+                reason = str(error)
+                copied.append(start)
+            else:
+                segments.append(Segment(start, array.nbytes, place.region.number, place.offset))
+                if not self._gpu.is_open(place.region):
+                    regions[place.region.number] = place.region
+        if regions:
+            return Outgoing(prefix, new_regions=tuple(regions.values()))
+        self._report(f"copied to the host: {reason}" if reason else GPU_ARRAYS_IN_PLACE)
+        if contents.is_written and reason:
+            return Outgoing(prefix, is_possible=False)
+        is_on_gpu = bool(segments)
+        outgoing = self._in_segments(contents.with_copies(copied), segments, prefix)
+        if is_on_gpu and not outgoing.new_regions:
+            with failures():
+                self._gpu.record()
+        return outgoing
+
+    def _in_segments(self, buffers: Mapping[int, memoryview], segments: list[Segment], prefix: bytes) -> Outgoing:
+        """Returns what to send for buffers, beside what has segments already."""
+        regions: dict[int, Region] = {}
+        others: dict[int, memoryview] = {}
+        for start, buffer in buffers.items():
             part = self._regions.find(buffer)
             if part is None or part.offset % ALIGNMENT or part.region.number in self._refused:
                 others[start] = buffer
@@ -91,9 +156,19 @@ class RegionPayloads(FollowingPayloads):
         new = [region for number, region in regions.items() if number not in self._handed_over]
         return Outgoing(prefix, tuple(segments), following, new, scratch)
 
-    def handed_over(self, region: Region, /, *, accepted: bool) -> None:
+    def handing_over(self, region: Region | GpuRegion, /) -> Send:
         """See `Payloads`."""
-        if accepted:
+        if isinstance(region, GpuRegion):
+            with failures():
+                return Send((self._gpu.frame_of(region),))
+        header = FrameHeader(FrameKind.REGION, number=region.number, size=region.num_bytes)
+        return Send((header.pack(),), region.descriptor)
+
+    def handed_over(self, region: Region | GpuRegion, refusal: GradserveError | None, /) -> None:
+        """See `Payloads`."""
+        if isinstance(region, GpuRegion):
+            self._gpu.handed_over(region, None if refusal is None else str(refusal))
+        elif refusal is None:
             gone, number = self._gone, region.number
             self._handed_over[number] = weakref.ref(region, lambda _: gone.append(number))
         else:
@@ -148,7 +223,7 @@ class RegionPayloads(FollowingPayloads):
 
     def farewells(self) -> Sequence[bytes]:
         """See `Payloads`."""
-        return self._releases() if self._ended else ()
+        return [*self._gpu.surplus(), *(self._releases() if self._ended else ())]
 
     def _in_region(self, placed: Placed) -> Array:
         read = self._reads[placed.region]
@@ -163,7 +238,7 @@ class RegionPayloads(FollowingPayloads):
         np.copyto(array, shared)
         return array
 
-    def _copied(self, buffers: dict[int, memoryview]) -> Array | None:
+    def _copied(self, buffers: Mapping[int, memoryview]) -> Array | None:
         """Returns copies of buffers in a region, one after the other; None if there is no memory for them."""
         try:
             num_bytes = max(sum(aligned(len(each)) for each in buffers.values()), MIN_BYTES)

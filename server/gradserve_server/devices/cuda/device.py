@@ -50,6 +50,7 @@ class CudaDevice:
         """
         self._cupy = cupy = import_cupy()
         self.name = f"cuda:{index}"
+        self.index = index
         self._device = cupy.cuda.Device(index)
         attributes = self._device.attributes
         self.limits = Limits(attributes["MultiProcessorCount"], attributes["MaxSharedMemoryPerBlockOptin"])

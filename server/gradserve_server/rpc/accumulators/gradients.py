@@ -22,7 +22,7 @@ from gradserve_server.limits import (
 from gradserve_server.rpc.tensors.messages import decode_reference
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.payload import Payload
-from gradserve_server.tensors.references import Attached, Inline, Live, Malformed, Reference, Stored
+from gradserve_server.tensors.references import Attached, Inline, Live, LiveOnGpu, Malformed, Reference, Stored
 
 _SUMMARY_BYTES = 4096
 _LONGEST_CONTENTS = 3 << 20
@@ -89,12 +89,12 @@ def _gradient_id(request: GradientRequest, given: GivenGradient, user: Identity)
     weight = request.weight if request.HasField("weight") else 1.0
     what = (type(request).__name__, pull, request.local_step, weight, request.worker_id)
     digest = blake2b(repr(what).encode(), digest_size=16)
-    _add_gradient(digest, given)
+    _add_gradient(digest, given, unread=request.unread_contents)
     return _request_id(request.request_id, digest.digest(), user)
 
 
-def _add_gradient(digest: blake2b, given: GivenGradient) -> None:
-    by_contents = _contents_bytes(given) <= _LONGEST_CONTENTS
+def _add_gradient(digest: blake2b, given: GivenGradient, *, unread: bool) -> None:
+    by_contents = not unread and _contents_bytes(given) <= _LONGEST_CONTENTS
     for component in given.components:
         digest.update(component.name.encode() + b"\0")
         match component.value:
@@ -125,7 +125,7 @@ def _add_tensor(digest: blake2b, tensor: Reference, *, by_contents: bool) -> Non
         return
     array = tensor.array
     digest.update(repr((int(to_data_type(array.dtype)), array.shape)).encode())
-    if not by_contents:
+    if not by_contents or isinstance(tensor, LiveOnGpu):
         return
     content = array.reshape(-1).view(np.uint8)
     if content.size <= 2 * _SUMMARY_BYTES:

@@ -27,6 +27,7 @@ class Call:
         endings: What has been entered and is left once the reply has left, or cannot leave any more.
         credentials: Returns what its caller has shown.
         identity: Its caller, once it is admitted.
+        prepare: What must be done to the payload before anybody looks at it; None if nothing must.
         may_only_open: The error for creating what does not exist, if its caller may only open what does.
     """
 
@@ -39,6 +40,7 @@ class Call:
     endings: list[AbstractContextManager[object]] = field(default_factory=list)
     credentials: Callable[[], Credentials] = no_credentials
     identity: Identity = ANONYMOUS
+    prepare: Callable[[], Awaitable[None]] | None = None
     may_only_open: ServiceError | None = None
 
     def time_left(self) -> float | None:

@@ -2,13 +2,10 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, AsyncExitStack, aclosing, contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any
-
-from numpy.typing import NDArray
 
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve.wire.assembly import PayloadError
@@ -49,7 +46,7 @@ from gradserve_server.tensors.inflight import InFlight
 from gradserve_server.tensors.memories import Room
 from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
 from gradserve_server.tensors.payload import Payload
-from gradserve_server.tensors.references import Attached, Reference, Stored
+from gradserve_server.tensors.references import Attached, LiveOnGpu, Reference, Stored
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.senders import TooSlowError
 from gradserve_server.tensors.spec import TensorSpec
@@ -178,7 +175,13 @@ class TensorServicer:
         device = self._uploads.device(request.device, "device")
         work = PIECE_BYTES * len(request.tensors)
         references = await self._compute.run(work, _decode_references, request, call.payload)
-        put = self._stored if device is self._uploads.host else partial(self._brought, device, references)
+        put: Callable[[OpenedTensors, int, float | None, Call], Awaitable[tuple[Sequence[Array], list[str]]]]
+        if any(isinstance(each, LiveOnGpu) for each in references.values()):
+            put = partial(self._stored_from_gpu, request.device, device)
+        elif device is self._uploads.host:
+            put = self._stored
+        else:
+            put = partial(self._brought, device, references)
         if len(references) <= USED_AT_ONCE:
             with self._opener.open(references) as opened:
                 arrays, handles = await put(opened, work, lease, call)
@@ -189,13 +192,30 @@ class TensorServicer:
 
     async def _stored(
         self, opened: OpenedTensors, work: int, lease: float | None, call: Call
-    ) -> tuple[Sequence[NDArray[Any]], list[str]]:
+    ) -> tuple[Sequence[Array], list[str]]:
         await call.payload.arrived()
         arrays = await self._owned(list((await self._compute.run(work, opened.arrays)).values()))
         memory = next(iter(await self._compute.run(work, lambda: opened.memory)), None)
         room = None if memory is None else Room(memory)
         handles = await self._store.keep_many(arrays, lease, shared=False, room=room, owner=call.identity)
         return arrays, handles
+
+    async def _stored_from_gpu(
+        self, wanted: str, device: Device, opened: OpenedTensors, work: int, lease: float | None, call: Call
+    ) -> tuple[Sequence[Array], list[str]]:
+        """Copies tensors, some of which are in the client's memory of the GPU: there, unless it is wanted elsewhere."""
+        await call.payload.arrived()
+        if wanted and device is self._uploads.host:
+            await opened.bring_to_host()
+            return await self._stored(opened, work, lease, call)
+        arrays = list((await self._compute.run(work, opened.arrays)).values())
+        stay = device is self._uploads.host
+        gpu = self._uploads.device("auto", "device")
+        num_bytes = sum([array.nbytes for array in arrays if not stay or gpu.holds(array)])
+        async with self._uploads.room(gpu, num_bytes, call.identity) as room:
+            copies = await (self._residence.copy(arrays) if stay else self._residence.copy_to_device(arrays))
+            handles = await self._store.keep_many(copies, lease, shared=False, room=room, owner=call.identity)
+        return copies, handles
 
     async def _brought(
         self,
@@ -205,7 +225,7 @@ class TensorServicer:
         work: int,
         lease: float | None,
         call: Call,
-    ) -> tuple[Sequence[NDArray[Any]], list[str]]:
+    ) -> tuple[Sequence[Array], list[str]]:
         """Copies tensors to a device; those of a large payload while the rest arrives."""
         arrived: Arrived = call.payload.arrived
         if not await self._compute.run(work, _are_in_filled_payload, references):
@@ -220,7 +240,7 @@ class TensorServicer:
                 await self._uploads.bring(upload, arrays, arrived)
                 return arrays, await self._store.store(upload)
 
-    async def _owned(self, arrays: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
+    async def _owned(self, arrays: Sequence[Array]) -> Sequence[Array]:
         """Returns arrays that nobody else refers to, and that can be deleted one by one.
 
         A single one that came as payload is taken over. Several share its memory, so they are copied.
@@ -240,6 +260,8 @@ class TensorServicer:
                     self._store.use_many(handles, release=request.release, user=call.identity)
                 )
             arrays = await self._compute.run(work, _arrays_of, held, handles)
+            if request.into:
+                return await self._write(arrays, request, call)
             if call.streams_results and not await self._compute.run(work // 4, self._residence.is_on_host, arrays):
                 reply = await self._streamed(arrays, using)
                 call.endings.append(_Ending(using.pop_all(), self._tasks))
@@ -274,6 +296,29 @@ class TensorServicer:
         using.push_async_callback(pieces.aclose)
         first = await anext(pieces, memoryview(b""))
         return StreamedReply(response, contents.num_bytes, _chained(first, pieces))
+
+    async def _write(
+        self, arrays: Sequence[Array], request: messages_pb2.ReadTensorsRequest, call: Call
+    ) -> WithContents:
+        """Writes stored tensors to the client's memory of the GPU."""
+        if len(request.into) != len(arrays):
+            raise InvalidArgumentError(
+                f"expected one place for each of the {len(arrays)} handles, got {len(request.into)}", field="into"
+            )
+        places = {f"into[{index}]": decode_reference(each, call.payload) for index, each in enumerate(request.into)}
+        async with self._opener.open_many(places) as opened:
+            targets = list(opened.arrays().values())
+            for (path, place), array, target in zip(places.items(), arrays, targets, strict=True):
+                if not isinstance(place, LiveOnGpu):
+                    raise InvalidArgumentError("expected a place in memory of the GPU", field=path)
+                if (target.dtype, target.shape) != (array.dtype, array.shape):
+                    raise InvalidArgumentError(
+                        f"expected a place for shape {list(array.shape)} of {array.dtype}, got one for "
+                        f"{list(target.shape)} of {target.dtype}",
+                        field=path,
+                    )
+            await self._residence.fill(targets, arrays)
+        return WithContents(messages_pb2.ReadTensorsResponse(), Contents())
 
     async def DeleteTensors(
         self, request: messages_pb2.DeleteTensorsRequest, call: Call
@@ -348,7 +393,7 @@ def _are_in_filled_payload(references: Mapping[str, Reference]) -> bool:
     return all(isinstance(each, Attached) and each.payload.is_filled for each in references.values())
 
 
-async def _is_there(_part: NDArray[Any]) -> None:
+async def _is_there(_part: Array) -> None:
     """Waits for nothing."""
 
 

@@ -45,6 +45,19 @@ def test_the_number_of_sockets(text: str | None, strands: int) -> None:
     assert SocketSettings.wanted(environment).strands == strands
 
 
+@pytest.mark.parametrize(("text", "shares"), [(None, True), ("", True), ("auto", True), ("COPY", False)])
+def test_whether_memory_of_a_gpu_is_shared(text: str | None, shares: bool) -> None:
+    environment = {} if text is None else {"GRADSERVE_GPU_ARRAYS": text}
+    assert SocketSettings.wanted(environment).shares_gpu is shares
+
+
+def test_another_word_for_arrays_of_a_gpu() -> None:
+    with pytest.raises(
+        gradserve.InvalidArgumentError, match="expected 'auto' or 'copy' for GRADSERVE_GPU_ARRAYS, got 'x'"
+    ):
+        SocketSettings.wanted({"GRADSERVE_GPU_ARRAYS": "x"})
+
+
 @pytest.mark.parametrize("text", ["0", "17", "-1", "two", "1.5", " 3", "\N{SUPERSCRIPT TWO}"])
 def test_other_numbers_of_sockets(text: str) -> None:
     expected = "expected a number from 1 to 16 for GRADSERVE_BULK_SOCKETS, got "

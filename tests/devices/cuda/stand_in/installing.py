@@ -47,11 +47,13 @@ def installed(settings: Settings) -> Iterator[StandIn]:
     sys.path.insert(0, str(SITE))
     importlib.invalidate_caches()
     try:
-        stand_in = StandIn(importlib.import_module("cupy"))
+        cupy: Any = importlib.import_module("cupy")
+        stand_in = StandIn(cupy)
         try:
             yield stand_in
         finally:
             stand_in.machine.close()
+            cupy._driver.uninstall()
         stand_in.faults.check()
     finally:
         sys.path.remove(str(SITE))

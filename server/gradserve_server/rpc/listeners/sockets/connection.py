@@ -7,11 +7,13 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
 
+from gradserve.gpu.driver import HANDLE_BYTES
 from gradserve.v1 import socket_messages_pb2 as messages_pb2
 from gradserve.wire.contents import Contents, WithContents, encode_message, tensors_beside
 from gradserve.wire.frames import (
@@ -22,6 +24,8 @@ from gradserve.wire.frames import (
     FrameKind,
     pack_segments,
 )
+from gradserve_server.devices.device import Array
+from gradserve_server.devices.gpu_sharing import GpuSharing, SharingError
 from gradserve_server.eager import Begun
 from gradserve_server.errors import (
     DeadlineExceededError,
@@ -78,6 +82,8 @@ class Connection:
         self._server_regions = ServerRegions()
         self._grant: Grant | None = None
         self._credentials: Callable[[], Credentials] = no_credentials
+        self._gpu: GpuSharing | None = None
+        """What opens the client's memory of the GPU; None if it may not hand over any."""
         self._gave_up = False
         self._strands = Strands()
         self._strand_key = b""
@@ -155,11 +161,20 @@ class Connection:
         if self._has_regions:
             self._context.readers.count += 1
             welcome = messages_pb2.Welcome(user_key=self._context.user_key(shown))
+            self._offer_gpu(welcome)
         else:
             self._strand_key = self._context.strand_keys.issue(self._strands)
             welcome = messages_pb2.Welcome(strand_key=self._strand_key)
         message = welcome.SerializeToString()
         return await self._stream.write([FrameHeader(FrameKind.REPLY, message_bytes=len(message)).pack() + message])
+
+    def _offer_gpu(self, welcome: messages_pb2.Welcome) -> None:
+        """Says which GPU's memory the client may hand over, or why it may not."""
+        gpu = self._context.gpu
+        welcome.why_no_gpu = gpu.why_not(self._stream.peer_uid(), self._stream.peer_pid())
+        if gpu.sharing is not None and not welcome.why_no_gpu:
+            welcome.gpu = gpu.sharing.uuid
+            self._gpu = gpu.sharing
 
     async def _become_strand(self, hello: messages_pb2.Hello) -> None:
         if self._has_regions:
@@ -183,10 +198,12 @@ class Connection:
             return
         if kind in (FrameKind.HELLO, FrameKind.REPLY):
             raise FrameError(f"expected a call, got {kind.name}")
-        if header.has_more:
+        if header.has_more and kind is not FrameKind.GPU_REGION:
             raise FrameError(f"expected {kind.name} to be a header and nothing else")
         if kind is FrameKind.REGION:
             await self._add_region(header)
+        elif kind is FrameKind.GPU_REGION:
+            await self._add_gpu_region(header)
         elif kind is FrameKind.DROP:
             self._client_regions.drop(header.number)
         else:
@@ -204,6 +221,35 @@ class Connection:
             await self._stream.write([FrameHeader(FrameKind.REPLY).pack()])
         finally:
             os.close(descriptor)
+
+    async def _add_gpu_region(self, header: FrameHeader) -> None:
+        gpu = self._gpu
+        if gpu is None:
+            raise FrameError("expected no memory of a GPU, as the answer to HELLO names none")
+        if header.name_bytes or header.payload_bytes or header.message_bytes > _MAX_HELLO_BYTES:
+            raise FrameError("expected GPU_REGION with a short message and nothing else")
+        region = _gpu_region(bytes(await self._stream.read(header.message_bytes)))
+        regions, run = self._client_regions, self._context.compute.run_in_thread
+        is_first = regions.event is None
+        if bool(region.event) is not is_first:
+            raise FrameError("expected an event with the first GPU_REGION of a connection, and with no other")
+        try:
+            event = await run(gpu.open_event, region.event) if is_first else regions.event
+            await regions.add_on_gpu(header.number, header.size, partial(self._open_memory, gpu, region, header.size))
+        except ResourceExhaustedError as error:
+            await self._reply_error(error)
+        except SharingError as error:
+            await self._reply_error(InvalidArgumentError(str(error)))
+        else:
+            regions.event = event
+            await self._stream.write([FrameHeader(FrameKind.REPLY).pack()])
+
+    async def _open_memory(self, gpu: GpuSharing, region: messages_pb2.GpuRegion, num_bytes: int) -> Array:
+        # As the result of a thread's work, it would stay open until the next garbage collection.
+        opened: list[Array] = []
+        run = self._context.compute.run_in_thread
+        await run(lambda: opened.append(gpu.open_memory(region.handle, region.buffer_id, num_bytes)))
+        return opened.pop()
 
     async def _call(self, header: FrameHeader) -> None:
         if header.message_bytes > self._context.max_message_bytes:
@@ -240,6 +286,9 @@ class Connection:
             streams_results=self._grant.to_client and not self._stream.strands,
             peer=self._grant.peer,
             credentials=self._credentials,
+            prepare=partial(self._payloads.prepare_on_gpu, in_place=method.reads_gpu_in_place)
+            if payload.on_gpu
+            else None,
         )
         try:
             return await self._answer(method, message, call)
@@ -407,3 +456,15 @@ def _error_frame(status: status_pb2.Status) -> bytes:
 
 def _uses_payload(request: Any) -> bool:
     return not isinstance(request, Message) or any(True for _ in tensors_beside(request))
+
+
+def _gpu_region(message: bytes) -> messages_pb2.GpuRegion:
+    try:
+        region = messages_pb2.GpuRegion.FromString(message)
+    except DecodeError as error:
+        raise FrameError(f"expected a GpuRegion: {error}") from None
+    if len(region.handle) != HANDLE_BYTES:
+        raise FrameError(f"expected a handle of {HANDLE_BYTES} bytes, got {len(region.handle)}")
+    if region.event and len(region.event) != HANDLE_BYTES:
+        raise FrameError(f"expected the handle of an event of {HANDLE_BYTES} bytes, got {len(region.event)}")
+    return region

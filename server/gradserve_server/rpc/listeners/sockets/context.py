@@ -11,6 +11,7 @@ from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.host.shared_blocks import Readers, SharedMemory
 from gradserve_server.rpc.boundary.admission import Admission
 from gradserve_server.rpc.listeners.sockets.fair_sockets import FairSockets
+from gradserve_server.rpc.listeners.sockets.gpu_access import GpuAccess
 from gradserve_server.rpc.listeners.sockets.methods import Method
 from gradserve_server.rpc.listeners.sockets.strands import StrandKeys
 from gradserve_server.rpc.sockets.tickets import TicketOffice
@@ -40,6 +41,7 @@ class SocketContext:
         identify: Returns who has shown some credentials; raises UnauthenticatedError if nobody has these.
         user_key: Returns the key with which the user of a connection makes calls over gRPC; empty if it needs none.
         on_fault: Called after a fault of the server that no answer tells of.
+        gpu: The GPU of the ops, for clients that have tensors on it.
         strand_keys: The keys to connections that get strands.
     """
 
@@ -58,4 +60,5 @@ class SocketContext:
     identify: Callable[[Credentials], Identity]
     user_key: Callable[[Credentials], str]
     on_fault: Callable[[], object]
+    gpu: GpuAccess
     strand_keys: StrandKeys = field(default_factory=StrandKeys)

@@ -10,13 +10,17 @@ from gradserve_server.tensors.quotas import Quota
 class FairSockets:
     """Counts the connections, and the regions of their clients. Used on the event loop only."""
 
-    def __init__(self, max_connections: int, region_bytes: Quota, regions: Quota, rules: ShareRules) -> None:
-        """Takes the limits, and how much of each an identity may have."""
+    def __init__(
+        self, max_connections: int, region_bytes: Quota, gpu_bytes: Quota, regions: Quota, rules: ShareRules
+    ) -> None:
+        """Takes the limits, of regions of the host and of a GPU, and how much of each an identity may have."""
         self.region_bytes = region_bytes
+        self.gpu_bytes = gpu_bytes
         self.regions = regions
         self._open = Quota(max_connections, "connections to sockets")
         self._connections = Shares(self._open, rules, lambda limits: limits.max_connections)
         self._bytes_of = Shares(region_bytes, rules, lambda limits: limits.max_region_bytes)
+        self._gpu_bytes_of = Shares(gpu_bytes, rules, lambda _: None)
         self._regions_of = Shares(regions, rules, lambda _: None)
 
     def open(self, identity: Identity) -> None:
@@ -33,26 +37,31 @@ class FairSockets:
         self._open.change(-1)
         self._connections.of(identity).give_back()
 
-    def add_region(self, identity: Identity, num_bytes: int) -> None:
+    def add_region(self, identity: Identity, num_bytes: int, *, on_gpu: bool = False) -> None:
         """Counts a region.
 
         Raises:
             ResourceExhaustedError: All regions together would be too large or too many, or those of the identity.
         """
         with ExitStack() as on_failure:
-            regions, region_bytes = self._regions_of.of(identity), self._bytes_of.of(identity)
+            quota, shares = self._memory(on_gpu=on_gpu)
+            regions, region_bytes = self._regions_of.of(identity), shares.of(identity)
             regions.take()
             on_failure.callback(regions.give_back)
             region_bytes.take(num_bytes)
             on_failure.callback(region_bytes.give_back, num_bytes)
             self.regions.acquire()
             on_failure.callback(self.regions.release)
-            self.region_bytes.acquire(num_bytes)
+            quota.acquire(num_bytes)
             on_failure.pop_all()
 
-    def drop_region(self, identity: Identity, num_bytes: int) -> None:
+    def drop_region(self, identity: Identity, num_bytes: int, *, on_gpu: bool = False) -> None:
         """Counts a region no longer."""
-        self.region_bytes.release(num_bytes)
+        quota, shares = self._memory(on_gpu=on_gpu)
+        quota.release(num_bytes)
         self.regions.release()
-        self._bytes_of.of(identity).give_back(num_bytes)
+        shares.of(identity).give_back(num_bytes)
         self._regions_of.of(identity).give_back()
+
+    def _memory(self, *, on_gpu: bool) -> tuple[Quota, Shares]:
+        return (self.gpu_bytes, self._gpu_bytes_of) if on_gpu else (self.region_bytes, self._bytes_of)

@@ -21,6 +21,10 @@ _ADDING_GRADIENTS = frozenset(
     }
 )
 _WAITING_FOR_PAYLOAD = _ADDING_GRADIENTS | {"gradserve.v1.TensorService.StoreTensors"}
+_WITH_GPU_MEMORY = frozenset({"gradserve.v1.TensorService.StoreTensors", "gradserve.v1.TensorService.ReadTensors"})
+_OPS = "gradserve.v1.GradientOpsService."
+_OPS_WITH_LENGTHS = f"{_OPS}CudnnRNN"
+"""Ops that check some of their inputs before they use them: lengths, and what their own forward left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,7 @@ class Method:
         handle: Answers a call.
         reads_in_place: Whether it can read tensors in memory that the client may change meanwhile.
         begins_early: Whether it can begin when a large payload has not arrived yet.
+        reads_gpu_in_place: Whether it can use tensors in memory of the GPU that the client may change meanwhile.
     """
 
     name: str
@@ -40,6 +45,7 @@ class Method:
     handle: Handle
     reads_in_place: bool
     begins_early: bool
+    reads_gpu_in_place: bool
 
 
 def methods_of(services: Sequence[Service]) -> Mapping[bytes, Method]:
@@ -55,5 +61,12 @@ def methods_of(services: Sequence[Service]) -> Mapping[bytes, Method]:
                 service.handle(method),
                 reads_in_place=method.full_name in _ADDING_GRADIENTS,
                 begins_early=method.full_name in _WAITING_FOR_PAYLOAD,
+                reads_gpu_in_place=_reads_gpu_in_place(method.full_name),
             )
     return found
+
+
+def _reads_gpu_in_place(name: str) -> bool:
+    if name.startswith(_OPS):
+        return not name.startswith(_OPS_WITH_LENGTHS)
+    return name in _ADDING_GRADIENTS or name in _WITH_GPU_MEMORY

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve.wire.frames import FrameError, FrameHeader, Segment, unpack_segments
-from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.devices.gpu_sharing import SharedEvent, SharingError
+from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
 from gradserve_server.rpc.listeners.sockets.client_regions import ClientRegions
 from gradserve_server.rpc.listeners.sockets.context import SocketContext
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
@@ -17,6 +18,8 @@ from gradserve_server.tensors.quotas import Account
 
 EARLY_BYTES = 4 << 20
 """From this size on a call may begin before all of its payload has arrived."""
+_FIRST_PAUSE_SECONDS = 20e-6
+_LONGEST_PAUSE_SECONDS = 1e-3
 _NOTHING: NDArray[np.uint8] = np.empty(0, np.uint8)
 
 
@@ -36,6 +39,7 @@ class PayloadReceiver:
         self._regions = regions
         self._unfilled = _NOTHING
         self._arrival: Arrival | None = None
+        self._payload = NO_PAYLOAD
         self._is_free = asyncio.Event()
         self._is_free.set()
 
@@ -60,7 +64,7 @@ class PayloadReceiver:
             header: The header of the call.
             head: What lies between the header and the payload.
             allowed: The most bytes that the call may bring.
-            in_place: Whether parts in the client's regions may stay there; otherwise they are copied.
+            in_place: Whether parts in the client's regions of the host may stay there; otherwise they are copied.
 
         Raises:
             FrameError: The segments are not what the specification allows.
@@ -100,7 +104,37 @@ class PayloadReceiver:
         self._is_free.clear()
         self._unfilled = own
         self._arrival = Arrival(own) if num_bytes >= EARLY_BYTES else None
-        return Payload(segments, memory, done, self._arrival)
+        self._payload = Payload(segments, memory, done, self._arrival)
+        return self._payload
+
+    async def prepare_on_gpu(self, *, in_place: bool) -> None:
+        """Waits until the client's work on the GPU is done that the payload depends on.
+
+        Args:
+            in_place: Whether what is on the GPU may stay there; otherwise it is copied to the host.
+
+        Raises:
+            InvalidArgumentError: The client's event does not tell.
+            MemoryError, ResourceExhaustedError: There is no memory for copies.
+        """
+        payload, event, sharing = self._payload, self._regions.event, self._context.gpu.sharing
+        segments = payload.on_gpu
+        if not segments:  # the call has turned out not to look at its payload
+            return
+        assert event is not None, "it came with the first region of the GPU"
+        assert sharing is not None, "regions of the GPU have been opened"
+        await _until_done(event)
+        if in_place:
+            return
+        assert payload.memory is not None, "the payload of a call has an account"
+        payload.memory.grow(sum(each.memory.nbytes for each in segments))
+        device = sharing.device
+
+        def copy_all() -> dict[int, PayloadSegment]:
+            with device.computing():
+                return {each.start: PayloadSegment(each.start, device.to_host(each.memory)) for each in segments}
+
+        payload.replace(await self._context.compute.run_in_thread(copy_all))
 
     async def fill(self) -> None:
         """Receives what follows the message of the latest call.
@@ -116,7 +150,7 @@ class PayloadReceiver:
     def _segment(self, place: Segment, own: NDArray[np.uint8]) -> PayloadSegment:
         if place.region:
             part = self._regions.part(place.region, place.offset, place.num_bytes)
-            return PayloadSegment(place.start, part, is_live=True)
+            return PayloadSegment(place.start, part.memory, is_live=True, on_gpu=part.on_gpu)
         return PayloadSegment(place.start, own[place.offset : place.offset + place.num_bytes])
 
     def _allocate(self, num_bytes: int, memory: Account) -> NDArray[np.uint8]:
@@ -126,15 +160,26 @@ class PayloadReceiver:
         return self._context.allocate((num_bytes,), np.dtype(np.uint8))
 
     async def _copied(self, segments: Sequence[PayloadSegment], memory: Account) -> list[PayloadSegment]:
-        """Replaces segments in the client's memory by copies."""
-        live = sum(each.memory.size for each in segments if each.is_live)
+        """Replaces segments in the client's memory of the host by copies."""
+        live = sum(each.memory.size for each in segments if each.is_live and not each.on_gpu)
         memory.grow(live)
 
         def copy(segment: PayloadSegment) -> PayloadSegment:
-            if not segment.is_live:
+            if not segment.is_live or segment.on_gpu:
                 return segment
             own = self._context.allocate((segment.memory.size,), np.dtype(np.uint8))
             np.copyto(own, segment.memory)
             return PayloadSegment(segment.start, own)
 
         return await self._context.compute.run(live, lambda: [copy(each) for each in segments])
+
+
+async def _until_done(event: SharedEvent) -> None:
+    """Waits for an event of a client's GPU work. No thread does: whoever never ends that work keeps nobody waiting."""
+    pause = _FIRST_PAUSE_SECONDS
+    try:
+        while not event.is_done():
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+    except SharingError as error:
+        raise InvalidArgumentError(str(error)) from None

@@ -79,11 +79,19 @@ class FrameStream:
 
     def peer_uid(self) -> int | None:
         """Returns the user at the other end, as the kernel says; None over TCP."""
+        return self._peer()[1]
+
+    def peer_pid(self) -> int | None:
+        """Returns the process at the other end, as the kernel says; None over TCP."""
+        return self._peer()[0]
+
+    def _peer(self) -> tuple[int | None, int | None]:
         if self._sock.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
-            return None
-        shown = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        uid: int = _CREDENTIALS.unpack(shown)[1]
-        return uid
+            return None, None
+        pid, uid, _ = _CREDENTIALS.unpack(
+            self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        return pid, uid
 
     def close(self) -> None:
         """Closes the socket."""

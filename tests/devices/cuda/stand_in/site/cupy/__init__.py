@@ -7,7 +7,7 @@ import cupy_backends.cuda.api.runtime
 import cupy_backends.cuda.libs.cublas  # noqa: F401  CuPy loads all of them
 import numpy as np
 
-from . import _core, cuda
+from . import _core, _driver, cuda
 from ._core._launches import launch as _launch
 from ._core._routines import compute as _compute
 from ._core._routines import concatenate, matmul, where
@@ -17,6 +17,8 @@ from .cuda.memory import _default_pool
 from .cuda.pinned_memory import _default_pool as _default_pinned_pool
 
 __version__ = "14.2.0"
+
+_driver.install()
 
 float16, float32, float64 = np.float16, np.float32, np.float64
 int8, int16, int32, int64 = np.int8, np.int16, np.int32, np.int64

@@ -1,0 +1,173 @@
+"""Finds arrays in the memory of a GPU: those of CuPy, PyTorch, JAX, and of whatever has one of two protocols.
+
+These are DLPack (https://dmlc.github.io/dlpack), and the CUDA Array Interface, version 3. Both tell which stream has to
+wait for which.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.arrays import as_array, detached
+from gradserve.conversion.dlpack import tensor_in
+from gradserve.conversion.dtypes import as_dtype
+from gradserve.gpu.arrays import GpuArray
+from gradserve.gpu.driver import Gpu, GpuError, open_gpu
+from gradserve.wire.dtypes import BFLOAT16
+from gradserve.wire.frames import ALIGNMENT
+from gradserve.wire.payload import Array
+
+_CUDA = 2
+"""The type of the device in DLPack: memory of a GPU that the CPU cannot read."""
+_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
+_BFLOAT = 4
+_ON_HOST = (np.ndarray, np.generic, list, tuple, bool, int, float, complex)
+
+
+class _Memory(NamedTuple):
+    """What a protocol says of an array.
+
+    Attributes:
+        dtype: A dtype of NumPy, or its name.
+        strides: The distances of neighbouring elements, in bytes; None in C order.
+        owner: What keeps the memory alive.
+    """
+
+    address: int
+    dtype: Any
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    owner: object
+
+
+def as_tensor(value: object, argument: Argument) -> Array | GpuArray:
+    """Returns a value as `as_array` does, but an array on a GPU as what it is, without copying it to the host.
+
+    An array that is not in C order, or begins at an odd place, is copied by its own library, on the GPU.
+
+    Raises:
+        InvalidArgumentError: See `as_array`.
+    """
+    if isinstance(value, GpuArray):
+        return value
+    found = None if isinstance(value, _ON_HOST) else _on_gpu(value, argument, may_copy=True)
+    return as_array(value, argument) if found is None else found
+
+
+def as_output(value: object, argument: Argument) -> Array | GpuArray:
+    """Returns an array that a result is to be written to, of NumPy or on a GPU.
+
+    Raises:
+        InvalidArgumentError: It is neither; it cannot be written to; or it is not in C order.
+    """
+    if isinstance(value, np.ndarray):
+        if not (value.flags.writeable and value.flags.c_contiguous):
+            raise argument.error_saying("an array in C order that can be written to", "another one")
+        return value
+    if _is_read_only(value):
+        raise argument.error_saying("an array that can be written to", f"{type(value).__qualname__}, which cannot")
+    found = _on_gpu(value, argument, may_copy=False)
+    if found is None:
+        raise argument.error("an array of NumPy, or one in the memory of a GPU whose driver is there", value)
+    return found
+
+
+def _on_gpu(value: Any, argument: Argument, *, may_copy: bool) -> GpuArray | None:
+    """Returns an array in the memory of a GPU; None if it is elsewhere, or CUDA's driver is not there."""
+    try:
+        index = _index_of(value)
+        if index is None:
+            return None
+        gpu = open_gpu(index)
+        value = detached(value)
+        memory = _described(value, gpu)
+        dtype = as_dtype(memory.dtype, argument)
+        if not _is_usable(memory):
+            if not may_copy:
+                raise argument.error_saying(
+                    f"an array in C order that begins at a multiple of {ALIGNMENT} bytes", "another one"
+                )
+            memory = _described(_compact(value), gpu)
+            if not _is_usable(memory):
+                return None
+        return GpuArray(gpu, memory.address, dtype, memory.shape, memory.owner)
+    except GpuError:
+        return None
+    except (BufferError, RuntimeError, TypeError) as error:  # libraries raise these for what they do not export
+        if may_copy:
+            return None
+        raise argument.error_saying("an array that can be written to", f"one that is not shared: {error}") from None
+
+
+def _index_of(value: Any) -> int | None:
+    """Returns the index of the GPU in whose memory an array is; None if it is elsewhere."""
+    if hasattr(value, "__dlpack_device__"):
+        kind, index = value.__dlpack_device__()
+        return int(index) if int(kind) == _CUDA else None
+    interface = getattr(value, "__cuda_array_interface__", None)
+    if not isinstance(interface, dict) or interface.get("mask") is not None:
+        return None
+    address: int = interface["data"][0]
+    return open_gpu(0).index_of(address) if address else None
+
+
+def _described(value: Any, gpu: Gpu) -> _Memory:
+    """Returns what there is to know of an array; what its library does to it precedes what follows in GPU's stream."""
+    if hasattr(value, "__dlpack__"):
+        return _in_capsule(value.__dlpack__(stream=gpu.stream))
+    interface = value.__cuda_array_interface__
+    if (stream := interface.get("stream")) is not None:
+        gpu.wait_for_stream(stream)
+    shape, strides = tuple(interface["shape"]), interface.get("strides")
+    return _Memory(
+        interface["data"][0], np.dtype(interface["typestr"]), shape, None if strides is None else tuple(strides), value
+    )
+
+
+def _in_capsule(capsule: Any) -> _Memory:
+    tensor = tensor_in(capsule)
+    if tensor.type_code == _BFLOAT:
+        dtype: Any = BFLOAT16
+    elif tensor.type_lanes == 1 and tensor.type_code in _KINDS:
+        dtype = np.dtype(f"{_KINDS[tensor.type_code]}{tensor.type_bits // 8}")
+    else:
+        dtype = f"type {tensor.type_code} of {tensor.type_bits} bits in DLPack"
+    shape = tuple(tensor.shape[: tensor.num_dimensions])
+    strides = None
+    if tensor.strides and isinstance(dtype, np.dtype):
+        strides = tuple(each * dtype.itemsize for each in tensor.strides[: tensor.num_dimensions])
+    return _Memory((tensor.data or 0) + tensor.byte_offset, dtype, shape, strides, capsule)
+
+
+def _is_usable(memory: _Memory) -> bool:
+    """Returns True if elements are in C order, from a place on where a segment of a payload can begin."""
+    return memory.address % ALIGNMENT == 0 and (
+        memory.strides is None or _are_in_order(memory.shape, memory.strides, np.dtype(memory.dtype).itemsize)
+    )
+
+
+def _are_in_order(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
+    if 0 in shape:
+        return True
+    expected = itemsize
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _compact(value: Any) -> Any:
+    """Returns a copy of an array on its GPU, in C order and in memory of its own, by its library's own means."""
+    if hasattr(value, "contiguous"):  # PyTorch
+        contiguous = value.contiguous()
+        return contiguous.clone() if contiguous.data_ptr() == value.data_ptr() else contiguous
+    return value.copy() if hasattr(value, "copy") else value
+
+
+def _is_read_only(value: Any) -> bool:
+    """Returns True if an array says that its elements cannot be changed, as JAX's do."""
+    interface = getattr(value, "__cuda_array_interface__", None)
+    return isinstance(interface, dict) and bool(interface["data"][1])

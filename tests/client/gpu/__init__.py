@@ -1,0 +1,1 @@
+"""Arrays on a GPU, as the client sees them."""

@@ -1,0 +1,1 @@
+"""Memory of a GPU that client and server share, on a simulated one."""
