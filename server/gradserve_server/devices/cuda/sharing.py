@@ -44,14 +44,12 @@ class _Open:
 
 
 class CudaEvent:
-    """An event of a client; see `SharedEvent`."""
+    """An open event of a client; see `SharedEvent`."""
 
     def __init__(self, device: CudaDevice, runtime: Any, event: int) -> None:
-        """Takes an open event, which it closes."""
         self._device = device
         self._runtime = runtime
         self._event = event
-        weakref.finalize(self, _destroy, device, runtime, event).atexit = False
 
     def is_done(self) -> bool:
         """See `SharedEvent`."""
@@ -85,8 +83,8 @@ class CudaSharing:
         self._runtime = self._cupy.cuda.runtime
         self._lock = threading.Lock()
         self._open: dict[bytes, _Open] = {}
-        self._unused: deque[bytes] = deque()
-        """The handles to close. Filled by finalizers, in any thread."""
+        self._unused: deque[bytes | int] = deque()
+        """The handles of memory, and the events, to close. Filled by finalizers, in any thread."""
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._closer: threading.Thread | None = None
 
@@ -107,10 +105,12 @@ class CudaSharing:
         """See `GpuSharing`."""
         try:
             with self.device.computing():
-                event = self._runtime.ipcOpenEventHandle(handle)
+                event: int = self._runtime.ipcOpenEventHandle(handle)
         except self._runtime.CUDARuntimeError as error:
             raise SharingError(f"the event cannot be opened: {error}") from None
-        return CudaEvent(self.device, self._runtime, event)
+        opened = CudaEvent(self.device, self._runtime, event)
+        self._close_when_unused(opened, event)
+        return opened
 
     def close(self) -> None:
         """Ends the thread that closes what nobody uses any more."""
@@ -131,13 +131,16 @@ class CudaSharing:
             raise SharingError(f"the size of the memory is not known: {error}") from None
         mapping = _Mapping(buffer_id, size, address)
         self._open[handle] = _Open(weakref.ref(mapping), address)
-        weakref.finalize(mapping, _discard, self._unused, self._wake, handle).atexit = False
+        self._close_when_unused(mapping, handle)
+        return mapping
+
+    def _close_when_unused(self, opened: _Mapping | CudaEvent, key: bytes | int) -> None:
+        weakref.finalize(opened, _discard, self._unused, self._wake, key).atexit = False
         if self._closer is None:
             self._closer = threading.Thread(
                 target=self._close_from_time_to_time, name="gradserve-gpu-sharing", daemon=True
             )
             self._closer.start()
-        return mapping
 
     def _close_from_time_to_time(self) -> None:
         while self._wake.get():
@@ -146,7 +149,15 @@ class CudaSharing:
 
     def _close_unused(self) -> None:
         while self._unused:
-            self._close_memory(self._open.pop(self._unused.popleft()).address)
+            key = self._unused.popleft()
+            if isinstance(key, bytes):
+                self._close_memory(self._open.pop(key).address)
+            else:
+                self._close_event(key)
+
+    def _close_event(self, event: int) -> None:
+        with suppress(self._runtime.CUDARuntimeError), self.device.computing():
+            self._runtime.eventDestroy(event)
 
     def _close_memory(self, address: int) -> None:
         try:
@@ -165,12 +176,7 @@ def _problem_with(mapping: _Mapping | None, buffer_id: int, num_bytes: int) -> s
     return None
 
 
-def _discard(unused: deque[bytes], wake: SimpleQueue[bool], handle: bytes) -> None:
+def _discard(unused: deque[bytes | int], wake: SimpleQueue[bool], key: bytes | int) -> None:
     # A finalizer, in any thread, maybe within one of the methods above: it takes no lock.
-    unused.append(handle)
+    unused.append(key)
     wake.put(True)
-
-
-def _destroy(device: CudaDevice, runtime: Any, event: int) -> None:
-    with suppress(runtime.CUDARuntimeError), device.computing():
-        runtime.eventDestroy(event)
