@@ -21,10 +21,10 @@ class GpuAccess:
 
     def why_not(self, uid: int | None, pid: int | None) -> str:
         """Returns why a process of a user may not hand over memory; empty if it may."""
-        if self.sharing is None:
-            return "the server computes on the CPU"
         if self.users == "off":
             return "the server does not allow it (gpu_sharing: off)"
+        if self.sharing is None:
+            return "the server computes on the CPU, or its driver does not say on which GPU"
         if pid == os.getpid():
             return "the server is in the same process, where CUDA does not open its handles"
         if self.users == "user" and uid != os.getuid():
