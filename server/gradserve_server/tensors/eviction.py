@@ -17,6 +17,8 @@ from gradserve_server.tensors.store import TensorStore
 
 T = TypeVar("T")
 
+_ATTEMPTS = 4
+"""How often work is begun for which the device has no memory."""
 _MOVED_AT_ONCE = 1024
 """Tensors that are chosen in one turn of the event loop."""
 
@@ -86,7 +88,7 @@ class Evictor:
             return await self._evict(owner, 0, amount, is_within_share=self._is_within_share(owner, 0))
 
     async def attempt(self, work: Callable[[], Awaitable[T]], amount: int, owner: Identity = ANONYMOUS) -> T:
-        """Does work on the device; once more after moving tensors to the host, if the device has no memory for it.
+        """Does work on the device; again after moving tensors to the host, if the device has no memory for it.
 
         So a call gets what it has reserved, although memory is in pieces, or other processes use the device.
 
@@ -98,16 +100,16 @@ class Evictor:
         Raises:
             ResourceExhaustedError: That did not help.
         """
-        try:
-            return await work()
-        except DeviceFullError as error:
-            why = str(error)
-        if not await self.spare(amount, owner):
-            raise self._refusal(amount, why)
-        try:
-            return await work()
-        except DeviceFullError:
-            raise self._refusal(amount, why) from None
+        wanted, why = amount, ""
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                return await work()
+            except DeviceFullError as error:
+                why = str(error)
+            if not left or not await self.spare(wanted, owner):
+                break
+            wanted *= 2  # so much was not enough, as it was in pieces, or others have taken it
+        raise self._refusal(amount, why)
 
     def _refusal(self, amount: int, why: str) -> ResourceExhaustedError:
         quota = self.device.quota

@@ -35,7 +35,8 @@ GRU: Any = {
 @pytest.fixture
 def gpu_settings(compiled: Path, tmp_path: Path) -> Settings:
     """A GPU of 16 MiB, an eighth of which is not for the pool."""
-    return Settings(str(compiled), str(tmp_path / "faults.txt"), total_bytes=TOTAL_BYTES, cublas_bytes=1 << 16)
+    settings = Settings(str(compiled), str(tmp_path / "faults.txt"))
+    return settings.but(total_bytes=TOTAL_BYTES, cublas_bytes=1 << 16, module_bytes=1 << 10)
 
 
 @pytest.fixture
