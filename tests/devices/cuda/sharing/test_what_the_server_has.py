@@ -1,5 +1,6 @@
 """What a server has open of its clients' memory, while they live and afterwards."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import gradserve
 from gradserve_server.rpc.listeners.sockets import gpu_access
 from gradserve_server.rpc.listeners.sockets.gpu_access import GpuAccess
 from gradserve_server.testing import LocalServer
@@ -23,8 +25,6 @@ class Process:
     """A client in another process; see `worker`."""
 
     def __init__(self, address: str, settings: Settings) -> None:
-        import os
-
         self.process = subprocess.Popen(
             [sys.executable, str(_WORKER), address],
             stdin=subprocess.PIPE,
@@ -145,19 +145,21 @@ def test_there_are_limits(start: Callable[[], Process], opened: Open, server_her
     opened.are_none()
 
 
-def test_a_client_of_another_user(start: Callable[[], Process], monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
+def how_it_travels(server: LocalServer, gpu: Any) -> str:
+    """Stores an array from this process; returns how it travelled."""
+    with gradserve.connect(server.address) as client:
+        client.put(gpu.empty((10,)))
+        return client.server_info().transport.gpu_arrays
 
-    monkeypatch.setattr(gpu_access, "os", SimpleNamespace(getuid=lambda: os.getuid() + 1, getpid=os.getpid))
-    assert start().does("put").startswith("copied to the host: the server is another user's")
+
+def test_a_client_of_another_user(server_here: LocalServer, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    another = SimpleNamespace(getuid=lambda: os.getuid() + 1, getpid=lambda: os.getpid() + 1)
+    monkeypatch.setattr(gpu_access, "os", another)
+    assert how_it_travels(server_here, gpu).startswith("copied to the host: the server is another user's")
 
 
 def test_a_client_in_the_same_process(server_here: LocalServer, gpu: Any) -> None:
-    import gradserve
-
-    with gradserve.connect(server_here.address) as client:
-        client.put(gpu.empty((10,)))
-        assert "the server is in the same process" in client.server_info().transport.gpu_arrays
+    assert "the server is in the same process" in how_it_travels(server_here, gpu)
 
 
 ME, OTHER, HERE, THERE = 10, 20, 1, 2
