@@ -1,15 +1,27 @@
 """Which device ops run on."""
 
+import numpy as np
 import pytest
 
 from gradserve.memory.pool import BufferPool
-from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.device import CpuDevice, Device
 from gradserve_server.devices.inventory import NO_CUPY, DeviceDescription, Inventory
 from gradserve_server.devices.selection import NoSuchDeviceError, choose_device
 from tests.servers.command_line import run_cli
 
 HOST = CpuDevice(BufferPool(0))
 INVENTORY = Inventory((DeviceDescription("cpu", "a processor", 1 << 30),), "the driver is too old")
+
+
+def test_the_host_has_no_memory_apart() -> None:
+    HOST.limit_memory(1)
+    assert HOST.empty((1000,), np.dtype(np.uint8)).nbytes == 1000
+    HOST.free_cached()
+    HOST.trim()
+    assert not HOST.is_full(MemoryError()), "there is nothing that it could give back"
+    device: Device = HOST
+    assert device.memory_bytes is None
+    assert device.usage() is None
 
 
 @pytest.mark.parametrize("wanted", ["cpu", "auto"])

@@ -42,6 +42,7 @@ def test_an_identity_has_what_the_file_says(tmp_path: Path) -> None:
         calls_per_second = 2.5
         max_connections = 5
         max_region_bytes = 99
+        max_device_bytes = "2GiB"
         [containers.mnist]
         max_bytes = "1GiB"
         max_accumulators = 5
@@ -58,7 +59,7 @@ def test_an_identity_has_what_the_file_says(tmp_path: Path) -> None:
         Credentials(uid=4000000000),
     )
     (trainer,) = {policy.identify(each).name: policy.identify(each) for each in shown}.values()
-    assert policy.limits_of("trainer") == OwnLimits(4 << 30, 7, 3, 2, 2.5, 5, 99)
+    assert policy.limits_of("trainer") == OwnLimits(4 << 30, 7, 3, 2, 2.5, 5, 99, 2 << 30)
     assert policy.limits_of("somebody else") == OwnLimits()
     assert policy.container_limits("mnist") == ContainerLimits(1 << 30, 5, 6, 7)
     assert policy.container_limits("other") == ContainerLimits()
