@@ -17,7 +17,6 @@ from tests.devices.cuda.stand_in.gpu.ranges import Access
 
 _ALLOCATION_FAILED = 4004
 _RESTORE = "cudnnRestoreDropoutDescriptor"
-_HANDLE_BYTES = 1 << 20
 _HANDLES = {"cudnnSetDropoutDescriptor": 1, "cudnnRestoreDropoutDescriptor": 1}
 """The places of the handle among the arguments, where it is not the first."""
 _READS = {
@@ -72,7 +71,7 @@ class QueuedCudnn(FakeCudnn):
 
     def _create(self, call: Callable[..., int], new: Any) -> int:
         self._machine.enter()
-        if not self._machine.take_outside("cudnn", _HANDLE_BYTES):
+        if not self._machine.take_outside("cudnn", self._machine.settings.cudnn_bytes):
             return _ALLOCATION_FAILED
         status = self._at_once("cudnnCreate", call, (new,))
         self.things[new[0]].values["thread"] = threading.get_ident()

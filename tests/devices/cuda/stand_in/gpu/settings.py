@@ -23,6 +23,7 @@ class Settings:
         total_bytes: The memory of each GPU.
         module_bytes: The memory that loading a module takes, outside the pool.
         cublas_bytes: The memory that a cuBLAS handle takes, outside the pool.
+        cudnn_bytes: The memory that a cuDNN handle takes, outside the pool.
         patience_seconds: After so long, work runs even if nobody waits for it.
         dead_exporters: "stay" if memory of a process that has died stays valid where it is open, "fault" if a use
             of it is a fault. CUDA's documentation does not say. Drivers keep the memory as long as it is mapped.
@@ -36,8 +37,9 @@ class Settings:
     num_gpus: int = 2
     usable: tuple[int, ...] = (0,)
     total_bytes: int = 1 << 30
-    module_bytes: int = 1 << 16
-    cublas_bytes: int = 1 << 20
+    module_bytes: int = 1 << 12
+    cublas_bytes: int = 1 << 16
+    cudnn_bytes: int = 1 << 16
     patience_seconds: float = 0.005
     dead_exporters: str = "stay"
     failures: dict[str, int] = field(default_factory=dict)

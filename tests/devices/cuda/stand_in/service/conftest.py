@@ -14,7 +14,7 @@ from tests.devices.cuda.stand_in.gpu.settings import Settings
 from tests.devices.cuda.stand_in.installing import StandIn, installed
 
 _FEW = 2
-_MOST = {"test_ops.py": 1, "test_layers.py": 3, "test_accumulators.py": 1, "test_bad_input.py": 10}
+_MOST = {"test_ops.py": 1, "test_layers.py": 2, "test_accumulators.py": 1, "test_bad_input.py": 10}
 """How many cases of a test run, by module. All of them do if the environment has STAND_IN_ALL_CASES."""
 
 
