@@ -289,6 +289,7 @@ class Server:
             self._watch = LoopWatch(config.runtime.event_loop_warning_seconds)
         self._expiry: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
+        self._trimming: asyncio.Task[None] | None = None
         self._address_file: OwnFile | None = None
         self.addresses: tuple[str, ...] = ()
         """The addresses on which the server listens, once it has started."""
@@ -350,9 +351,14 @@ class Server:
         _log.info("stopped")
 
     async def _trim(self) -> int:
-        """Gives back what the device keeps for later, if that is too much while nothing is computed."""
-        await self._op_compute.run_in_thread(self._device.trim)
+        """Begins to give back what the device keeps for later, if that is too much; leases do not wait for it."""
+        if self._trimming is None or self._trimming.done():
+            self._trimming = asyncio.create_task(self._trim_device())
         return 0
+
+    async def _trim_device(self) -> None:
+        with contextlib.suppress(Exception):  # of a device that is lost, which ops find out
+            await self._op_compute.run_in_thread(self._device.trim)
 
     def join(self) -> None:
         """Waits until all threads of the server have ended."""
@@ -365,7 +371,7 @@ class Server:
         self.registry.close()
         self.lifetimes.clients.close(UnavailableError("the server is shutting down"))
         await asyncio.gather(self._listener.drain(grace), self._sockets.drain(grace))
-        for task in (self._expiry, self._following):
+        for task in (self._expiry, self._following, self._trimming):
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):

@@ -16,7 +16,7 @@ from gradserve_server.config import LimitsConfig, ServerConfig
 from gradserve_server.devices.compute import DEVICE_THREADS
 from gradserve_server.parts import Parts
 from gradserve_server.testing import LocalServer
-from tests.servers.polling import PATIENCE_SECONDS
+from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.separate_device import SeparateDevice, separate_families
 
 X = np.random.RandomState(0).standard_normal((32, 16, 40, 3)).astype(np.float32)
@@ -145,6 +145,15 @@ def test_few_threads_use_the_device(client: gradserve.Client, device: SeparateDe
         list(threads.map(use, range(16)))
     assert {name.rpartition("_")[0] for name in device.threads} == {"gradserve-ops"}
     assert len(device.threads) <= DEVICE_THREADS
+
+
+def test_leases_end_while_the_device_is_busy(client: gradserve.Client, device: SeparateDevice) -> None:
+    device.may_trim.clear()
+    client.put(X, lease=0.01)
+    eventually(client.list_tensors, lambda listed: not listed)
+    client.put(X, lease=0.01)
+    eventually(client.list_tensors, lambda listed: not listed)
+    device.may_trim.set()
 
 
 @pytest.mark.parametrize(("wanted", "limit"), [("1000", 1000), ("4 GiB", LIMIT), (None, LIMIT)])

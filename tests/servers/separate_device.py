@@ -20,6 +20,7 @@ from gradserve_server.ops.batch_norm.cpu.family import CpuBatchNorm
 from gradserve_server.ops.batch_norm.declaration import FAMILY as BATCH_NORM
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.runner import arrays_of, with_arrays
+from tests.servers.polling import PATIENCE_SECONDS
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +66,8 @@ class SeparateDevice:
         self.failure: str | None = None
         self._threads = threading.local()
         self.threads: set[str] = set()
+        self.may_trim = threading.Event()
+        self.may_trim.set()
 
     def limit_memory(self, num_bytes: int) -> None:
         """There is nothing in it that is not counted."""
@@ -76,7 +79,8 @@ class SeparateDevice:
         self.num_freed += 1
 
     def trim(self) -> None:
-        """Nothing is kept for later."""
+        """Takes as long as a test says."""
+        assert self.may_trim.wait(PATIENCE_SECONDS)
 
     def usage(self) -> DeviceUsage:
         return DeviceUsage(
