@@ -94,6 +94,15 @@ def test_small_contents_are_ordinary() -> None:
     assert tensor == ordinary(np.ones(3, np.float32))
 
 
+def test_numbers_of_numpy_are_arrays_without_dimensions() -> None:
+    """Sums of NumPy are such numbers."""
+    contents = Contents()
+    number, many = np.float32(3), np.ones(5000, np.float32)
+    inside, beside = Contents().tensor(number), contents.tensors([many, number])  # type: ignore[arg-type, list-item]
+    assert (inside.content, list(inside.shape)) == (number.tobytes(), [])
+    assert bytes(contents.buffers[beside[1].payload_offset]) == number.tobytes()
+
+
 def test_stored_tensors_stay_handles() -> None:
     contents = Contents()
     stored = tensor_pb2.Tensor(handle="stored")

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-import numpy as np
 from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
@@ -19,7 +18,7 @@ from gradserve.v1 import tensor_pb2
 from gradserve.wire.chunks import varint
 from gradserve.wire.dtypes import to_data_type
 from gradserve.wire.frames import ALIGNMENT, aligned
-from gradserve.wire.payload import AnyArray, Array, ElsewhereArray, buffer_of, host_array
+from gradserve.wire.payload import HOST_ARRAYS, AnyArray, Array, ElsewhereArray, buffer_of, host_array
 
 _MIN_BYTES = 1 << 14
 """The least size kept beside the message; less is copied faster."""
@@ -70,7 +69,7 @@ class Contents:
             beside: False if they must be in the message in any case.
         """
         large = sum([array.nbytes for array in arrays]) >= max(_MIN_BYTES, _MIN_EACH * len(arrays))
-        if beside and (large or any(not isinstance(array, np.ndarray) for array in arrays)):
+        if beside and (large or any(not isinstance(array, HOST_ARRAYS) for array in arrays)):
             yield from map(self._add, arrays)
         else:
             for array in arrays:
@@ -104,7 +103,7 @@ class Contents:
         if not array.nbytes:
             return _described(array, content=b"")
         offset = aligned(self.num_bytes)
-        if isinstance(array, np.ndarray):
+        if isinstance(array, HOST_ARRAYS):
             self.buffers[offset] = buffer_of(array)
         else:
             self.elsewhere[offset] = array

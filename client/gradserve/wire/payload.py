@@ -10,6 +10,10 @@ from gradserve.wire.dtypes import parse_dtype
 Array: TypeAlias = NDArray[Any]
 
 
+HOST_ARRAYS = (np.ndarray, np.generic)
+"""The types of arrays in host memory: some of NumPy's functions return its numbers for arrays without dimensions."""
+
+
 def wire_array(value: ArrayLike) -> Array:
     """Returns `value` as a little-endian, C-contiguous array of a dtype that tensors can have.
 
@@ -51,7 +55,7 @@ AnyArray: TypeAlias = Array | ElsewhereArray
 
 def host_array(array: AnyArray) -> Array:
     """Returns an array in host memory: the array itself if it is there."""
-    return array if isinstance(array, np.ndarray) else array.to_host()
+    return array if isinstance(array, HOST_ARRAYS) else array.to_host()
 
 
 def buffer_of(array: Array) -> memoryview:

@@ -123,8 +123,8 @@ class CpuDevice:
         """Does nothing."""
 
     def holds(self, array: Array) -> bool:
-        """Returns True if an array is in host memory."""
-        return isinstance(array, np.ndarray)
+        """Returns True if an array is in host memory; one of NumPy's numbers is, too."""
+        return isinstance(array, np.ndarray | np.generic)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Returns an uninitialised array.

@@ -88,7 +88,8 @@ class Programs(Generic[KeyT]):
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
         for key in self._keys:
-            self._prepare(key, stop)
+            if not self._prepare(key, stop):
+                return
 
     def make_ready(self, key: KeyT) -> None:
         """Compiles all kernels of a program, or loads them from a cache: to launch them cannot fail for that."""
@@ -101,8 +102,10 @@ class Programs(Generic[KeyT]):
             known = self._programs[key] = self._device.compiled(self._program(key))
         return known
 
-    def _prepare(self, key: KeyT, stop: Callable[[], bool]) -> None:
+    def _prepare(self, key: KeyT, stop: Callable[[], bool]) -> bool:
+        """Compiles the kernels of a program; returns False if it was to stop before the last one."""
         for kernel in self._program(key).kernels:
             if stop():
-                return
+                return False
             self[key].prepare(kernel)
+        return True
