@@ -6,7 +6,8 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 LEGACY = 0
@@ -112,12 +113,22 @@ class Scheduler:
         self._running = threading.Lock()
         self._arrived = threading.Event()
         self._is_closed = False
+        self._is_lazy = False
         self._background = threading.Thread(target=self._run_late, name="stand-in-gpu", daemon=True)
         self._background.start()
 
     def add(self, queue: Queue) -> None:
         with self.lock:
             self.queues[queue.ptr] = queue
+
+    @contextmanager
+    def waited_for_only(self) -> Iterator[None]:
+        """Runs nothing during a block that nobody waits for, however long it takes."""
+        self._is_lazy = True
+        try:
+            yield
+        finally:
+            self._is_lazy = False
 
     def draw(self) -> int:
         """Returns a seed for a kernel."""
@@ -223,7 +234,7 @@ class Scheduler:
             time.sleep(self._patience)
             old = time.monotonic() - self._patience
             with self._running:
-                while self._has_old_work(old) and self._step(None):
+                while not self._is_lazy and self._has_old_work(old) and self._step(None):
                     pass
             with self.lock:
                 if not any(queue.waiting for queue in self.queues.values()) and not self._is_closed:

@@ -25,7 +25,7 @@ def test_memory_of_the_gpu_comes_back(raw: RawCalls, stand_in: StandIn) -> None:
 
     raw.call("FusedBatchNorm", request())
     before = pool.used_bytes()
-    x = raw.call("FusedBatchNorm", request(x=zeros(1, 8, 8, 5), placement=KEEP))
+    x = raw.call("FusedBatchNorm", request(x=zeros(1, 40, 40, 5), placement=KEEP))
     for number in range(30):
         call = raw.start("FusedBatchNorm", request(x={"handle": x.y.handle}, placement=KEEP))
         if number % 3 == 0:
@@ -38,4 +38,5 @@ def test_memory_of_the_gpu_comes_back(raw: RawCalls, stand_in: StandIn) -> None:
     for call in running:
         error = call.exception()
         assert error is None or "no tensor with the handle" in error.details()
-    eventually(lambda: pool.used_bytes() <= before)
+    # Each thread keeps a little scratch memory, less than one of those tensors has.
+    eventually(lambda: pool.used_bytes() < before + 4 * 40 * 40 * 5)
