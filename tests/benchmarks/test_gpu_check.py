@@ -60,6 +60,24 @@ def test_what_a_part_has_not_judged_is_reported(then: str, seconds: float, why: 
     assert ran.output == ([] if "without" in why else ["a last word"])
 
 
+def test_a_part_goes_on_in_another_process_where_cuda_has_failed_for_good() -> None:
+    script = """
+import os
+from pathlib import Path
+from benchmarks.gpu.check.part import GO_ON
+from benchmarks.gpu.check.verdict import Status, Verdict, read_report, tell
+told = len(read_report(Path(os.environ["CHECK_GPU_REPORT"])))
+if told < 3:
+    tell([Verdict("part", f"claim {told}", Status.FAIL)])
+raise SystemExit(GO_ON)
+"""
+    ran = run_part(Part("part", (sys.executable, "-c", script), 60, [f"claim {number}" for number in range(4)]), 60)
+    assert [(each.claim, each.status) for each in ran.verdicts] == [
+        *[(f"claim {number}", Status.FAIL) for number in range(3)],
+        ("claim 3", Status.NOT_RUN),
+    ]
+
+
 def test_a_part_that_fails_after_all_its_verdicts_is_reported() -> None:
     broken = Part("part", (sys.executable, "-c", "raise SystemExit(3)"), 60)
     assert run_part(broken, 60).verdicts == [
@@ -165,6 +183,18 @@ def test_every_claim_has_tests() -> None:
     for claim in CLAIMS:
         assert any(claim.has(line) for line in found), claim.text
     assert len(found) <= MOST_TESTS * len(CLAIMS)
+
+
+def test_a_test_that_has_spoilt_cuda_ends_its_claims_and_the_process(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "why_lost", lambda: "cudaErrorIllegalAddress")
+    judge = recorder.Recorder()
+    judge._waiting = {Claim("it holds", ("t",)): ["t::0", "t::1"], Claim("another", ("u",)): ["u::0"]}
+    judge.pytest_runtest_logreport(Report("t::0", *FAILED[0]))  # type: ignore[arg-type]
+    with pytest.raises(pytest.exit.Exception, match="cannot use the GPU any more: cudaErrorIllegalAddress"):
+        judge.pytest_runtest_logreport(Report("t::0", *FAILED[1]))  # type: ignore[arg-type]
+    assert capsys.readouterr().out.startswith("FAIL     numerics      it holds: 1 of 1 tests failed")
 
 
 class Report:

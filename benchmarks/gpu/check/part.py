@@ -16,6 +16,8 @@ from benchmarks.gpu.check.verdict import REPORT_VARIABLE, Status, Verdict, read_
 from benchmarks.harness.environments import ROOT
 
 _LAST_LINES = 15
+GO_ON = 75
+"""The exit status of a process that CUDA has failed for good: another one is to judge what it has not (EX_TEMPFAIL)."""
 
 
 @dataclass(frozen=True)
@@ -51,21 +53,21 @@ class Ran:
 
 
 def run_part(part: Part, seconds: float) -> Ran:
-    """Runs a part; ends it, with all processes that it has started, after `seconds`."""
+    """Runs a part; ends it, with all processes that it has started, after `seconds`.
+
+    A part that asks for another process, to go on after an error of CUDA, gets one as long as it tells more each time.
+    """
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report, log = Path(folder) / "verdicts.jsonl", Path(folder) / "output.txt"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                list(part.command),
-                cwd=ROOT,
-                env={**os.environ, REPORT_VARIABLE: str(report)},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            why = _wait(process, seconds)
-        verdicts = read_report(report)
+        num_told = -1
+        while True:
+            status = _run(part, report, log, seconds - (time.monotonic() - began))
+            verdicts = read_report(report)
+            if status != GO_ON or len(verdicts) <= num_told:
+                break
+            num_told = len(verdicts)
+        why = _problem(status, seconds)
         with log.open(encoding="utf-8", errors="replace") as lines:
             last = [] if why is None else [line.rstrip("\n") for line in deque(lines, _LAST_LINES)]
     judged = {verdict.claim for verdict in verdicts}
@@ -76,12 +78,27 @@ def run_part(part: Part, seconds: float) -> Ran:
     return Ran(verdicts, time.monotonic() - began, last)
 
 
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> str | None:
-    """Returns why a process has not ended well, None if it has."""
-    try:
-        status = process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+def _run(part: Part, report: Path, log: Path, seconds: float) -> int | None:
+    """Runs the command of a part; returns its exit status, None if its time was over."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            list(part.command),
+            cwd=ROOT,
+            env={**os.environ, REPORT_VARIABLE: str(report)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            return process.wait(max(seconds, 0))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return None
+
+
+def _problem(status: int | None, seconds: float) -> str | None:
+    """Returns why a part has not ended well, None if it has."""
+    if status is None:
         return f"its {seconds:.0f} s were over"
     return None if status == 0 else f"it ended with status {status}"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from benchmarks.gpu.check.claims import CLAIMS, MOST_TESTS, Claim
-from benchmarks.gpu.check.verdict import Status, Verdict, tell
+from benchmarks.gpu.check.part import GO_ON
+from benchmarks.gpu.check.verdict import REPORT_VARIABLE, Status, Verdict, read_report, tell
 
 PART = "numerics"
-
-_waiting = pytest.StashKey[dict[Claim, list[str]]]()
-_reports = pytest.StashKey[dict[str, pytest.TestReport]]()
 
 
 class Recorder:
@@ -23,7 +26,11 @@ class Recorder:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Keeps the tests of claims, at most `MOST_TESTS` of each, from all over its list."""
         kept: dict[str, pytest.Item] = {}
+        path = os.environ.get(REPORT_VARIABLE)
+        judged = {verdict.claim for verdict in read_report(Path(path))} if path is not None else set()
         for claim in CLAIMS:
+            if claim.text in judged:
+                continue  # by a process before this one
             of_claim = [item for item in items if claim.has(item.nodeid)]
             step = max(-(-len(of_claim) // MOST_TESTS), 1)
             chosen = of_claim[::step]
@@ -44,6 +51,15 @@ class Recorder:
             self._ended.setdefault(report.nodeid, (Status.PASS, ""))
         if report.when == "teardown":
             self._tell()
+            if self._ended[report.nodeid][0] is Status.FAIL and (lost := why_lost()) is not None:
+                self._fail_claims_of(report.nodeid)
+                pytest.exit(f"this process cannot use the GPU any more: {lost}", GO_ON)
+
+    def _fail_claims_of(self, test: str) -> None:
+        """Ends the claims of a test that has failed, though others of their tests have not run."""
+        for claim in [claim for claim, tests in self._waiting.items() if test in tests]:
+            del self._waiting[claim]
+            tell([_verdict(claim, [self._ended[test]])])
 
     def _tell(self) -> None:
         for claim, names in list(self._waiting.items()):
@@ -51,6 +67,18 @@ class Recorder:
             if len(ends) == len(names):
                 del self._waiting[claim]
                 tell([_verdict(claim, ends)])
+
+
+def why_lost() -> str | None:
+    """Returns the error that everything on the GPU ends with in this process, None if there is none."""
+    cupy: Any = sys.modules.get("cupy")
+    if cupy is None:
+        return None
+    try:
+        cupy.cuda.runtime.deviceSynchronize()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return str(error)
+    return None
 
 
 def _verdict(claim: Claim, ends: list[tuple[Status, str]]) -> Verdict:
