@@ -86,13 +86,15 @@ class TestEmulated:
 @pytest.mark.cuda
 class TestOnAGpu:
     @pytest.fixture(scope="class")
-    def device(self) -> Any:
+    @classmethod
+    def device(cls) -> Any:
         from gradserve_server.devices.cuda.device import CudaDevice
 
         return CudaDevice(0)
 
     @pytest.fixture(scope="class")
-    def family(self, device: Any) -> CudaActivation:
+    @classmethod
+    def family(cls, device: Any) -> CudaActivation:
         made = CudaActivation(device)
         made.prepare(lambda: False)
         return made
@@ -100,11 +102,11 @@ class TestOnAGpu:
     @by_name
     @by_dtype
     def test_by_the_definition(self, device: Any, family: CudaActivation, dtype: np.dtype[Any], name: str) -> None:
-        check(device, family, name, values(dtype))
+        check(device, family, name, values(dtype), device.to_host)
 
     @by_dtype
     def test_empty(self, device: Any, family: CudaActivation, dtype: np.dtype[Any]) -> None:
-        check(device, family, "gelu", np.empty((0, 3), dtype))
+        check(device, family, "gelu", np.empty((0, 3), dtype), device.to_host)
 
     @by_dtype
     def test_many_elements(self, device: Any, family: CudaActivation, dtype: np.dtype[Any]) -> None:

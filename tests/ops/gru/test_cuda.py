@@ -88,13 +88,15 @@ class TestEmulated:
 @pytest.mark.cuda
 class TestOnAGpu:
     @pytest.fixture(scope="class")
-    def device(self) -> Any:
+    @classmethod
+    def device(cls) -> Any:
         from gradserve_server.devices.cuda.device import CudaDevice
 
         return CudaDevice(0)
 
     @pytest.fixture(scope="class")
-    def gru(self, device: Any) -> CudaGRU:
+    @classmethod
+    def gru(cls, device: Any) -> CudaGRU:
         import cupy
 
         made = CudaGRU(device, cupy)

@@ -132,7 +132,8 @@ class TestEmulated:
 @pytest.mark.cuda
 class TestOnAGpu:
     @pytest.fixture(scope="class")
-    def device(self) -> Any:
+    @classmethod
+    def device(cls) -> Any:
         from gradserve_server.devices.cuda.device import CudaDevice
 
         return CudaDevice(0)
