@@ -1,5 +1,6 @@
 """Element type and shape of tensors."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,3 +22,8 @@ class TensorSpec:
         for size in self.shape:
             count *= size
         return count * self.dtype.itemsize
+
+
+def num_bytes_of(specs: Sequence[TensorSpec]) -> int:
+    """Returns the size of the elements of all tensors. For very many it takes long."""
+    return sum([spec.num_bytes for spec in specs])

@@ -23,7 +23,7 @@ from gradserve_server.tensors.idle import IdleTensors
 from gradserve_server.tensors.memories import DeviceMemory, Memories, Purpose, Room, Sizes
 from gradserve_server.tensors.quotas import Account, Quota
 from gradserve_server.tensors.serials import Serials
-from gradserve_server.tensors.spec import TensorSpec
+from gradserve_server.tensors.spec import TensorSpec, num_bytes_of
 
 _ADDED_AT_ONCE = 256
 """Tensors stored before other tasks get their turn."""
@@ -162,7 +162,7 @@ class TensorStore:
             ResourceExhaustedError: They do not fit.
         """
         seconds = self.lease_seconds(lease)
-        num_bytes = sum([spec.num_bytes for spec in specs])
+        num_bytes = num_bytes_of(specs)
         sizes = Sizes(num_bytes) if given is None else Sizes(0, num_bytes)
         with self._reserved(owner, len(specs), sizes, given) as places:
             yield Upload(specs, seconds, places, allocate or self._pool.empty)

@@ -19,6 +19,7 @@ from gradserve_server.tensors.eviction import Evictor
 from gradserve_server.tensors.memories import Memories, Room
 from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.spans import SLOT_BYTES, Part, Span, spans
+from gradserve_server.tensors.spec import num_bytes_of
 from gradserve_server.tensors.store import Upload
 
 _NUM_SLOTS = 2
@@ -214,8 +215,8 @@ class Uploads:
         if device is self.host:
             yield await self._compute.run(PIECE_BYTES * len(upload.specs), lambda: HostLanding(upload.arrays))
             return
-        arrays = await self._make_room(upload)
-        num_bytes = await self._compute.run(PIECE_BYTES * len(arrays), _num_bytes_of, arrays)
+        num_bytes = await self._num_bytes_of(upload)
+        arrays = await self._make_room(upload, num_bytes)
         slot_bytes = max(min(SLOT_BYTES, num_bytes), 1)
         with self._memory.hold(_NUM_SLOTS * slot_bytes):
             slots = [self._allocate((slot_bytes,), _BYTE) for _ in range(_NUM_SLOTS)]
@@ -236,7 +237,7 @@ class Uploads:
         Raises:
             MemoryError: There is not enough memory.
         """
-        arrays = await self._make_room(upload)
+        arrays = await self._make_room(upload, await self._num_bytes_of(upload))
         targets = dict(zip(map(id, sources), arrays, strict=True))
         cut = spans(sources, SLOT_BYTES)
         while (span := await self._compute.run_in_thread(next, cut, None)) is not None:
@@ -244,13 +245,15 @@ class Uploads:
                 await arrived(_bytes_in(part))
             await self._device_compute.run_in_thread(self._copy, span, targets)
 
-    async def _make_room(self, upload: Upload) -> Sequence[Array]:
+    async def _num_bytes_of(self, upload: Upload) -> int:
+        return await self._compute.run(PIECE_BYTES * len(upload.specs), num_bytes_of, upload.specs)
+
+    async def _make_room(self, upload: Upload, num_bytes: int) -> Sequence[Array]:
         def work() -> Awaitable[Sequence[Array]]:
             return self._device_compute.run_in_thread(with_all_memory, self._device, self._allocated, upload)
 
         if self._evictor is None:
             return await work()
-        num_bytes = sum([spec.num_bytes for spec in upload.specs])
         return await self._evictor.attempt(work, num_bytes, upload.owner)
 
     def _allocated(self, upload: Upload) -> Sequence[Array]:
@@ -262,10 +265,6 @@ class Uploads:
         with self._device.computing():
             for part in span.parts:
                 self._device.write(targets[id(part.array)], part.offset, _bytes_in(part))
-
-
-def _num_bytes_of(arrays: Sequence[Array]) -> int:
-    return sum([array.nbytes for array in arrays])
 
 
 def _bytes_in(part: Part) -> NDArray[np.uint8]:

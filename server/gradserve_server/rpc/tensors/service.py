@@ -49,7 +49,7 @@ from gradserve_server.tensors.payload import Payload
 from gradserve_server.tensors.references import Attached, LiveOnGpu, Reference, Stored
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.senders import TooSlowError
-from gradserve_server.tensors.spec import TensorSpec
+from gradserve_server.tensors.spec import TensorSpec, num_bytes_of
 from gradserve_server.tensors.store import USED_AT_ONCE, StoredTensor, TensorStore
 from gradserve_server.tensors.uploads import Arrived, Landing, Uploads
 
@@ -117,7 +117,7 @@ class TensorServicer:
         specs, lease = await self._compute.run(work, _decode_specs, header), decode_duration(header, "lease")
         device = self._uploads.device(header.device, "header.device")
         patience.reschedule(None)
-        num_bytes = await self._compute.run(work, _num_bytes_of, specs)
+        num_bytes = await self._compute.run(work, num_bytes_of, specs)
         async with self._in_flight.hold(num_bytes):
             patience.reschedule(loop.time() + self._stream_idle_seconds)
             async with self._uploads.room(device, num_bytes, owner) as room:
@@ -176,7 +176,7 @@ class TensorServicer:
         work = PIECE_BYTES * len(request.tensors)
         references = await self._compute.run(work, _decode_references, request, call.payload)
         put: Callable[[OpenedTensors, int, float | None, Call], Awaitable[tuple[Sequence[Array], list[str]]]]
-        if any(isinstance(each, LiveOnGpu) for each in references.values()):
+        if await self._compute.run(work, _are_partly_on_gpu, references):
             put = partial(self._stored_from_gpu, request.device, device)
         elif device is self._uploads.host:
             put = self._stored
@@ -233,7 +233,7 @@ class TensorServicer:
             arrived = _is_there
         arrays = list((await self._compute.run(work, opened.arrays)).values())
         specs = await self._compute.run(work, lambda: [TensorSpec(array.dtype, array.shape) for array in arrays])
-        num_bytes = await self._compute.run(work, _num_bytes_of, specs)
+        num_bytes = await self._compute.run(work, num_bytes_of, specs)
         async with self._uploads.room(device, num_bytes, call.identity) as room:
             receiving = self._store.receive(specs, lease, owner=call.identity, allocate=device.empty, given=room)
             with receiving as upload:
@@ -393,12 +393,12 @@ def _are_in_filled_payload(references: Mapping[str, Reference]) -> bool:
     return all(isinstance(each, Attached) and each.payload.is_filled for each in references.values())
 
 
+def _are_partly_on_gpu(references: Mapping[str, Reference]) -> bool:
+    return any(isinstance(each, LiveOnGpu) for each in references.values())
+
+
 async def _is_there(_part: Array) -> None:
     """Waits for nothing."""
-
-
-def _num_bytes_of(specs: Sequence[TensorSpec]) -> int:
-    return sum([spec.num_bytes for spec in specs])
 
 
 def _serialized(
