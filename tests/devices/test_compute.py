@@ -1,7 +1,9 @@
 """Work in threads, and callers who do not wait for it."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from gradserve_server.devices.cancellation import checkpoint
 from gradserve_server.devices.compute import INLINE_BYTES, ThreadCompute
 from gradserve_server.errors import UnavailableError
-from tests.servers.polling import PATIENCE_SECONDS
+from tests.servers.polling import PATIENCE_SECONDS, eventually
 
 
 @pytest.fixture
@@ -116,3 +118,46 @@ async def test_closing_ends_work_that_can_be_cancelled() -> None:
     compute.close()
     with pytest.raises(UnavailableError):
         await caller
+
+
+class Inputs:
+    """What work has in its hands."""
+
+
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage_collection")
+class TestMemoryOfWorkThatEndsWithAnError:
+    """It is free when the caller has been told, not when the garbage collector comes by."""
+
+    async def test_that_failed(self, compute: ThreadCompute) -> None:
+        def work(_inputs: Inputs) -> None:
+            fail()
+
+        inputs = Inputs()
+        gone = weakref.ref(inputs)
+        with pytest.raises(BoomError):
+            await compute.run_in_thread(work, inputs)
+        del inputs
+        await asyncio.to_thread(eventually, lambda: gone() is None, within=5)
+
+    async def test_that_was_cancelled(self, compute: ThreadCompute) -> None:
+        endless, inputs = Endless(), Inputs()
+        gone = weakref.ref(inputs)
+
+        def work(_inputs: Inputs) -> None:
+            endless()
+
+        call = asyncio.create_task(compute.run_cancellable(work, inputs))
+        await asyncio.to_thread(endless.started.wait, PATIENCE_SECONDS)
+        call.cancel()
+        await asyncio.wait([call])
+        assert call.cancelled()
+        del inputs, call
+        await asyncio.to_thread(eventually, lambda: gone() is None, within=5)

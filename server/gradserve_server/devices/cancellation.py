@@ -1,5 +1,6 @@
 """The end of long work in threads before it is done."""
 
+import copy
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import ParamSpec, TypeVar
@@ -21,7 +22,7 @@ class Cancellation:
         self._reason: ServiceError | None = None
 
     def cancel(self, reason: ServiceError) -> None:
-        """Makes the next checkpoint of the work raise `reason`."""
+        """Makes each checkpoint of the work raise `reason` from now on."""
         self._reason = reason
 
     def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -40,7 +41,8 @@ class Cancellation:
     def check(self) -> None:
         """Raises the reason if the work was cancelled."""
         if self._reason is not None:
-            raise self._reason
+            # A copy: an error that is kept keeps its traceback, and so the arrays of the work that it ended.
+            raise copy.copy(self._reason)
 
 
 _current: ContextVar[Cancellation | None] = ContextVar("cancellation", default=None)

@@ -96,6 +96,10 @@ class ThreadCompute:
                         await asyncio.wait([result])
                 result.exception()  # retrieved here, because nobody else will
             raise
+        finally:
+            # An error of the work has this frame in its traceback: it must not be found from here, or the memory of
+            # the work would wait for the garbage collector.
+            del work, result
 
     def close(self) -> None:
         """Ends work that can be cancelled, waits for running work, and ends the threads."""
