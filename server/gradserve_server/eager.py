@@ -42,7 +42,10 @@ class Begun(Generic[T]):
         """Returns the result of work that has ended, or raises its error."""
         error, self._error = self._error, None
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback has this frame: a cycle would keep the work's memory until it is collected
         result: T = self._result
         return result
 
@@ -69,3 +72,5 @@ class Begun(Generic[T]):
             except StopIteration as end:
                 result: T = end.value
                 return result
+            finally:
+                del answer  # as above

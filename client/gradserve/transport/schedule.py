@@ -94,8 +94,12 @@ class Schedule:
 
     def results(self) -> list[Any]:
         """Returns the results after all operations have ended, or raises the first error."""
-        if self._root.error is not None:
-            raise self._root.error
+        error, self._root.error = self._root.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback has this frame: a cycle would keep the arguments until it is collected
         return self._root.results
 
     def answer(self, member: Member, answer: Any) -> None:

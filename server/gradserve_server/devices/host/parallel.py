@@ -219,9 +219,13 @@ class _Pieces:
 
     def wait(self) -> None:
         self._all_finished.wait()
-        for error in self._finished:
-            if error is not None:
+        error = next((each for each in self._finished if each is not None), None)
+        self._finished.clear()
+        if error is not None:
+            try:
                 raise error
+            finally:
+                del error  # its traceback has this frame: a cycle would keep the work's memory until it is collected
 
 
 def _attempt(piece: Callable[[], object]) -> BaseException | None:

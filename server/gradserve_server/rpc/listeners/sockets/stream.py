@@ -366,7 +366,8 @@ class FrameStream:
             except BlockingIOError:
                 return
             except (EOFError, FrameError, OSError) as error:
-                reader.set_exception(error)
+                # Its traceback has this frame, from which the future is found: a cycle with the whole connection.
+                reader.set_exception(error.with_traceback(None))
             else:
                 reader.set_result(None)
         elif self._is_readable():

@@ -1,0 +1,78 @@
+"""A call that failed leaves nothing to the garbage collector: its arrays are free at once, on both sides."""
+
+import asyncio
+import gc
+import traceback
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+import gradserve
+import gradserve.aio
+from tests.client.test_tracebacks import CALLS as SMALL_CALLS
+from tests.client.test_tracebacks import Call
+
+LARGE = (600, 1000)
+CALLS: dict[str, Call] = {
+    **SMALL_CALLS,
+    "large, refused by the server": lambda _client, acc, _layer: acc.apply_grad(np.zeros(LARGE, np.float32)),
+    "large, of an op": lambda client, _acc, _layer: client.raw_ops.GRUBlockCell(
+        x=np.zeros(LARGE, np.float32), h_prev=np.zeros((2, 3)), w_ru=[], w_c=[], b_ru=[], b_c=[]
+    ),
+}
+
+
+@pytest.fixture
+def left_in_cycles() -> Iterator[Callable[[], list[str]]]:
+    """Where errors were raised that are found in garbage."""
+
+    def found() -> list[str]:
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        gc.set_debug(0)
+        garbage, errors = list(gc.garbage), []
+        gc.garbage.clear()
+        for each in garbage:
+            if isinstance(each, BaseException) and each.__traceback__:
+                errors += traceback.format_tb(each.__traceback__)[-1:]
+        return errors
+
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    yield found
+    gc.enable()
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize("call", list(CALLS.values()), ids=list(CALLS))
+def test_a_call(client: gradserve.Client, call: Call, left_in_cycles: Callable[[], list[str]]) -> None:
+    accumulator, layer = client.conditional_accumulator("float32", (2,)), client.batch_norm()
+    with pytest.raises(gradserve.GradserveError):
+        call(client, accumulator, layer)
+    client.server_info()  # the server has done with the call before
+    assert left_in_cycles() == []
+
+
+@pytest.mark.parametrize("call", list(CALLS.values()), ids=list(CALLS))
+async def test_a_call_aio(server_address: str, call: Call, left_in_cycles: Callable[[], list[str]]) -> None:
+    async with gradserve.aio.connect(server_address) as client:
+        accumulator, layer = await client.conditional_accumulator("float32", (2,)), await client.batch_norm()
+        with pytest.raises(gradserve.GradserveError):
+            await call(client, accumulator, layer)
+        await client.server_info()
+        assert left_in_cycles() == []
+
+
+async def test_a_call_that_is_given_up(server_address: str, left_in_cycles: Callable[[], list[str]]) -> None:
+    async with gradserve.aio.connect(server_address) as client:
+        accumulator = await client.gradient_accumulator({"w": np.zeros(LARGE, np.float32)})
+        call = asyncio.create_task(accumulator.push_pull({"w": np.zeros(LARGE, np.float32)}, num_required=2))
+        while not await accumulator.num_accumulated():
+            pass
+        call.cancel()
+        await asyncio.wait([call])
+        del call
+        await client.server_info()
+        assert left_in_cycles() == []
