@@ -1,0 +1,18 @@
+"""The gradient ops of a server as functions that autograd differentiates.
+
+y, batch_mean, batch_variance = gradserve.torch.functions.fused_batch_norm(client, x, scale, offset)
+y.sum().backward()
+
+Forward and backward are one call of the server each. What the backward needs stays with the caller, so nothing is left on the
+server if it never runs. Gradients of gradients are refused.
+"""
+
+from gradserve.public_names import publish as _publish
+from gradserve.torch.functions.batch_norm import FusedBatchNorm, fused_batch_norm
+from gradserve.torch.functions.cudnn_rnn import CudnnRNN, cudnn_rnn
+from gradserve.torch.functions.gru import gru_block_cell
+from gradserve.torch.functions.layer_norm import layer_norm
+
+__all__ = ["CudnnRNN", "FusedBatchNorm", "cudnn_rnn", "fused_batch_norm", "gru_block_cell", "layer_norm"]
+
+_publish(__name__, globals(), __all__)
