@@ -1,1 +1,15 @@
-"""PyTorch."""
+"""Trains PyTorch models together with other workers, and computes gradient ops on a server.
+
+Needs PyTorch: `pip install 'gradserve[torch]'`.
+"""
+
+import gradserve.torch.installed  # noqa: F401, I001  says what to install, before PyTorch is imported
+
+from gradserve.public_names import publish as _publish
+from gradserve.torch import functions
+from gradserve.torch.all_reduce_hook import all_reduce_hook
+from gradserve.torch.comm_hook import CommHook, comm_hook
+
+__all__ = ["CommHook", "all_reduce_hook", "comm_hook", "functions"]
+
+_publish(__name__, globals(), __all__)

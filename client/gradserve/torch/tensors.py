@@ -26,7 +26,8 @@ class _Readable:
 def tensor_of(array: NDArray[Any]) -> torch.Tensor:
     """Returns an array as a tensor in the same memory.
 
-    The tensor must not be written to if the array is read-only: the memory may be mapped so that writing ends the process.
+    The tensor must not be written to if the array is read-only: the memory may be mapped so that writing ends the
+    process.
 
     Args:
         array: An array of a dtype that both libraries have, or of bfloat16.

@@ -34,8 +34,8 @@ def rnn_inputs(client: gradserve.Client, network: Mapping[str, Any], *, batch_fi
 
 
 class TestGradients:
-    """gradcheck compares with finite differences, in float64 with its own steps of 1e-6 and tolerances: their error is that
-    of rounding, about 1e-16 / 1e-6, and of the step squared."""
+    """gradcheck compares with finite differences, in float64 with its own steps of 1e-6 and tolerances: their error is
+    that of rounding, about 1e-16 / 1e-6, and of the step squared."""
 
     @pytest.mark.parametrize(
         ("shape", "data_format"),
@@ -64,15 +64,24 @@ class TestGradients:
 
     def test_gru_block_cell(self, client: gradserve.Client) -> None:
         batch, size, cells = 2, 3, 2
-        shapes = [(batch, size), (batch, cells), (size + cells, 2 * cells), (size + cells, cells), (2 * cells,), (cells,)]
+        shapes = [
+            (batch, size),
+            (batch, cells),
+            (size + cells, 2 * cells),
+            (size + cells, cells),
+            (2 * cells,),
+            (cells,),
+        ]
 
         def step(*inputs: torch.Tensor) -> torch.Tensor:
             return functions.gru_block_cell(client, *inputs)
 
         assert torch.autograd.gradcheck(step, [random(*shape) for shape in shapes])
 
-    @pytest.mark.parametrize("network", [{}, {"rnn_mode": "gru"}, {"rnn_mode": "rnn_tanh", "direction": "bidirectional"}])
-    def test_cudnn_rnn(self, client: gradserve.Client, network: dict[str, str]) -> None:
+    @pytest.mark.parametrize(
+        "network", [{}, {"rnn_mode": "gru"}, {"rnn_mode": "rnn_tanh", "direction": "bidirectional"}]
+    )
+    def test_cudnn_rnn(self, client: gradserve.Client, network: dict[str, Any]) -> None:
         def run(*inputs: Any) -> tuple[torch.Tensor, ...]:
             outputs = functions.cudnn_rnn(client, *inputs, **network)
             return tuple(output for output in outputs if output is not None)
@@ -90,7 +99,8 @@ class TestGradients:
 
 
 class TestValues:
-    """float32 is within 1e-5 of PyTorch's float64: a few roundings of 6e-8, on values of about 1, through sums of tens."""
+    """float32 is within 1e-5 of PyTorch's float64: a few roundings of 6e-8, on values of about 1, through sums of "
+    "tens."""
 
     def compare(
         self,
@@ -173,12 +183,16 @@ class TestMistakes:
     def test_a_gradient_of_the_statistics(self, client: gradserve.Client) -> None:
         x, scale, offset = random(4, 3, 2, 2), random(3), random(3)
         mean, variance = random(3), random(3).detach().abs()
-        with pytest.raises(gradserve.InvalidArgumentError, match=r"without gradient for mean, .* pass mean\.detach\(\)"):
+        with pytest.raises(
+            gradserve.InvalidArgumentError, match=r"without gradient for mean, .* pass mean\.detach\(\)"
+        ):
             functions.fused_batch_norm(client, x, scale, offset, mean, variance, is_training=False)
 
     def test_a_backward_without_training(self, client: gradserve.Client) -> None:
         result = functions.cudnn_rnn(client, *rnn_inputs(client, {}), is_training=False)
-        with pytest.raises(gradserve.InvalidArgumentError, match="expected is_training=True of cudnn_rnn for a backward"):
+        with pytest.raises(
+            gradserve.InvalidArgumentError, match="expected is_training=True of cudnn_rnn for a backward"
+        ):
             result.output.sum().backward()
 
     def test_what_the_server_refuses(self, client: gradserve.Client) -> None:

@@ -3,8 +3,8 @@
 y, batch_mean, batch_variance = gradserve.torch.functions.fused_batch_norm(client, x, scale, offset)
 y.sum().backward()
 
-Forward and backward are one call of the server each. What the backward needs stays with the caller, so nothing is left on the
-server if it never runs. Gradients of gradients are refused.
+Forward and backward are one call of the server each. What the backward needs stays with the caller, so nothing is left
+on the server if it never runs. Gradients of gradients are refused.
 """
 
 from gradserve.public_names import publish as _publish

@@ -14,8 +14,8 @@ class FusedBatchNorm(NamedTuple):
 
     Attributes:
         y: The normalised images, of the shape and dtype of x.
-        batch_mean: The new moving mean, shape [C]: in training (1 - f) mean + f mu, where f is `exponential_avg_factor` and
-            mu the mean of x; otherwise `mean`. It has no gradient.
+        batch_mean: The new moving mean, shape [C]: in training (1 - f) mean + f mu, where f is `exponential_avg_factor`
+            and mu the mean of x; otherwise `mean`. It has no gradient.
         batch_variance: The new moving variance, likewise, with the sample variance of x. It has no gradient.
     """
 
@@ -61,11 +61,11 @@ def fused_batch_norm(
     for name, statistic in (("mean", mean), ("variance", variance)):
         if statistic is not None and statistic.requires_grad:
             raise InvalidArgumentError(
-                f"expected a tensor without gradient for {name}, got one that requires a gradient, which FusedBatchNorm does "
-                f"not compute; pass {name}.detach()",
+                f"expected a tensor without gradient for {name}, got one that requires a gradient, which "
+                f"FusedBatchNorm does not compute; pass {name}.detach()",
                 field=name,
             )
-    how = {"epsilon": epsilon, "data_format": data_format, "is_training": is_training}
+    how: dict[str, Any] = {"epsilon": epsilon, "data_format": data_format, "is_training": is_training}
 
     def forward(*inputs: Any) -> Computed:
         x, scale, offset, mean, variance = inputs

@@ -45,8 +45,8 @@ def cudnn_rnn(
 ) -> CudnnRNN:
     """Applies a recurrent network of L layers and D directions to B sequences, as `RawOps.CudnnRNNV3` does.
 
-    One call of the server, and another one in the backward. T is the number of steps, I the size of the input, H the number
-    of units, H' = num_proj or H; all tensors have the dtype of `input`: float16, bfloat16, float32 or float64.
+    One call of the server, and another one in the backward. T is the number of steps, I the size of the input, H the
+    number of units, H' = num_proj or H; all tensors have the dtype of `input`: float16, bfloat16, float32 or float64.
 
     Args:
         client: The client of the server that computes.
@@ -94,8 +94,8 @@ def cudnn_rnn(
     def backward(inputs: Any, outputs: Any, residuals: Any, gradients: Any) -> Arrays:
         if not is_training:
             raise InvalidArgumentError(
-                "expected is_training=True of cudnn_rnn for a backward, got False; use torch.no_grad() where no gradient is "
-                "needed",
+                "expected is_training=True of cudnn_rnn for a backward, got False; use torch.no_grad() where no "
+                "gradient is needed",
                 field="is_training",
             )
         cells = {"output_c": outputs[2], "output_c_backprop": gradients[2]} if has_cells else {}

@@ -21,8 +21,8 @@ def gru_block_cell(
 ) -> torch.Tensor:
     """Computes one step of a GRU for a batch, as `RawOps.GRUBlockCell` does.
 
-    One call of the server, and another one in the backward. B is the batch, I the size of the input, H that of the cell; all
-    tensors have the dtype of x: float16, bfloat16, float32 or float64.
+    One call of the server, and another one in the backward. B is the batch, I the size of the input, H that of the
+    cell; all tensors have the dtype of x: float16, bfloat16, float32 or float64.
 
         [r, u] = sigmoid([x, h_prev] . w_ru + b_ru)
         c      = tanh([x, h_prev r] . w_c + b_c)

@@ -47,7 +47,7 @@ class ServedOp:
         return outputs
 
 
-class _Function(torch.autograd.Function):  # type: ignore[misc]
+class _Function(torch.autograd.Function):
     """The op that is its first argument."""
 
     @staticmethod

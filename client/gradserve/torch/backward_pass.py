@@ -1,0 +1,134 @@
+"""The buckets and groups of one backward pass."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gradserve.errors import InvalidArgumentError
+from gradserve.torch.group_average import GroupAverage
+from gradserve.torch.groups import Group
+
+_MOST_NAMES = 5
+
+
+@dataclass(eq=False)
+class _Bucket:
+    """A bucket of DistributedDataParallel.
+
+    Attributes:
+        buffer: Its gradients, one after the other, which are replaced by averages.
+        future: What DistributedDataParallel waits for.
+        waiting: The numbers of the groups that it has members of, whose averages are not in yet.
+    """
+
+    buffer: torch.Tensor
+    future: Any
+    waiting: set[int]
+
+
+@dataclass(eq=False)
+class _Arrivals:
+    """The gradients of a group that are there.
+
+    Attributes:
+        group: The group.
+        gradients: Those of its members, by name.
+        ready: For those on a GPU, the events after which they are there.
+        buckets: The buckets that they are in.
+    """
+
+    group: Group
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    ready: list[Any] = field(default_factory=list)
+    buckets: list[_Bucket] = field(default_factory=list)
+
+
+class BackwardPass:
+    """Averages groups as their last gradient arrives, and completes buckets as their last group is averaged."""
+
+    def __init__(self, averages: Mapping[Group, GroupAverage], threads: ThreadPoolExecutor) -> None:
+        """Takes what averages each group, and as many threads as there are groups: each of them may wait for others."""
+        self._averages = averages
+        self._threads = threads
+        self._group_of = {member.name: group for group in averages for member in group.members}
+        self._arrivals = {group: _Arrivals(group) for group in averages}
+        self._lock = threading.Lock()
+        self._open: list[_Bucket] = []
+        self._error: BaseException | None = None
+
+    def has(self, name: str) -> bool:
+        """Returns True if the gradient of a parameter is there."""
+        return name in self._arrivals[self._group_of[name]].gradients
+
+    def add(self, buffer: torch.Tensor, gradients: Mapping[str, torch.Tensor]) -> Any:
+        """Takes the gradients of a bucket, by the names of their parameters.
+
+        Returns:
+            A torch.futures.Future of the bucket's buffer. After an error it has whatever is in the buffer; see
+            `failure`.
+        """
+        ready = [torch.cuda.current_stream(buffer.device).record_event()] if buffer.is_cuda else []
+        groups = {self._group_of[name] for name in gradients}
+        future = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
+        bucket = _Bucket(buffer, future, {group.number for group in groups})
+        with self._lock:
+            has_failed = self._error is not None
+            if not has_failed:
+                self._open.append(bucket)
+        if has_failed:
+            future.set_result(buffer)
+            return future
+        for name, gradient in gradients.items():
+            self._arrivals[self._group_of[name]].gradients[name] = gradient
+        for group in sorted(groups, key=lambda each: each.number):
+            arrivals = self._arrivals[group]
+            arrivals.ready += ready
+            arrivals.buckets.append(bucket)
+            if len(arrivals.gradients) == len(group.members):
+                self._threads.submit(self._average, arrivals)
+        return future
+
+    def failure(self) -> BaseException | None:
+        """Returns the error of the pass, None if all gradients have been averaged. Asked when the pass is over."""
+        if self._error is not None:
+            return self._error
+        missing = [
+            member.name
+            for group, arrivals in self._arrivals.items()
+            for member in group.members
+            if member.name not in arrivals.gradients
+        ]
+        return without_gradient(missing) if missing else None
+
+    def _average(self, arrivals: _Arrivals) -> None:
+        try:
+            self._averages[arrivals.group].average(arrivals.gradients, arrivals.ready)
+        except BaseException as error:  # whatever it is, `backward()` raises it in the user's thread
+            with self._lock:
+                self._error = self._error or error
+                completed, self._open = self._open, []
+        else:
+            with self._lock:
+                for bucket in arrivals.buckets:
+                    bucket.waiting.discard(arrivals.group.number)
+                completed = [bucket for bucket in self._open if not bucket.waiting]
+                self._open = [bucket for bucket in self._open if bucket.waiting]
+        for bucket in completed:
+            bucket.future.set_result(bucket.buffer)
+
+
+def without_gradient(names: Sequence[str]) -> InvalidArgumentError:
+    """Returns the error for parameters that a backward pass has left without a gradient."""
+    shown = ", ".join(map(repr, names[:_MOST_NAMES])) + (
+        f" and {len(names) - _MOST_NAMES} more" * (len(names) > _MOST_NAMES)
+    )
+    return InvalidArgumentError(
+        f"no gradient for {len(names)} of the model's parameters: {shown}. Every worker has to send every gradient "
+        "in each step: set requires_grad=False for parameters that are not trained before the run begins, or use "
+        "them in every forward; DistributedDataParallel(find_unused_parameters=True) sends zeros for the others",
+        field="model",
+    )

@@ -1,0 +1,140 @@
+"""A communication hook for DistributedDataParallel."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from gradserve.client import Client
+from gradserve.errors import AbortedError, InvalidArgumentError
+from gradserve.results import DenseSpec
+from gradserve.torch.backward_pass import BackwardPass
+from gradserve.torch.group_average import GroupAverage
+from gradserve.torch.groups import Group, groups_of
+from gradserve.torch.rounds import Membership, Rounds
+from gradserve.torch.trained import trained_parameters
+
+
+def comm_hook(
+    client: Client,
+    model: torch.nn.Module,
+    *,
+    num_required: int,
+    name: str,
+    worker_id: str | None = None,
+    step: int = 0,
+    keep_averages: int = 4,
+    timeout: float | None = None,
+) -> "CommHook":
+    """Returns a hook that averages the gradients of a DistributedDataParallel over the workers of a run.
+
+        replica = torch.nn.parallel.DistributedDataParallel(model)  # over a process group of size 1
+        replica.register_comm_hook(None, gradserve.torch.comm_hook(client, replica, num_required=4, name="net"))
+
+    Gradients are averaged by parameter, in groups that depend on the model alone, so workers need not have the same
+    buckets, and nothing has to come in the same order. All groups of a backward pass are under way at once, in threads,
+    while the pass goes on; it ends when all averages are in.
+
+    The workers must begin with equal weights: `gradserve.torch.broadcast_parameters` sees to that. A worker whose
+    gradients come too late for a round drops them and gets the average that the others got, so weights stay equal.
+    `backward()` raises the error of a call. After one, some groups have been averaged and others have not, so the hook
+    refuses to go on.
+
+    Args:
+        client: The client, which must stay open.
+        model: The DistributedDataParallel, or the module in it. Its parameters that require a gradient are averaged.
+        num_required: The number of gradients that end a round: the number of workers, or fewer if some are backups.
+        name: The name of the run. Its accumulators live until nobody has used them for a day.
+        worker_id: This worker's id, different from that of every other worker. None: a new one.
+        step: The number of steps of this run that the weights have behind them: 0 for a new run.
+        keep_averages: The number of averages that the server keeps: a worker may be late by so many steps.
+        timeout: Seconds to wait for other workers. None: the client's timeout. math.inf: no limit.
+
+    Raises:
+        InvalidArgumentError: No parameter requires a gradient, one has a dtype that cannot be averaged, or an argument
+            is not valid.
+        AlreadyExistsError: Another worker of the run has another model.
+        GradserveError: The server cannot be reached, or refuses.
+    """
+    parameters = trained_parameters(model)
+    member = Membership.of(name, num_required, worker_id, keep_averages, timeout)
+    specs = {key: DenseSpec(parameter.dtype, tuple(parameter.shape)) for key, parameter in parameters.items()}
+    member.accumulator(client, "layout", specs)  # holds no gradients: it refuses workers with another model
+    averages = {}
+    for group in groups_of(parameters.items()):
+        components = {each.name: specs[each.name] for each in group.members}
+        rounds = Rounds(member.accumulator(client, f"gradients-{group.number}", components), member, step)
+        averages[group] = GroupAverage(group, rounds, client)
+    return CommHook(parameters, averages)
+
+
+class CommHook:
+    """A hook for `DistributedDataParallel.register_comm_hook`; see `comm_hook`."""
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor], averages: Mapping[Group, GroupAverage]) -> None:
+        self.__name__ = self.__qualname__ = (
+            "gradserve.torch.comm_hook"  # DistributedDataParallel asks functions for them
+        )
+        self._names = {parameter: name for name, parameter in parameters.items()}
+        self._averages = averages
+        self._threads = ThreadPoolExecutor(len(averages), thread_name_prefix="gradserve-comm-hook")
+        self._pass: BackwardPass | None = None
+        self._failure: BaseException | None = None
+
+    @property
+    def step(self) -> int:
+        """The number of steps of the run that this worker has the averages of."""
+        return min(average.step for average in self._averages.values())
+
+    # Without annotations: DistributedDataParallel compares them with its own.
+    def __call__(self, state, bucket):  # type: ignore[no-untyped-def]
+        """Begins to average the gradients of a bucket.
+
+        Args:
+            state: Not used.
+            bucket: The torch.distributed.GradBucket.
+
+        Returns:
+            A torch.futures.Future of the bucket's buffer with the averages.
+        """
+        names = [self._names.get(parameter, "") for parameter in bucket.parameters()]
+        self._check(bucket.buffer(), names)
+        if self._pass is not None and any(map(self._pass.has, names)):
+            self._failure = AbortedError("a backward pass ended before all gradients were computed")
+        if self._failure is not None:
+            raise AbortedError(
+                "the hook cannot go on after an error, as some gradients were averaged and others were not. Give "
+                f"the model the weights of another worker, and make another hook. The error was: {self._failure}"
+            ) from self._failure
+        if self._pass is None:
+            self._pass = BackwardPass(self._averages, self._threads)
+            engine = torch.autograd.Variable._execution_engine
+            # What is queued now runs before DistributedDataParallel takes averages from futures. What that queues runs
+            # after it, and can raise an error without leaving DistributedDataParallel in the middle of a pass.
+            engine.queue_callback(lambda: engine.queue_callback(self._end))
+        return self._pass.add(bucket.buffer(), dict(zip(names, bucket.gradients(), strict=True)))
+
+    def _check(self, buffer: torch.Tensor, names: Sequence[str]) -> None:
+        if "" in names:
+            raise InvalidArgumentError(
+                "the model has a parameter that it had not, or that was frozen, when the hook was made; make the "
+                "hook after the last change of the model",
+                field="bucket",
+            )
+        if buffer.layout is not torch.strided:
+            raise InvalidArgumentError(
+                f"expected dense gradients, got a sparse one of parameter {names[0]!r}; make its embedding with "
+                "sparse=False",
+                field="bucket",
+            )
+        if buffer.device.type not in ("cpu", "cuda"):
+            raise InvalidArgumentError(
+                f"expected gradients on the CPU or on a CUDA device, got {buffer.device}", field="bucket"
+            )
+
+    def _end(self) -> None:
+        """Raises the error of a backward pass that had one. Runs when the pass is over."""
+        ended, self._pass = self._pass, None
+        self._failure = None if ended is None else ended.failure()
+        if self._failure is not None:
+            raise self._failure

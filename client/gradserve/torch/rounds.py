@@ -1,0 +1,129 @@
+"""One worker's part in the rounds of one accumulator."""
+
+import os
+import socket
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gradserve.accumulators import GradientAccumulator
+from gradserve.client import Client
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.plain import as_integer, as_text
+from gradserve.errors import AlreadyExistsError, OutOfRangeError, StaleGradientError
+from gradserve.results import Average, DenseSpec, Outcome
+
+_IDLE_SECONDS = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A worker of a run.
+
+    Attributes:
+        run: The name of the run.
+        num_required: The number of gradients that end a round.
+        worker_id: The worker's id.
+        keep_averages: The number of rounds that a worker may be late.
+        timeout: Seconds to wait for the other workers; None: the client's timeout.
+    """
+
+    run: str
+    num_required: int
+    worker_id: str
+    keep_averages: int
+    timeout: float | None
+
+    @classmethod
+    def of(
+        cls, name: str, num_required: int, worker_id: str | None, keep_averages: int, timeout: float | None
+    ) -> "Membership":
+        """Returns a worker with these arguments of the user's; without an id, it gets a new one.
+
+        Raises:
+            InvalidArgumentError: An argument is not valid.
+        """
+        run = as_text(name, Argument("name"))
+        if not run:
+            raise Argument("name").error("the name of the run", name)
+        if as_integer(num_required, Argument("num_required")) < 1:
+            raise Argument("num_required").error("a positive number of workers", num_required)
+        if worker_id is None:
+            worker_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        return cls(run, num_required, as_text(worker_id, Argument("worker_id")), keep_averages, timeout)
+
+    def accumulator(self, client: Client, part: str, components: Mapping[str, DenseSpec]) -> GradientAccumulator:
+        """Returns the accumulator of a part of the run, which the first worker makes.
+
+        Raises:
+            AlreadyExistsError: Another worker has other components, or another `keep_averages`.
+        """
+        try:
+            return client.gradient_accumulator(
+                dict(components),
+                shared_name=f"{self.run}/{part}",
+                keep_averages=self.keep_averages,
+                idle_lease=_IDLE_SECONDS,
+            )
+        except AlreadyExistsError as error:
+            raise AlreadyExistsError(
+                f"worker {self.worker_id!r} does not go together with the other workers of run {self.run!r}: "
+                f"{error}. All workers of a run need the same model, with the same names, shapes, dtypes and frozen "
+                "parameters, and the same keep_averages; give another run another name",
+                field="name",
+            ) from None
+
+
+class Rounds:
+    """Averages gradients round by round. For one thread at a time.
+
+    Attributes:
+        step: The step at which the next gradient is computed: the number of averages so far.
+    """
+
+    def __init__(self, accumulator: GradientAccumulator, member: Membership, step: int) -> None:
+        self._accumulator = accumulator
+        self._member = member
+        self.step = step
+
+    def average(self, gradients: Mapping[str, Any]) -> Average:
+        """Returns the average of the round at this worker's step, and goes on to the next step.
+
+        Waits for the other workers. If the round has ended without this worker, its gradients are dropped, and it gets
+        the average that the others got, so that its weights stay equal to theirs.
+
+        Returns:
+            The average; its arrays are read-only.
+
+        Raises:
+            StaleGradientError: The round ended so long ago that its average is no longer kept.
+            DeadlineExceededError: Too few workers sent their gradients in time; the message says which are missing.
+            GradserveError: See `GradientAccumulator.push_pull`.
+        """
+        member = self._member
+        result = self._accumulator.push_pull(
+            dict(gradients),
+            member.num_required,
+            self.step,
+            worker_id=member.worker_id,
+            on_stale="return",
+            timeout=member.timeout,
+            copy=False,
+        )
+        average: Average = result
+        if result.outcome is Outcome.STALE and result.step != self.step + 1:
+            try:
+                average = self._accumulator.read_average(self.step + 1, timeout=member.timeout, copy=False)
+            except OutOfRangeError:
+                raise StaleGradientError(
+                    f"worker {member.worker_id!r} is at step {self.step}, but run {member.run!r} is at step "
+                    f"{result.global_step}, and keeps only the last {member.keep_averages} averages (keep_averages), "
+                    "so this worker cannot catch up. If it was started again, give it the weights of another "
+                    "worker, and their step as `step`; if this is a new run, give it another name",
+                    field="step",
+                    result=result,
+                    global_step=result.global_step,
+                ) from None
+        self.step += 1
+        return average
