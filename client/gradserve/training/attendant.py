@@ -1,0 +1,120 @@
+"""Answers workers that join, while this worker waits for a round."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+
+from gradserve.errors import GradserveError
+from gradserve.training.joining import Joining
+from gradserve.training.state import Carried, State
+
+_log = logging.getLogger(__name__)
+
+CHECK_SECONDS = 0.25
+"""How often each worker looks for requests."""
+PATIENCE_SECONDS = 3.0
+"""How long a request waits for the worker that the last round names, before any other answers it."""
+_CLOSING_SECONDS = 1.0
+
+
+class Attendant:
+    """Looks for requests from time to time while the state of this worker rests, and answers them.
+
+    All workers see a request. The one that answers is the first, by id, of those of the last round that do not wait for
+    a state themselves. If it does not, because it has died or computes for long, others do.
+    """
+
+    def __init__(
+        self,
+        joining: Joining,
+        worker_id: str,
+        state: Callable[[], State],
+        check_seconds: float = CHECK_SECONDS,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
+        self._joining = joining
+        self._worker_id = worker_id
+        self._state = state
+        self._check_seconds = check_seconds
+        self._patience_seconds = patience_seconds
+        self._changed = threading.Condition()
+        self._step: int | None = None
+        """The step of the state while it rests, otherwise None."""
+        self._members: Collection[str] = ()
+        self._is_closed = False
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._attend, name="gradserve-joining", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def at_rest(self, step: int, members: Collection[str]) -> Iterator[None]:
+        """Answers requests during a block, in which the state does not change.
+
+        Args:
+            step: The step that the state belongs to.
+            members: The ids of the workers of the round that led to it.
+        """
+        with self._changed:
+            self._step, self._members = step, members
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:  # which the thread holds while it copies the state
+                self._step = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def use(self, joining: Joining) -> None:
+        """Looks for requests elsewhere from now on: after a restart of the server."""
+        self._joining = joining
+
+    def close(self) -> None:
+        """Ends the thread. If a call of it waits for a server that is gone, it ends with the client at the latest."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._thread.join(_CLOSING_SECONDS)
+
+    def _attend(self) -> None:
+        seen_at: float | None = None
+        while self._wait_until_at_rest():
+            try:
+                requesters = self._joining.requesters()
+                now = time.monotonic()
+                seen_at = (now if seen_at is None else seen_at) if requesters else None
+                if seen_at is not None and self._is_called(requesters, now - seen_at) and self._answer():
+                    seen_at = None
+            except GradserveError as error:
+                _log.warning("workers that want to join could not be answered: %s", error)
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed, self._check_seconds)
+
+    def _wait_until_at_rest(self) -> bool:
+        """Returns False when the thread has to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._step is not None)
+            return not self._is_closed
+
+    def _is_called(self, requesters: Collection[str], waited: float) -> bool:
+        if self._worker_id in requesters:
+            return False
+        able = sorted(set(self._members) - set(requesters))
+        return able[:1] == [self._worker_id] or waited >= self._patience_seconds
+
+    def _answer(self) -> bool:
+        """Returns False if the state does not rest any more."""
+        with self._changed:
+            step = self._step
+            if step is None:
+                return False
+            try:
+                carried = Carried.of(self._state())
+            except Exception as error:
+                self._error = error  # for the caller, who has written what describes the state
+                return False
+        self._joining.answer(carried, step)
+        return True

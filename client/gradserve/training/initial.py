@@ -1,0 +1,39 @@
+"""The parameters with which all workers of a training run begin."""
+
+import numpy as np
+
+from gradserve.client import Client
+from gradserve.errors import AlreadyExistsError
+from gradserve.results import Outcome
+from gradserve.training.state import Carried, State, restored, specs_of
+
+
+def agreed_initial_state(client: Client, name: str, container: str, worker_id: str, own: State) -> State | None:
+    """Makes the state of the first worker that comes that of all.
+
+    It is the average of the first round of accumulator NAME/initial, which has one gradient.
+
+    Returns:
+        The tensors of the first worker, with this worker's metadata; None if this worker is the first.
+
+    Raises:
+        AlreadyExistsError: The first worker has other tensors.
+        InvalidArgumentError: The state cannot travel.
+    """
+    carried = Carried.of(own)
+    layout = carried.layout
+    if not layout:
+        return None
+    try:
+        accumulator = client.gradient_accumulator(
+            specs_of(layout), shared_name=f"{name}/initial", container=container, device="cpu"
+        )
+    except AlreadyExistsError as error:
+        error.add_note(f"All workers of training run {name!r} must begin with the same tensors.")
+        raise
+    if accumulator.info().global_step:
+        return State(restored(accumulator.read_average(1), layout), own.metadata)
+    result = accumulator.push_pull(carried.tensors, 1, worker_id=worker_id, on_stale="return")
+    if result.outcome is Outcome.ACCEPTED:
+        return None
+    return State(restored({each: np.asarray(result[each]) for each in layout}, layout), own.metadata)

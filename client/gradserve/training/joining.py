@@ -1,0 +1,138 @@
+"""How a worker that begins later gets the state of one that is training."""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gradserve.accumulators import GradientAccumulator
+from gradserve.client import Client
+from gradserve.errors import AbortedError, DeadlineExceededError, NotFoundError, OutOfRangeError
+from gradserve.results import DenseSpec
+from gradserve.training.state import TEXT, Carried, State, as_text, of_text, restored, specs_of
+
+_NEVER_STALE = 1 << 62
+"""A local step that no accumulator reaches: what is sent here has no step."""
+_KEPT = 2
+"""A reader has this many answers' time to read one."""
+
+
+@dataclass(frozen=True)
+class Received:
+    """A state that another worker has sent.
+
+    Attributes:
+        state: The state.
+        step: The step that it belongs to.
+    """
+
+    state: State
+    step: int
+
+
+class Joining:
+    """Requests for the state of a training run, and the answers to them, in accumulators beside that of the gradients.
+
+    NAME/requests: its gradients are requests; a round ends when they are answered, all together.
+    NAME/answers: each average is an answer: step, metadata, and which average of which accumulator is the state.
+    NAME/state-LAYOUT: each average is a state.
+
+    Whoever leaves the run sends its state, too: for those that are late, or come when the others have ended.
+
+    They need no memory on a disk: a request that is lost in a restart of the server is made again.
+    """
+
+    def __init__(self, client: Client, name: str, container: str, worker_id: str) -> None:
+        self._client = client
+        self._name = name
+        self._container = container
+        self._worker_id = worker_id
+        self._requests = self._accumulator("requests", {"request": DenseSpec("float32", ())})
+        self._answers = self._accumulator("answers", {"text": TEXT})
+
+    def requesters(self) -> Collection[str]:
+        """Returns the ids of the workers that wait for a state."""
+        return self._requests.info().worker_ids
+
+    def answer(self, carried: Carried, step: int) -> None:
+        """Sends a state to all who wait for one.
+
+        Args:
+            carried: The state.
+            step: The step that it belongs to.
+
+        Raises:
+            InvalidArgumentError: JSON cannot express its metadata.
+        """
+        layout = carried.layout
+        kept = self._send(self._states(layout), carried.tensors)
+        text = {"step": step, "kept": kept, "layout": layout, "metadata": carried.metadata}
+        self._send(self._answers, {"text": as_text(text)})
+        with contextlib.suppress(DeadlineExceededError):  # another worker has answered at the same time
+            self._requests.take_grad(1, timeout=0.0)
+
+    def receive(self, timeout: float | None, is_new_enough: Callable[[int], bool]) -> Received:
+        """Returns the state that was sent last, or asks for one and waits for it.
+
+        Args:
+            timeout: Seconds to wait for each answer. None: the client's timeout.
+            is_new_enough: Whether the state of a step is of use.
+
+        Raises:
+            DeadlineExceededError: Nobody has answered.
+        """
+        while True:
+            received = self._read()
+            if received is not None and is_new_enough(received.step):
+                return received
+            answered = self._requests.info().global_step
+            if self._worker_id not in self.requesters():
+                request = {"request": np.float32(1)}
+                self._requests.apply_grad(request, local_step=_NEVER_STALE, worker_id=self._worker_id)
+            self._requests.read_average(answered + 1, timeout=timeout)
+
+    def newest_step(self) -> int:
+        """Returns the step of the state that was sent last, -1 if there is none."""
+        answer = self._newest_answer()
+        return -1 if answer is None else int(answer["step"])
+
+    def _newest_answer(self) -> dict[str, Any] | None:
+        if not self._answers.info().kept_steps:
+            return None
+        answer: dict[str, Any] = of_text(self._answers.read_average()["text"])
+        return answer
+
+    def _read(self) -> Received | None:
+        """Returns the state that was sent last; None if there is none, or newer ones are about to be sent."""
+        text = self._newest_answer()
+        if text is None:
+            return None
+        try:
+            average = self._states(text["layout"]).read_average(text["kept"])
+        except (AbortedError, NotFoundError, OutOfRangeError):
+            return None
+        return Received(State(restored(average, text["layout"]), text["metadata"]), text["step"])
+
+    def _states(self, layout: dict[str, object]) -> GradientAccumulator:
+        digest = hashlib.sha256(json.dumps(layout, sort_keys=True).encode()).hexdigest()[:16]
+        return self._accumulator(f"state-{digest}", specs_of(layout))
+
+    def _accumulator(self, purpose: str, components: dict[str, DenseSpec]) -> GradientAccumulator:
+        return self._client.gradient_accumulator(
+            components,
+            shared_name=f"{self._name}/{purpose}",
+            container=self._container,
+            keep_averages=_KEPT,
+            durability="none",
+            device="cpu",
+        )
+
+    def _send(self, accumulator: GradientAccumulator, values: object) -> int:
+        """Makes values the newest average of an accumulator; returns its step."""
+        return accumulator.push_pull(
+            values, 1, local_step=_NEVER_STALE, worker_id=self._worker_id, one_per_worker=False, copy=False
+        ).step

@@ -1,0 +1,311 @@
+"""One worker's part in a training run."""
+
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from gradserve.accumulators import GradientAccumulator
+from gradserve.array_like import ArrayLike
+from gradserve.client import Client
+from gradserve.errors import (
+    AbortedError,
+    AlreadyExistsError,
+    DeadlineExceededError,
+    GradserveError,
+    InvalidArgumentError,
+    LostError,
+    NotFoundError,
+    OutOfRangeError,
+)
+from gradserve.results import Average, DenseSpec, Outcome, PushPullResult
+from gradserve.training.attendant import Attendant
+from gradserve.training.initial import agreed_initial_state
+from gradserve.training.joining import Joining, Received
+from gradserve.training.state import Carried, State
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Advance:
+    """What brings a worker from its step to a newer one.
+
+    Attributes:
+        averages: What to apply, in this order: usually one average; several if the worker was late.
+        state: What to load before, or None. A worker whose missed averages are no longer kept gets another one's state.
+        was_late: Whether the worker's gradient was dropped, because its round had ended without it.
+        step: The step to which this leads.
+    """
+
+    averages: tuple[Average, ...]
+    state: State | None
+    was_late: bool
+    step: int
+
+
+class Worker:
+    """One worker's part in a training run: its gradients go into rounds, averages come back, and newcomers are let in.
+
+    All workers begin with the same parameters and apply the same averages in the same order: so they have equal
+    parameters at equal steps. A worker whose gradient comes too late for its round applies what the others did.
+
+    Use it from one thread, in a `with` block or with `close`.
+
+    Attributes:
+        worker_id: The worker's id, unique in the run.
+        accumulator: The accumulator of the gradients.
+        step: The step of the accumulator to which this worker's parameters belong.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        parameters: Mapping[str, ArrayLike | DenseSpec],
+        *,
+        name: str,
+        num_required: int,
+        worker_id: str | None = None,
+        container: str = "",
+        timeout: float | None = None,
+        keep_averages: int = 4,
+        deterministic: bool = False,
+        missing: Literal["error", "zeros"] = "error",
+        device: str | None = None,
+    ) -> None:
+        """Finds the accumulator of a training run, or makes it. Sends no gradient and changes no step.
+
+        Args:
+            client: The client, which stays open for at least as long.
+            parameters: The parameters by name, or what has their dtypes and shapes. The same for all workers.
+            name: The name of the training run: all workers with the same name and container train together.
+            num_required: The number of gradients that end a round: the number of workers, or fewer if some are backups,
+                or may die. The same for all workers.
+            worker_id: An id that no other worker of the run has. None: one made of host, process and a random number.
+            container: The namespace of the name.
+            timeout: Seconds to wait for a round, or for the state of another worker. None: the client's timeout.
+            keep_averages: The number of past rounds whose averages the server keeps for late workers. Each takes as
+                much memory as the parameters. A worker that is later gets the state of another.
+            deterministic: Whether the same gradients give the same bits in whatever order they arrive.
+            missing: What to do with a parameter without a gradient. "error": raise InvalidArgumentError. "zeros": count
+                zeros for it.
+            device: Where the server sums, as in `Client.gradient_accumulator`.
+
+        Raises:
+            AlreadyExistsError: The run has other parameters, or another `num_required`: the message says which.
+            InvalidArgumentError: An argument is not valid.
+        """
+        if not name:
+            raise InvalidArgumentError("expected a name for the training run, got ''", field="name")
+        self.worker_id = _new_worker_id() if worker_id is None else worker_id
+        self.step = 0
+        self._client = client
+        self._num_required = num_required
+        self._timeout = timeout
+        self._name = name
+        self._container = container
+        self._options: dict[str, Any] = {
+            "container": container,
+            "keep_averages": keep_averages,
+            "deterministic": deterministic,
+            "missing": missing,
+            "device": device,
+        }
+        self._parameters = dict(parameters)
+        self._incarnation = client.server_info().incarnation
+        self.accumulator = self._found()
+        self._joining = Joining(client, name, container, self.worker_id)
+        self._attendant: Attendant | None = None
+        self._members: tuple[str, ...] = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        try:
+            if error is None:
+                self.leave()
+        finally:
+            self.close()
+
+    def leave(self) -> None:
+        """Sends this worker's state, unless there is a newer one, so that late workers get to it when all have left.
+
+        A `with` block that ends without an error does so.
+        """
+        if self._attendant is not None and self._joining.newest_step() < self.step:
+            self._joining.answer(Carried.of(self._state()), self.step)
+
+    def close(self) -> None:
+        """Ends this worker's part in the run; the others go on, and the accumulator stays. Can be called again."""
+        if self._attendant is not None:
+            self._attendant.close()
+            self._attendant = None
+
+    def begin(self, state: Callable[[], State], *, start_step: int | None = None, join: bool = True) -> State | None:
+        """Finds out where to begin; the worker then has parameters of step `self.step`.
+
+        Nobody has trained yet: the parameters of the first worker that comes become those of all. Others are training:
+        waits until one of them sends its state.
+
+        Args:
+            state: Returns the state of this worker at this moment; its tensors must be the same ones for all workers.
+                Also called in `exchange`, in another thread, for workers that join later.
+            start_step: The step of parameters that are already there, from a checkpoint: nothing is loaded. If the
+                others are further, the first `exchange` brings what was missed.
+            join: Whether to take the state of another worker if others are training.
+
+        Returns:
+            The state to load, or None if this worker's own state stands.
+
+        Raises:
+            InvalidArgumentError: Others are training and `join` is False; or `start_step` is negative; or the state
+                cannot travel.
+            AlreadyExistsError: The states of the workers do not have the same tensors.
+            DeadlineExceededError: Others have trained, and none of them has answered in time.
+        """
+        reached = self.accumulator.info().global_step
+        loaded: State | None = None
+        if start_step is not None:
+            self._begin_at(start_step, reached)
+        elif reached == 0:
+            loaded = agreed_initial_state(self._client, self._name, self._container, self.worker_id, state())
+        elif join:
+            loaded = self._join(reached).state
+        else:
+            raise InvalidArgumentError(
+                f"training run {self._name!r} is at step {reached}, but this worker would start at step 0. To take the "
+                "state of the workers that are training, leave out join=False; to go on from a checkpoint, pass its "
+                f"step as start_step; to begin anew, delete accumulator {self._name!r} or use another name",
+                field="join",
+            )
+        self._state = state
+        self._attendant = Attendant(self._joining, self.worker_id, state)
+        return loaded
+
+    def exchange(self, gradients: Mapping[str, ArrayLike], weight: float = 1.0) -> Advance:
+        """Sends the gradient of this worker's parameters, waits until its round ends, and returns what to apply.
+
+        Args:
+            gradients: The gradient of each parameter, by name: arrays of any library.
+            weight: The weight of the gradient in the mean: the size of the batch, if batches differ.
+
+        Returns:
+            The averages to apply. Their arrays are read-only, and may be memory that the server shares with all workers
+            of this machine.
+
+        Raises:
+            InvalidArgumentError: A gradient is missing, or does not have the parameter's shape.
+            DeadlineExceededError: Too few gradients arrived in time; the message says which workers are missing. The
+                gradient counts: the next `exchange` waits for the same round.
+            GradserveError: See `GradientAccumulator.push_pull`.
+        """
+        if self._attendant is None:
+            raise InvalidArgumentError("expected begin() before exchange()", field="gradients")
+        with self._attendant.at_rest(self.step, self._members):
+            result = self._sent(gradients, weight)
+        advance = self._advance(result)
+        self.step = advance.step
+        if advance.averages:
+            self._members = advance.averages[-1].worker_ids
+        return advance
+
+    def _sent(self, gradients: Mapping[str, ArrayLike], weight: float) -> PushPullResult:
+        try:
+            return self._push_pull(gradients, weight)
+        except (AbortedError, NotFoundError, LostError) as error:
+            incarnation = self._client.server_info().incarnation
+            if incarnation == self._incarnation:
+                error.add_note(
+                    f"This worker of training run {self._name!r} was at step {self.step}. If the accumulator was "
+                    "deleted to begin anew, start this worker again, too."
+                )
+                raise
+            self._find_again(error)
+            self._incarnation = incarnation
+        return self._push_pull(gradients, weight)
+
+    def _push_pull(self, gradients: Mapping[str, ArrayLike], weight: float) -> PushPullResult:
+        return self.accumulator.push_pull(
+            gradients,
+            self._num_required,
+            self.step,
+            weight=weight,
+            worker_id=self.worker_id,
+            on_stale="return",
+            timeout=self._timeout,
+            copy=False,
+        )
+
+    def _find_again(self, error: GradserveError) -> None:
+        """Goes on after a restart of the server, with a new accumulator if it has lost that of the run."""
+        self.accumulator = self._found()
+        reached = self.accumulator.info().global_step
+        if reached < self.step:
+            self.accumulator.set_global_step(self.step)
+        _log.warning("training run %r goes on at step %d after: %s", self._name, max(reached, self.step), error)
+        self._joining = Joining(self._client, self._name, self._container, self.worker_id)
+        assert self._attendant is not None
+        self._attendant.use(self._joining)
+
+    def _advance(self, result: PushPullResult) -> Advance:
+        if result.outcome is not Outcome.STALE:
+            return Advance((result,), None, was_late=False, step=result.step)
+        try:
+            missed = self._averages(self.step, result)
+        except OutOfRangeError:
+            received = self._join(result.global_step)
+            return Advance((), received.state, was_late=True, step=received.step)
+        return Advance(missed, None, was_late=True, step=result.global_step)
+
+    def _averages(self, step: int, newest: Average) -> tuple[Average, ...]:
+        """Returns the averages of all rounds from a step to that of the newest average.
+
+        Raises:
+            OutOfRangeError: The server does not keep all of them.
+        """
+        last = newest.global_step if isinstance(newest, PushPullResult) else newest.step
+        missed = [self.accumulator.read_average(each, copy=False) for each in range(step + 1, last)]
+        if newest.step != last or not newest.components:
+            raise OutOfRangeError("the server keeps no average of the newest round")
+        return (*missed, newest)
+
+    def _begin_at(self, start_step: int, reached: int) -> None:
+        if start_step < 0:
+            raise InvalidArgumentError(f"expected a step that is not negative, got {start_step}", field="start_step")
+        if reached < start_step:
+            self.accumulator.set_global_step(start_step)
+        self.step = start_step
+
+    def _join(self, reached: int) -> Received:
+        kept = self._options["keep_averages"]
+        try:
+            received = self._joining.receive(
+                self._timeout, lambda step: self.accumulator.info().global_step - step <= kept
+            )
+        except DeadlineExceededError as error:
+            error.add_note(
+                f"Training run {self._name!r} is at step {reached}, and none of its workers has sent its state in "
+                f"time. If they have ended, go on from a checkpoint with start_step=..., or begin anew: delete "
+                f"accumulator {self._name!r} or use another name."
+            )
+            raise
+        self.step = received.step
+        return received
+
+    def _found(self) -> GradientAccumulator:
+        try:
+            return self._client.gradient_accumulator(self._parameters, shared_name=self._name, **self._options)
+        except AlreadyExistsError as error:
+            error.add_note(
+                f"All workers of training run {self._name!r} need the same parameters and the same num_required. If "
+                "this is another run, give it another name; if the run is over, delete the accumulator."
+            )
+            raise
+
+
+def _new_worker_id() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
