@@ -167,6 +167,8 @@ class Worker:
             AlreadyExistsError: The states of the workers do not have the same tensors.
             DeadlineExceededError: Others have trained, and none of them has answered in time.
         """
+        if self._attendant is not None:
+            raise InvalidArgumentError("expected one call of begin(), got another", field="state")
         reached = self.accumulator.info().global_step
         loaded: State | None = None
         if start_step is not None:
@@ -199,6 +201,7 @@ class Worker:
 
         Raises:
             InvalidArgumentError: A gradient is missing, or does not have the parameter's shape.
+            AbortedError: The accumulator was deleted, or put back to an earlier step.
             DeadlineExceededError: Too few gradients arrived in time; the message says which workers are missing. The
                 gradient counts: the next `exchange` waits for the same round.
             GradserveError: See `GradientAccumulator.push_pull`.
@@ -252,25 +255,30 @@ class Worker:
         self._attendant.use(self._joining)
 
     def _advance(self, result: PushPullResult) -> Advance:
-        if result.outcome is not Outcome.STALE:
-            return Advance((result,), None, was_late=False, step=result.step)
+        was_late = result.outcome is Outcome.STALE
+        reached = result.global_step if was_late else result.step
+        if reached <= self.step:
+            raise AbortedError(
+                f"training run {self._name!r} went on to step {reached}, but this worker is at step {self.step} "
+                "already: the accumulator was put back. Start all workers of the run again, from a checkpoint with "
+                "start_step=..."
+            )
         try:
-            missed = self._averages(self.step, result)
+            missed = self._averages_until(reached, result)
         except OutOfRangeError:
-            received = self._join(result.global_step)
-            return Advance((), received.state, was_late=True, step=received.step)
-        return Advance(missed, None, was_late=True, step=result.global_step)
+            received = self._join(reached)
+            return Advance((), received.state, was_late, received.step)
+        return Advance(missed, None, was_late, reached)
 
-    def _averages(self, step: int, newest: Average) -> tuple[Average, ...]:
-        """Returns the averages of all rounds from a step to that of the newest average.
+    def _averages_until(self, reached: int, newest: PushPullResult) -> tuple[Average, ...]:
+        """Returns the averages of all rounds that lead from this worker's step to another.
 
         Raises:
             OutOfRangeError: The server does not keep all of them.
         """
-        last = newest.global_step if isinstance(newest, PushPullResult) else newest.step
-        missed = [self.accumulator.read_average(each, copy=False) for each in range(step + 1, last)]
-        if newest.step != last or not newest.components:
-            raise OutOfRangeError("the server keeps no average of the newest round")
+        missed = [self.accumulator.read_average(step, copy=False) for step in range(self.step + 1, reached)]
+        if newest.step != reached or not newest.components:
+            raise OutOfRangeError(f"the server keeps no average of the round that led to step {reached}")
         return (*missed, newest)
 
     def _begin_at(self, start_step: int, reached: int) -> None:

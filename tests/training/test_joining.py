@@ -1,0 +1,181 @@
+"""Workers that come later, die, or are started again."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gradserve
+from gradserve.testing import ServerProcess
+from gradserve.training import Advance
+from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.training.replicas import Replica, have_equal_weights
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def waits_for_its_round(replica: Replica, threads: ThreadPoolExecutor) -> Future[Advance]:
+    """Begins a step of a worker, and returns when its gradient is in."""
+    before = replica.worker.accumulator.num_accumulated()
+    waiting = threads.submit(replica.train)
+    eventually(replica.worker.accumulator.num_accumulated, lambda num: num > before)
+    return waiting
+
+
+def test_a_worker_joins_while_others_wait_for_it(
+    client: gradserve.Client, name: str, threads: ThreadPoolExecutor
+) -> None:
+    """One of two has died, two are required: the one that is left waits for the new one, and lets it in meanwhile."""
+    left, dead = Replica(client, name, "left", 2).begin(), Replica(client, name, "x-dead", 2).begin()
+    for step in (threads.submit(left.train), threads.submit(dead.train)):
+        step.result()
+    dead.worker.close()
+
+    waiting = waits_for_its_round(left, threads)
+    with Replica(client, name, "new", 2).begin() as new:
+        assert (new.step, new.num_loaded) == (1, 1)
+        assert np.array_equal(new.weights, left.weights)
+        new.train()
+        waiting.result()
+        assert have_equal_weights(left, new)
+        assert left.step == 2
+    left.worker.close()
+
+
+def test_another_worker_answers_when_the_one_that_should_has_died(
+    client: gradserve.Client, name: str, threads: ThreadPoolExecutor
+) -> None:
+    dead, left = Replica(client, name, "a-dead", 2).begin(), Replica(client, name, "left", 2).begin()
+    for step in (threads.submit(left.train), threads.submit(dead.train)):
+        step.result()
+    dead.worker.close()
+
+    waiting = waits_for_its_round(left, threads)
+    with Replica(client, name, "new", 2).begin() as new:
+        new.train()
+        waiting.result()
+        assert have_equal_weights(left, new)
+    left.worker.close()
+
+
+def test_several_join_at_once(client: gradserve.Client, name: str, threads: ThreadPoolExecutor) -> None:
+    with Replica(client, name, "first", 1).begin() as first:
+        first.train()
+    again = Replica(client, name, "first", 3).begin()
+    waiting = waits_for_its_round(again, threads)
+    others = [Replica(client, name, each, 3) for each in ("second", "third")]
+    list(threads.map(Replica.begin, others))
+    list(threads.map(Replica.train, others))
+    waiting.result()
+    assert have_equal_weights(again, *others)
+    for each in (again, *others):
+        each.worker.close()
+
+
+def test_a_worker_that_comes_when_all_have_left_gets_the_last_state(client: gradserve.Client, name: str) -> None:
+    with Replica(client, name, "first", 1).begin() as first:
+        for _ in range(9):
+            first.train()
+    with Replica(client, name, "later", 1).begin() as later:
+        assert have_equal_weights(first, later)
+        assert later.step == 9
+
+
+def test_nobody_is_left_to_answer(client: gradserve.Client, name: str) -> None:
+    first = Replica(client, name, "first", 1).begin()
+    first.train()
+    first.worker.close()  # as if it had died: it has not left its state
+    with pytest.raises(gradserve.DeadlineExceededError) as raised:
+        Replica(client, name, "second", 1, timeout=0.1).begin()
+    (note,) = raised.value.__notes__
+    assert "is at step 1" in note
+    assert "start_step" in note
+
+
+class TestCheckpoint:
+    """A worker with parameters of its own from some step."""
+
+    def test_of_the_current_step(self, client: gradserve.Client, name: str) -> None:
+        with Replica(client, name, "first", 1).begin() as first:
+            first.train()
+            with Replica(client, name, "second", 1) as second:
+                second.weights = first.weights
+                assert second.begin(start_step=1).num_loaded == 0
+                second.train()
+                assert second.step == 2
+
+    def test_of_an_earlier_step(self, client: gradserve.Client, name: str) -> None:
+        with Replica(client, name, "first", 1).begin() as first:
+            checkpoint = first.weights
+            first.train()
+            first.train()
+            with Replica(client, name, "second", 1) as second:
+                second.weights = checkpoint
+                second.begin(start_step=0)
+                assert len(second.train().averages) == 2
+                assert have_equal_weights(first, second)
+
+    def test_on_a_server_that_has_not_seen_the_run(self, client: gradserve.Client, name: str) -> None:
+        with Replica(client, name, "first", 1).begin(start_step=70) as first:
+            first.train()
+            assert first.step == first.worker.accumulator.info().global_step == 71
+
+    def test_that_cannot_be(self, client: gradserve.Client, name: str) -> None:
+        with (
+            Replica(client, name, "first", 1) as first,
+            pytest.raises(gradserve.InvalidArgumentError, match="not negative, got -1"),
+        ):
+            first.begin(start_step=-1)
+
+    def test_a_worker_that_would_begin_anew(self, client: gradserve.Client, name: str) -> None:
+        with Replica(client, name, "first", 1).begin() as first:
+            first.train()
+        with (
+            Replica(client, name, "second", 1) as second,
+            pytest.raises(gradserve.InvalidArgumentError, match=r"is at step 1, .* would start at step 0.*start_step"),
+        ):
+            second.begin(join=False)
+
+
+class TestRestartOfTheServer:
+    """The workers go on by themselves."""
+
+    @pytest.mark.parametrize("flags", [(), ("--state-dir",)], ids=["without a state directory", "with one"])
+    def test_between_two_steps(
+        self, tmp_path: Path, name: str, threads: ThreadPoolExecutor, flags: tuple[str, ...]
+    ) -> None:
+        state = (*flags, str(tmp_path / "state")) if flags else ()
+        with (
+            ServerProcess(tmp_path, *state) as server,
+            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client,
+            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as other_client,
+        ):
+            one = Replica(client, name, "one", 2).begin()
+            two = Replica(other_client, name, "two", 2).begin()
+            for turn in range(4):
+                for step in [threads.submit(each.train) for each in (one, two)]:
+                    step.result()
+                assert have_equal_weights(one, two)
+                assert one.step == turn + 1
+                if turn == 1:
+                    server.kill()
+                    server.restart()
+            one.worker.close()
+            two.worker.close()
+
+
+def test_an_accumulator_that_is_deleted_is_not_made_again(client: gradserve.Client, name: str) -> None:
+    with Replica(client, name, "first", 1).begin() as first:
+        first.train()
+        first.worker.accumulator.delete()
+        with pytest.raises(gradserve.GradserveError) as raised:
+            first.train()
+        assert "start this worker again" in raised.value.__notes__[0]
+        assert client.list_accumulators() is not None
+        first.worker.close()
