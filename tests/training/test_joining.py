@@ -87,6 +87,25 @@ def test_a_worker_that_comes_when_all_have_left_gets_the_last_state(client: grad
         assert later.step == 9
 
 
+def test_a_state_that_is_gone_is_asked_for_again(
+    client: gradserve.Client, name: str, threads: ThreadPoolExecutor
+) -> None:
+    """The server has forgotten it, because nobody has used it for long: here, somebody has deleted it."""
+    with Replica(client, name, "first", 1).begin() as first:
+        first.train()
+    for each in client.list_accumulators():
+        if each.name.startswith(f"{name}/state-"):
+            client.delete_accumulator(each.name)
+    again = Replica(client, name, "first", 2)
+    again.weights = first.weights
+    waiting = waits_for_its_round(again.begin(start_step=1), threads)
+    with Replica(client, name, "second", 2).begin() as second:
+        second.train()
+        waiting.result()
+        assert have_equal_weights(again, second)
+    again.worker.close()
+
+
 def test_nobody_is_left_to_answer(client: gradserve.Client, name: str) -> None:
     first = Replica(client, name, "first", 1).begin()
     first.train()

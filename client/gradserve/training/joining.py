@@ -17,8 +17,8 @@ from gradserve.training.state import TEXT, Carried, State, as_text, of_text, res
 
 _NEVER_STALE = 1 << 62
 """A local step that no accumulator reaches: what is sent here has no step."""
-_KEPT = 2
-"""A reader has this many answers' time to read one."""
+_STATES_KEPT_SECONDS = 3600.0
+"""How long after its last use a state is kept, which takes as much memory as a model with its optimizer."""
 
 
 @dataclass(frozen=True)
@@ -107,26 +107,28 @@ class Joining:
         return answer
 
     def _read(self) -> Received | None:
-        """Returns the state that was sent last; None if there is none, or newer ones are about to be sent."""
+        """Returns the state that was sent last; None if there is none any more, or a newer one is about to be sent."""
         text = self._newest_answer()
         if text is None:
             return None
         try:
-            average = self._states(text["layout"]).read_average(text["kept"])
-        except (AbortedError, NotFoundError, OutOfRangeError):
+            average = self._states(text["layout"]).read_average(text["kept"], timeout=0.0)
+        except (AbortedError, DeadlineExceededError, NotFoundError, OutOfRangeError):
             return None
         return Received(State(restored(average, text["layout"]), text["metadata"]), text["step"])
 
     def _states(self, layout: dict[str, object]) -> GradientAccumulator:
         digest = hashlib.sha256(json.dumps(layout, sort_keys=True).encode()).hexdigest()[:16]
-        return self._accumulator(f"state-{digest}", specs_of(layout))
+        return self._accumulator(f"state-{digest}", specs_of(layout), _STATES_KEPT_SECONDS)
 
-    def _accumulator(self, purpose: str, components: dict[str, DenseSpec]) -> GradientAccumulator:
+    def _accumulator(
+        self, purpose: str, components: dict[str, DenseSpec], idle_lease: float | None = None
+    ) -> GradientAccumulator:
         return self._client.gradient_accumulator(
             components,
             shared_name=f"{self._name}/{purpose}",
             container=self._container,
-            keep_averages=_KEPT,
+            idle_lease=idle_lease,
             durability="none",
             device="cpu",
         )
