@@ -25,6 +25,7 @@ COMPILE = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11
 SERVER_INSTALLED := $(VENV)/installed-server
 DEMO_INSTALLED := $(VENV)/installed-demo
 INSTALLED := $(VENV)/installed
+FRAMEWORKS_INSTALLED := $(VENV)/installed-frameworks
 FUZZER_INSTALLED := $(VENV)/installed-fuzzer
 PROTOC_INSTALLED := $(PROTOS_VENV)/installed
 GOLDEN_INSTALLED := $(GOLDEN_VENV)/installed
@@ -35,7 +36,7 @@ CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-node demo serve test coverage lint types protos check-protos face-types check-processors check-cudnn check-gpu golden bench simulate fuzz chaos soak image constraints clean
+.PHONY: help install install-frameworks install-node demo serve test coverage lint types protos check-protos face-types check-processors check-cudnn check-gpu golden bench simulate fuzz chaos soak image constraints clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -62,6 +63,14 @@ $(DEMO_INSTALLED): pyproject.toml constraints.txt
 $(INSTALLED): pyproject.toml constraints.txt
 	$(call install_extra,dev,1.4 GB,everything for development with compilers for C and CUDA)
 	@touch $(SERVER_INSTALLED) $(DEMO_INSTALLED) $@
+
+# The packages on an index may bring what a GPU needs: several GB more. What is installed already in these versions stays.
+install-frameworks: $(FRAMEWORKS_INSTALLED)  ## Install PyTorch and JAX into .venv, whose tests are skipped without them
+
+$(FRAMEWORKS_INSTALLED): $(INSTALLED) deploy/constraints-frameworks.txt
+	@echo "Installing PyTorch, JAX and Optax into $(VENV): about 1.2 GB, with PyTorch for CUDA several GB"
+	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -c deploy/constraints-frameworks.txt torch jax optax
+	@touch $@
 
 install-node: $(NODE_INSTALLED)  ## Install what the JavaScript example needs
 
