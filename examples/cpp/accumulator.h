@@ -56,6 +56,7 @@ class Caller {
 struct Average {
   Tensors tensors;
   std::int64_t step = 0;
+  std::int64_t num_gradients = 0;
   std::vector<std::string> worker_ids;
 };
 
@@ -102,23 +103,6 @@ class Accumulator {
   /// Adds a gradient to the round, and does not wait.
   void Apply(const Tensors& tensors, std::int64_t local_step) {
     Call(&Service::ApplyGradient, Contribution<wire::ApplyGradientRequest>(tensors, local_step));
-  }
-
-  /// Ends the round if it has a gradient; returns whether it had.
-  bool TakeAtOnce() {
-    auto request = About<wire::TakeGradientRequest>();
-    *request.mutable_request_id() = caller_.NextId();
-    request.set_num_required(1);
-    request.mutable_timeout()->set_nanos(1);
-    try {
-      Call(&Service::TakeGradient, request);
-      return true;
-    } catch (const CallError& error) {
-      if (error.code() != grpc::StatusCode::DEADLINE_EXCEEDED) {
-        throw;
-      }
-      return false;
-    }
   }
 
   /// Adds a gradient and waits for the average of its round; calls `while_waiting` about once a second until then.
@@ -189,7 +173,8 @@ class Accumulator {
   }
 
   Average FromWire(const wire::Average& average) const {
-    Average result{{}, average.step(), {average.worker_ids().begin(), average.worker_ids().end()}};
+    Average result{
+        {}, average.step(), average.num_gradients(), {average.worker_ids().begin(), average.worker_ids().end()}};
     std::vector<std::string> handles;
     for (const wire::ComponentGradient& component : average.components()) {
       const wire::Tensor& dense = component.dense();

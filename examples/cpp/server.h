@@ -69,12 +69,13 @@ class Server {
     // Pings notice that a network is lost during a long wait. The server allows one each 10 s.
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 15'000);
-    // By default gRPC waits up to two minutes before it looks again for a server that was gone.
+    // By default gRPC waits from one second to two minutes before it looks again for a server that was gone.
+    arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
-    const auto channel = grpc::CreateCustomChannel(address, credentials, arguments);
-    accumulators = wire::AccumulatorService::NewStub(channel);
-    tensors = wire::TensorService::NewStub(channel);
-    info = wire::ServerService::NewStub(channel);
+    channel_ = grpc::CreateCustomChannel(address, credentials, arguments);
+    accumulators = wire::AccumulatorService::NewStub(channel_);
+    tensors = wire::TensorService::NewStub(channel_);
+    info = wire::ServerService::NewStub(channel_);
   }
 
   /// Calls a unary method of one of the services; the same request is sent again while the server is unavailable.
@@ -104,10 +105,12 @@ class Server {
       }
       // Not all workers come back at once.
       const Seconds wait = pause * std::uniform_real_distribution<>(0.8, 1.2)(random);
-      if (status.error_code() != grpc::StatusCode::UNAVAILABLE || Clock::now() + wait >= deadline) {
+      const auto next = Clock::now() + std::chrono::duration_cast<Clock::duration>(wait);
+      if (status.error_code() != grpc::StatusCode::UNAVAILABLE || next >= deadline) {
         throw CallError(status);
       }
-      std::this_thread::sleep_for(wait);
+      channel_->WaitForConnected(next);  // connections are made in the threads that wait for something of a channel
+      std::this_thread::sleep_until(next);
     }
   }
 
@@ -117,6 +120,7 @@ class Server {
 
  private:
   std::string token_;
+  std::shared_ptr<grpc::Channel> channel_;
 };
 
 }  // namespace example

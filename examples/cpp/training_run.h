@@ -119,8 +119,12 @@ class TrainingRun {
 
   /// Publishes this worker's parameters if somebody has asked for them.
   void AnswerJoining() {
-    // Requests are taken from the accumulator, so that one worker answers, and all who asked are served.
-    if (joining_.NumAccumulated() > 0 && joining_.TakeAtOnce()) {
+    if (joining_.NumAccumulated() == 0) {
+      return;
+    }
+    // This ends the round of the requests, for one worker alone: another one then finds its own gradient and no request.
+    const Pulled taken = joining_.PushPull({Scalar("request", 0)}, kNeverStale, 1, [] {});
+    if (taken.average->num_gradients > 1) {
       state_.PushPull(WithStep(parameters_, step_), kNeverStale, 1, [] {});
     }
   }

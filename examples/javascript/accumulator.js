@@ -72,19 +72,6 @@ class Accumulator {
     return this.call('ApplyGradient', await this.contribution(tensors, localStep));
   }
 
-  /** Ends the round if it has a gradient; returns whether it had. */
-  async takeAtOnce() {
-    try {
-      await this.call('TakeGradient', { request_id: this.caller.nextId(), num_required: 1, timeout: { nanos: 1 } });
-      return true;
-    } catch (error) {
-      if (error.code !== status.DEADLINE_EXCEEDED) {
-        throw error;
-      }
-      return false;
-    }
-  }
-
   /**
    * Adds a gradient and waits for the average of its round.
    * @param whileWaiting Called about once a second until the average is there.

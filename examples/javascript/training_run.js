@@ -113,8 +113,12 @@ class TrainingRun {
 
   /** Publishes this worker's parameters if somebody has asked for them. */
   async answerJoining() {
-    // Requests are taken from the accumulator, so that one worker answers, and all who asked are served.
-    if (await this.joining.numAccumulated() > 0 && await this.joining.takeAtOnce()) {
+    if (await this.joining.numAccumulated() === 0) {
+      return;
+    }
+    // This ends the round of the requests, for one worker alone: another one then finds its own gradient and no request.
+    const taken = await this.joining.pushPull({ request: scalar(0) }, { localStep: NEVER_STALE, numRequired: 1 });
+    if (taken.average.numGradients > 1) {
       const tensors = { ...this.parameters, step: scalar(this.step) };
       await this.state.pushPull(tensors, { localStep: NEVER_STALE, numRequired: 1 });
     }
