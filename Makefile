@@ -16,6 +16,7 @@ MINUTES ?= 10
 CUDNN_TESTS := tests/devices/cuda/cudnn
 BUF := npx --yes @bufbuild/buf@1.75.0
 JAVASCRIPT := examples/javascript
+CPP_PACKAGES := g++ libgrpc++-dev libprotobuf-dev pkg-config protobuf-compiler protobuf-compiler-grpc
 # Python compiles what is imported, once, unless it is told to throw that away: then each process of the tests would
 # compile all that it imports. Compiling everything that is installed takes longer than half of the rest.
 unexport PYTHONDONTWRITEBYTECODE
@@ -38,7 +39,7 @@ CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-frameworks install-node demo serve test coverage lint types protos check-protos dist check-pythons check-floors sbom face-types check-processors check-cudnn check-gpu golden bench simulate fuzz chaos soak image constraints clean
+.PHONY: help install install-frameworks install-node install-cpp cpp demo serve test coverage lint types protos check-protos dist check-pythons check-floors sbom face-types check-processors check-cudnn check-gpu golden bench simulate fuzz chaos soak image constraints clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -80,6 +81,13 @@ $(NODE_INSTALLED): $(JAVASCRIPT)/package.json
 	@echo "Installing gRPC for Node.js into $(JAVASCRIPT)/node_modules: 14 MB"
 	npm install --loglevel=error --no-audit --no-fund --prefix $(JAVASCRIPT)
 	@touch $@
+
+install-cpp:  ## Install gRPC for C++, which its example needs, on Debian as root
+	apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends $(CPP_PACKAGES)
+
+cpp:  ## Build the C++ example into build/cpp
+	$(MAKE) --no-print-directory -f examples/cpp/Makefile BUILD=build/cpp
 
 demo: $(DEMO_INSTALLED)  ## Train on real data with four workers, beside one process
 	$(BIN)/gradserve demo $(DEMO_FLAGS)

@@ -8,7 +8,7 @@ Needs only gradserve's client. From the top folder of a checkout, with a server 
 A round needs two gradients, so start it twice, or with a worker in another language. The model is a logistic regression
 that sorts out messages by the words in them; every worker has messages of its own. All apply the same averages in the
 same order to the same parameters. A worker that comes later, or was away, asks the others for theirs, in accumulators
-beside that of the gradients, as docs/other_languages.md describes.
+beside that of the gradients: see docs/other_languages.md.
 """
 
 import argparse
@@ -170,7 +170,7 @@ class TrainingRun:
         """Publishes this worker's parameters if somebody has asked for them."""
         if not self._joining.num_accumulated():
             return
-        # This ends the round of the requests, for one worker alone: another one then finds its own gradient and no request.
+        # This ends the round of the requests, for one worker alone: another one then finds its own gradient alone.
         taken = self._joining.push_pull({"request": 0.0}, 1, NEVER_STALE, worker_id=self._worker)
         if taken.num_gradients > 1:
             state = {**self.parameters, "step": np.array(float(self.step))}

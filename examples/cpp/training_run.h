@@ -122,7 +122,7 @@ class TrainingRun {
     if (joining_.NumAccumulated() == 0) {
       return;
     }
-    // This ends the round of the requests, for one worker alone: another one then finds its own gradient and no request.
+    // This ends the round of the requests, for one worker alone: another one then finds its own gradient alone.
     const Pulled taken = joining_.PushPull({Scalar("request", 0)}, kNeverStale, 1, [] {});
     if (taken.average->num_gradients > 1) {
       state_.PushPull(WithStep(parameters_, step_), kNeverStale, 1, [] {});

@@ -116,7 +116,7 @@ class TrainingRun {
     if (await this.joining.numAccumulated() === 0) {
       return;
     }
-    // This ends the round of the requests, for one worker alone: another one then finds its own gradient and no request.
+    // This ends the round of the requests, for one worker alone: another one then finds its own gradient alone.
     const taken = await this.joining.pushPull({ request: scalar(0) }, { localStep: NEVER_STALE, numRequired: 1 });
     if (taken.average.numGradients > 1) {
       const tensors = { ...this.parameters, step: scalar(this.step) };

@@ -16,7 +16,6 @@ from tests.servers.polling import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-CPP_BUILD = ROOT / "build" / "cpp"
 _CPP_TOOLS = ("make", "g++", "pkg-config", "protoc", "grpc_cpp_plugin")
 
 
@@ -104,11 +103,12 @@ def _built() -> Path:
     missing = [tool for tool in _CPP_TOOLS if shutil.which(tool) is None]
     if missing or subprocess.run(["pkg-config", "--exists", "grpc++", "protobuf"], check=False).returncode:
         pytest.skip(f"gRPC for C++ is not installed: {', '.join(missing) or 'pkg-config does not find it'}")
-    CPP_BUILD.mkdir(parents=True, exist_ok=True)
-    with (CPP_BUILD / "lock").open("w") as lock:
+    build = ROOT / "build" / "cpp"
+    build.mkdir(parents=True, exist_ok=True)
+    with (build / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the tests may run in several processes
-        make = ["make", "-s", "-j2", "-f", EXAMPLES / "cpp" / "Makefile", f"BUILD={CPP_BUILD}"]
+        make = ["make", "-s", "-j2", "-C", str(ROOT), "cpp"]
         done = subprocess.run(make, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not done.stderr, done.stderr  # warnings of the compiler
-    return CPP_BUILD / "words_worker"
+    return build / "words_worker"
