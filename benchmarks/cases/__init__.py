@@ -18,6 +18,7 @@ from benchmarks.cases import (
     resnet50,
     rounds,
     server_memory,
+    torch_training,
 )
 from benchmarks.harness.comparison import Comparison
 from benchmarks.harness.latency import LatencyMeasurement
@@ -38,5 +39,6 @@ CASES: dict[str, Callable[[], Sequence[Measurement]]] = {
     "batch_norm_layer": batch_norm_layer.comparisons,
     "server_memory": server_memory.measurements,
     "durability": durability.comparisons,
+    "torch_training": torch_training.comparisons,
 }
 """The functions that return the measurements of each case, in the order of the report."""

@@ -13,6 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "pytorch.md"
 ADDRESS = "server:50051"
 PROGRAMS = [block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if ADDRESS in block]
 PRINTED = [
+    r"steps: 5\n",
     r"steps: 3\n",
     r"gradient of scale: torch\.Size\(\[3\]\) moving mean: torch\.Size\(\[3\]\)\n",
 ]

@@ -8,8 +8,18 @@ import gradserve.torch.installed  # noqa: F401, I001  says what to install, befo
 from gradserve.public_names import publish as _publish
 from gradserve.torch import functions
 from gradserve.torch.all_reduce_hook import all_reduce_hook
+from gradserve.torch.averaging import Averaging, average_gradients
+from gradserve.torch.broadcasting import broadcast_parameters
 from gradserve.torch.comm_hook import CommHook, comm_hook
 
-__all__ = ["CommHook", "all_reduce_hook", "comm_hook", "functions"]
+__all__ = [
+    "Averaging",
+    "CommHook",
+    "all_reduce_hook",
+    "average_gradients",
+    "broadcast_parameters",
+    "comm_hook",
+    "functions",
+]
 
 _publish(__name__, globals(), __all__)

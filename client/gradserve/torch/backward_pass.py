@@ -1,18 +1,16 @@
 """The buckets and groups of one backward pass."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from gradserve.errors import InvalidArgumentError
+from gradserve.torch.gradients import without_gradient
 from gradserve.torch.group_average import GroupAverage
 from gradserve.torch.groups import Group
-
-_MOST_NAMES = 5
 
 
 @dataclass(eq=False)
@@ -54,7 +52,7 @@ class BackwardPass:
         """Takes what averages each group, and as many threads as there are groups: each of them may wait for others."""
         self._averages = averages
         self._threads = threads
-        self._group_of = {member.name: group for group in averages for member in group.members}
+        self._group_of = {name: group for group in averages for name in group.names}
         self._arrivals = {group: _Arrivals(group) for group in averages}
         self._lock = threading.Lock()
         self._open: list[_Bucket] = []
@@ -88,7 +86,7 @@ class BackwardPass:
             arrivals = self._arrivals[group]
             arrivals.ready += ready
             arrivals.buckets.append(bucket)
-            if len(arrivals.gradients) == len(group.members):
+            if len(arrivals.gradients) == len(group.names):
                 self._threads.submit(self._average, arrivals)
         return future
 
@@ -97,10 +95,7 @@ class BackwardPass:
         if self._error is not None:
             return self._error
         missing = [
-            member.name
-            for group, arrivals in self._arrivals.items()
-            for member in group.members
-            if member.name not in arrivals.gradients
+            name for group, arrivals in self._arrivals.items() for name in group.names if name not in arrivals.gradients
         ]
         return without_gradient(missing) if missing else None
 
@@ -119,16 +114,3 @@ class BackwardPass:
                 self._open = [bucket for bucket in self._open if bucket.waiting]
         for bucket in completed:
             bucket.future.set_result(bucket.buffer)
-
-
-def without_gradient(names: Sequence[str]) -> InvalidArgumentError:
-    """Returns the error for parameters that a backward pass has left without a gradient."""
-    shown = ", ".join(map(repr, names[:_MOST_NAMES])) + (
-        f" and {len(names) - _MOST_NAMES} more" * (len(names) > _MOST_NAMES)
-    )
-    return InvalidArgumentError(
-        f"no gradient for {len(names)} of the model's parameters: {shown}. Every worker has to send every gradient "
-        "in each step: set requires_grad=False for parameters that are not trained before the run begins, or use "
-        "them in every forward; DistributedDataParallel(find_unused_parameters=True) sends zeros for the others",
-        field="model",
-    )

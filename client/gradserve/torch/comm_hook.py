@@ -62,9 +62,9 @@ def comm_hook(
     member.accumulator(client, "layout", specs)  # holds no gradients: it refuses workers with another model
     averages = {}
     for group in groups_of(parameters.items()):
-        components = {each.name: specs[each.name] for each in group.members}
+        components = {each: specs[each] for each in group.names}
         rounds = Rounds(member.accumulator(client, f"gradients-{group.number}", components), member, step)
-        averages[group] = GroupAverage(group, rounds, client)
+        averages[group] = GroupAverage(rounds)
     return CommHook(parameters, averages)
 
 

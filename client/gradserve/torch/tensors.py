@@ -39,6 +39,15 @@ def tensor_of(array: NDArray[Any]) -> torch.Tensor:
     return tensor.view(torch.bfloat16) if array.dtype == BFLOAT16 else tensor
 
 
+def array_of(tensor: torch.Tensor) -> NDArray[Any]:
+    """Returns a tensor of the CPU that requires no gradient as an array in the same memory."""
+    if tensor.dtype is torch.bfloat16:
+        bits: NDArray[Any] = tensor.view(torch.int16).numpy()
+        return bits.view(BFLOAT16)
+    array: NDArray[Any] = tensor.numpy()
+    return array
+
+
 def _without_name(array: NDArray[Any]) -> NDArray[Any]:
     """Returns a view of an array with a dtype that PyTorch takes from NumPy: bfloat16 as integers."""
     return array.view(np.int16) if array.dtype == BFLOAT16 else array

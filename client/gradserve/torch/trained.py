@@ -17,8 +17,7 @@ def trained_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         raise InvalidArgumentError(
             f"expected a torch.nn.Module for model, got {type(model).__qualname__}", field="model"
         )
-    module = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
-    trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
+    trained = {name: each for name, each in module_of(model).named_parameters() if each.requires_grad}
     if not trained:
         raise InvalidArgumentError(
             "expected parameters that require a gradient in model, got none; see requires_grad_()", field="model"
@@ -31,3 +30,9 @@ def trained_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
                 field="model",
             )
     return trained
+
+
+def module_of(model: torch.nn.Module) -> torch.nn.Module:
+    """Returns the module in a wrapper for data parallelism, or the model itself."""
+    wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+    return model.module if isinstance(model, wrappers) else model

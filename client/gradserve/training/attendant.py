@@ -30,7 +30,7 @@ class Attendant:
         self,
         joining: Joining,
         worker_id: str,
-        state: Callable[[], State | None],
+        state: Callable[[], State],
         check_seconds: float = CHECK_SECONDS,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
@@ -106,16 +106,13 @@ class Attendant:
         return able[:1] == [self._worker_id] or waited >= self._patience_seconds
 
     def _answer(self) -> bool:
-        """Returns False if the state does not rest any more, or is not at hand."""
+        """Returns False if the state does not rest any more."""
         with self._changed:
             step = self._step
             if step is None:
                 return False
             try:
-                state = self._state()
-                if state is None:
-                    return False
-                carried = Carried.of(state)
+                carried = Carried.of(self._state())
             except Exception as error:
                 self._error = error  # for the caller, who has written what describes the state
                 return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 from gradserve.array_like import DTypeLike
@@ -43,7 +42,6 @@ class AccumulatorsOfClient(ClientState):
         idle_lease: float | None = None,
         durability: str | None = None,
         device: str | None = None,
-        agreement: Mapping[str, str] | None = None,
     ) -> Operation[ConditionalAccumulatorCalls]:
         """Creates an accumulator of dense gradients of one tensor, or finds the one with this shared name.
 
@@ -73,9 +71,6 @@ class AccumulatorsOfClient(ClientState):
             device: In whose memory sums and averages are, with the same bits: "cpu", or the device that ops run on
                 (`server_info().device`), for dense components. "auto": that device, whatever it is. None: what the
                 server was started with.
-            agreement: Short texts by name on which all who create or find the accumulator must agree, such as
-                {"num_required": "4"}: at most 64 of at most 1024 bytes. The server compares them, and does nothing
-                else with them. None: none.
 
         Returns:
             The accumulator.
@@ -96,7 +91,6 @@ class AccumulatorsOfClient(ClientState):
             idle_lease,
             durability,
             device,
-            agreement,
         )
         wire = yield from self._accumulators.create(
             name, shared_name, Components.of_one_tensor(DenseSpec(dtype, shape)), options
@@ -120,7 +114,6 @@ class AccumulatorsOfClient(ClientState):
         idle_lease: float | None = None,
         durability: str | None = None,
         device: str | None = None,
-        agreement: Mapping[str, str] | None = None,
     ) -> Operation[SparseConditionalAccumulatorCalls]:
         """Creates an accumulator of sparse gradients of one tensor, or finds the one with this shared name.
 
@@ -151,9 +144,6 @@ class AccumulatorsOfClient(ClientState):
             device: In whose memory sums and averages are, with the same bits: "cpu", or the device that ops run on
                 (`server_info().device`), for dense components. "auto": that device, whatever it is. None: what the
                 server was started with.
-            agreement: Short texts by name on which all who create or find the accumulator must agree, such as
-                {"num_required": "4"}: at most 64 of at most 1024 bytes. The server compares them, and does nothing
-                else with them. None: none.
 
         Returns:
             The accumulator.
@@ -174,7 +164,6 @@ class AccumulatorsOfClient(ClientState):
             idle_lease,
             durability,
             device,
-            agreement,
         )
         wire = yield from self._accumulators.create(
             name, shared_name, Components.of_one_tensor(SparseSpec(dtype, shape)), options
@@ -197,7 +186,6 @@ class AccumulatorsOfClient(ClientState):
         idle_lease: float | None = None,
         durability: str | None = None,
         device: str | None = None,
-        agreement: Mapping[str, str] | None = None,
         missing: Literal["error", "zeros"] = "error",
     ) -> Operation[GradientAccumulatorCalls]:
         """Creates an accumulator of the gradients of a whole model, or finds the one with this shared name.
@@ -230,9 +218,6 @@ class AccumulatorsOfClient(ClientState):
             device: In whose memory sums and averages are, with the same bits: "cpu", or the device that ops run on
                 (`server_info().device`), for dense components. "auto": that device, whatever it is. None: what the
                 server was started with.
-            agreement: Short texts by name on which all who create or find the accumulator must agree, such as
-                {"num_required": "4"}: at most 64 of at most 1024 bytes. The server compares them, and does nothing
-                else with them. None: none.
             missing: What this object does with a gradient in which a component is missing or None. "error": raise an
                 InvalidArgumentError. "zeros": send zeros in its place, which count in the mean.
 
@@ -255,7 +240,6 @@ class AccumulatorsOfClient(ClientState):
             idle_lease,
             durability,
             device,
-            agreement,
         )
         wire = yield from self._accumulators.create(name, shared_name, Components.of_tree(components, missing), options)
         return GradientAccumulatorCalls(wire, self._timeout)

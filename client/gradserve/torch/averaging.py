@@ -1,0 +1,232 @@
+"""Averages gradients over workers when an optimizer takes its step."""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+
+from gradserve.client import Client
+from gradserve.errors import InvalidArgumentError
+from gradserve.results import DenseSpec
+from gradserve.torch.gradients import Gradients
+from gradserve.torch.state import TrainingState
+from gradserve.torch.trained import module_of, trained_parameters
+from gradserve.training import Worker
+
+
+def average_gradients(
+    client: Client,
+    model: torch.nn.Module,
+    optimizer: Any,
+    *,
+    num_required: int,
+    name: str,
+    scheduler: Any = None,
+    worker_id: str | None = None,
+    start_step: int | None = None,
+    missing: Literal["error", "zeros"] = "error",
+    keep_averages: int = 4,
+    timeout: float | None = None,
+) -> "Averaging":
+    """Lets an optimizer step with the gradients' averages over the workers of a run, until the end of the block.
+
+        with (
+            gradserve.connect("server:50051") as client,
+            gradserve.torch.average_gradients(client, model, optimizer, num_required=4, name="net"),
+        ):
+            train(model, optimizer)
+
+    At the start of the block, all workers of a new run get the weights of the first one; a worker that joins later gets
+    the parameters, buffers and optimizer state of another worker, at its step. Then each `optimizer.step()` sends the
+    gradients, waits for those of the others, and steps with the average. As all workers take the same steps, their
+    weights stay equal.
+
+    If a round has ended without this worker, its gradients are dropped, and it takes the steps that it missed, one
+    after the other, in one call of `optimizer.step()`. If they were too many, it takes over the state of another
+    worker.
+
+    Args:
+        client: The client, which must stay open.
+        model: The model. Its parameters that require a gradient are averaged. A DistributedDataParallel is looked into.
+        optimizer: The optimizer of all these parameters, and of no others.
+        num_required: The number of gradients that end a round: the number of workers, or fewer if some are backups.
+        name: The name of the run.
+        scheduler: A learning rate scheduler that the program steps once after each `optimizer.step()`. It is also
+            stepped for the steps that this worker missed, and its state goes to workers that join.
+        worker_id: This worker's id, different from that of every other worker. None: a new one.
+        start_step: The number of steps of this run that the weights have behind them, if they come from a checkpoint.
+            None: the weights are taken over from other workers, or are those of a new run.
+        missing: Whether a parameter without a gradient is an error, or has zeros as its gradient.
+        keep_averages: The number of averages that the server keeps for late workers.
+        timeout: Seconds to wait for other workers. None: the client's timeout. math.inf: no limit.
+
+    Raises:
+        InvalidArgumentError: The model and the optimizer have different parameters, a parameter has a dtype that cannot
+            be averaged, or an argument is not valid.
+        AlreadyExistsError: Another worker of the run has another model, or another `num_required`.
+        GradserveError: No worker answers, or the server cannot be reached, or refuses.
+
+    `optimizer.step()` raises:
+        InvalidArgumentError: A parameter has no gradient, or a sparse one; there is a closure; or a GradScaler has left
+            unscaling to the optimizer.
+        DeadlineExceededError: Too few workers sent their gradients in time; the message says which are missing.
+        GradserveError: See `GradientAccumulator.push_pull`.
+    """
+    parameters = trained_parameters(model)
+    _check_same_parameters(parameters, optimizer)
+    specs = {key: DenseSpec(each.dtype, tuple(each.shape)) for key, each in parameters.items()}
+    worker = Worker(
+        client,
+        specs,
+        name=name,
+        num_required=num_required,
+        worker_id=worker_id,
+        keep_averages=keep_averages,
+        timeout=timeout,
+    )
+    gradients = Gradients(parameters, zeros_for_missing=missing == "zeros")
+    return Averaging(
+        worker, gradients, TrainingState(module_of(model), optimizer, scheduler), optimizer, scheduler, start_step
+    )
+
+
+class Averaging:
+    """A worker's part in a run, made by `average_gradients`. A context manager.
+
+    Attributes:
+        weight: The weight of the next gradients in the mean: the size of the batch, where batches differ.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        gradients: Gradients,
+        state: TrainingState,
+        optimizer: Any,
+        scheduler: Any,
+        start_step: int | None,
+    ) -> None:
+        self._worker = worker
+        self._gradients = gradients
+        self._state = state
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._start_step = start_step
+        self._num_parameters = _num_parameters(optimizer)
+        self.weight = 1.0
+        self._hook: Any = None
+        self._is_catching_up = False
+
+    @property
+    def step(self) -> int:
+        """The number of steps of the run that the weights have behind them."""
+        return self._worker.step
+
+    @property
+    def worker_id(self) -> str:
+        """This worker's id."""
+        return self._worker.worker_id
+
+    def __enter__(self) -> Self:
+        try:
+            received = self._worker.begin(self._state.captured, start_step=self._start_step)
+            if received is not None:
+                self._state.load(received)
+            self._hook = self._optimizer.register_step_pre_hook(self._before_step)
+        except BaseException:
+            self._worker.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._hook.remove()
+        self._worker.__exit__(kind, error, traceback)
+
+    def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Replaces gradients by averages; takes all steps that this worker is late by, but the last one."""
+        if self._is_catching_up:
+            return
+        self._check_step(optimizer, [*args[1:], *kwargs.values()])
+        advance = self._worker.exchange(self._gradients.to_send(), self.weight)
+        if advance.state is not None:
+            self._state.load(advance.state)
+        for average in advance.averages[:-1]:
+            self._gradients.replace(average)
+            self._step_again()
+        if advance.averages:
+            self._gradients.replace(advance.averages[-1])
+        else:
+            self._gradients.drop()  # the state of another worker has this step behind it already
+            self._skip_scheduler_once()
+
+    def _step_again(self) -> None:
+        self._is_catching_up = True
+        try:
+            self._optimizer.step()
+            if self._scheduler is not None:
+                self._scheduler.step()
+        finally:
+            self._is_catching_up = False
+
+    def _skip_scheduler_once(self) -> None:
+        """Lets the program's next `scheduler.step()` do nothing: the scheduler's new state has that step behind it."""
+        if self._scheduler is None:
+            return
+        scheduler = self._scheduler
+
+        def skipped(*_: Any, **__: Any) -> None:
+            del scheduler.step
+
+        scheduler.step = skipped
+
+    def _check_step(self, optimizer: Any, arguments: list[Any]) -> None:
+        if any(each is not None for each in arguments):
+            raise InvalidArgumentError(
+                "expected optimizer.step() without arguments, got a closure: it would compute gradients that are "
+                "not averaged. Call backward() before step(); optimizers that need a closure, such as LBFGS, cannot "
+                "be used",
+                field="closure",
+            )
+        if _num_parameters(optimizer) != self._num_parameters:
+            raise InvalidArgumentError(
+                f"the optimizer has {_num_parameters(optimizer)} parameters, and had {self._num_parameters} when "
+                "average_gradients began; add all groups of parameters before it begins",
+                field="optimizer",
+            )
+        if getattr(optimizer, "grad_scale", None) is not None:
+            raise InvalidArgumentError(
+                "a GradScaler has left unscaling to the optimizer, so gradients still have this worker's own scale; "
+                "call scaler.unscale_(optimizer) before scaler.step(optimizer), or make the optimizer with "
+                "fused=False",
+                field="optimizer",
+            )
+
+
+def _num_parameters(optimizer: Any) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)
+
+
+def _check_same_parameters(parameters: Mapping[str, torch.Tensor], optimizer: Any) -> None:
+    if not hasattr(optimizer, "register_step_pre_hook"):
+        raise InvalidArgumentError(
+            f"expected a torch.optim.Optimizer for optimizer, got {type(optimizer).__qualname__}", field="optimizer"
+        )
+    optimized = {id(each) for group in optimizer.param_groups for each in group["params"] if each.requires_grad}
+    left_out = [name for name, each in parameters.items() if id(each) not in optimized]
+    if left_out:
+        raise InvalidArgumentError(
+            f"the optimizer does not have {len(left_out)} of the model's parameters: "
+            f"{', '.join(map(repr, left_out[:5]))}. Add them to it, set requires_grad=False if they are not trained, "
+            "or pass the part of the model that it trains",
+            field="optimizer",
+        )
+    num_others = len(optimized - {id(each) for each in parameters.values()})
+    if num_others:
+        raise InvalidArgumentError(
+            f"the optimizer has {num_others} parameters that the model does not have, so they would not be averaged; "
+            "pass a model that contains all of them, for example a torch.nn.ModuleList",
+            field="model",
+        )

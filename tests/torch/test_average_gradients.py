@@ -1,0 +1,348 @@
+"""Averaging when an optimizer steps; each worker is a thread with a model, an optimizer and a client of its own."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import gradserve
+from gradserve.torch import Averaging, average_gradients
+from tests.servers.polling import PATIENCE_SECONDS
+
+Optimizers = Callable[[Any], torch.optim.Optimizer]
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01, amsgrad=True)
+
+
+def network(seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 1))
+
+
+class Training:
+    """A worker that is training."""
+
+    def __init__(self, address: str, name: str, optimizers: Optimizers = sgd, seed: int = 0, **options: Any) -> None:
+        self.model = network(seed)
+        self.optimizer = optimizers(self.model.parameters())
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        self.client = gradserve.connect(address, timeout=PATIENCE_SECONDS)
+        options = {"num_required": 1, "scheduler": self.scheduler} | options
+        self.averaging = average_gradients(self.client, self.model, self.optimizer, name=name, **options)
+
+    def __enter__(self) -> "Training":
+        self.averaging.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.averaging.__exit__(*error)
+        self.client.close()
+
+    def step(self, scale: float = 1.0) -> int:
+        self.optimizer.zero_grad()
+        self.model(scale * torch.linspace(-1, 1, 12).reshape(3, 4)).square().mean().backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        return self.averaging.step
+
+    @property
+    def everything(self) -> list[Any]:
+        """All that has to be equal at equal steps: parameters, the optimizer's state, the learning rate."""
+        remembered = self.optimizer.state_dict()["state"]
+        return [
+            [parameter.tolist() for parameter in self.model.parameters()],
+            {
+                key: {name: torch.as_tensor(each).tolist() for name, each in state.items()}
+                for key, state in remembered.items()
+            },
+            self.optimizer.param_groups[0]["lr"],
+            self.scheduler.last_epoch,
+        ]
+
+
+@contextmanager
+def trainings(address: str, name: str, number: int, **options: Any) -> Iterator[list[Training]]:
+    """Workers, each with other weights before it begins; the first one begins first."""
+    made = [Training(address, name, seed=seed, worker_id=f"w{seed}", **options) for seed in range(number)]
+    try:
+        yield [each.__enter__() for each in made]
+    finally:
+        for each in made:
+            each.averaging._worker.close()
+            each.client.close()
+
+
+def together(*workers: Callable[[], Any]) -> list[Any]:
+    with ThreadPoolExecutor(len(workers)) as threads:
+        return [each.result() for each in [threads.submit(worker) for worker in workers]]
+
+
+@pytest.mark.parametrize("optimizers", [sgd, adam])
+def test_equal_weights_from_the_first_worker(server_address: str, name: str, optimizers: Optimizers) -> None:
+    with trainings(server_address, name, 2, optimizers=optimizers, num_required=2) as workers:
+        assert workers[1].everything == workers[0].everything
+        initial = [parameter.tolist() for parameter in network(0).parameters()]
+        assert workers[1].everything[0] == initial
+        for step in range(1, 4):
+            assert together(*(partial(w.step, s) for s, w in enumerate(workers, 1))) == [step, step]
+            assert workers[1].everything == workers[0].everything
+        assert workers[0].everything[0] != initial
+
+
+def test_it_steps_with_the_mean(server_address: str, name: str) -> None:
+    with trainings(server_address, name, 2, num_required=2) as workers:
+        workers[0].averaging.weight, workers[1].averaging.weight = 1, 3
+        expected = [parameter.detach().clone() for parameter in workers[0].model.parameters()]
+        gradients = []
+        for scale in (1, 2):
+            model = network(0)
+            model(scale * torch.linspace(-1, 1, 12).reshape(3, 4)).square().mean().backward()
+            gradients.append([parameter.grad for parameter in model.parameters()])
+        together(*(partial(w.step, s) for s, w in enumerate(workers, 1)))
+        for before, after, mine, theirs in zip(expected, workers[0].model.parameters(), *gradients, strict=True):
+            torch.testing.assert_close(after.detach(), before - 0.1 * (mine + 3 * theirs) / 4, rtol=1e-6, atol=1e-7)
+
+
+class TestLateWorkers:
+    @pytest.mark.parametrize("optimizers", [sgd, adam])
+    def test_it_takes_the_steps_that_it_missed(self, server_address: str, name: str, optimizers: Optimizers) -> None:
+        with trainings(server_address, name, 2, optimizers=optimizers) as (early, late):
+            for scale in (1, 2, 3):
+                early.step(scale)
+            assert late.step(7) == 3
+            assert late.everything == early.everything
+            assert late.step(2) == 4
+            assert early.step(5) == 4
+            assert late.everything == early.everything
+
+    def test_one_that_is_too_late_takes_over_the_state_of_another(self, server_address: str, name: str) -> None:
+        with trainings(server_address, name, 3, optimizers=adam, num_required=2, keep_averages=2) as workers:
+            first, second, late = workers
+            for _ in range(4):
+                together(first.step, second.step)
+            # The first one waits for a second gradient, and answers meanwhile.
+            together(first.step, lambda: [late.step(7), late.step()])
+            assert late.averaging.step == first.averaging.step == 5
+            assert late.everything == first.everything
+
+    def test_backup_workers(self, server_address: str, name: str) -> None:
+        with trainings(server_address, name, 3, num_required=2) as workers:
+            for _ in range(2):
+                together(workers[0].step, workers[1].step)
+            assert workers[2].step() == 2
+            assert workers[2].everything == workers[0].everything == workers[1].everything
+
+
+class TestJoining:
+    @pytest.mark.parametrize("optimizers", [sgd, adam])
+    def test_a_worker_that_joins_begins_where_the_others_are(
+        self, server_address: str, name: str, optimizers: Optimizers
+    ) -> None:
+        with trainings(server_address, name, 2, optimizers=optimizers, num_required=2) as (first, second):
+            for scale in (1, 2):
+                together(partial(first.step, scale), second.step)
+            second.averaging._worker.close()  # as if it had died
+            newcomer = Training(server_address, name, optimizers, seed=5, num_required=2)
+
+            def join() -> list[Any]:
+                newcomer.__enter__()
+                joined = [*newcomer.everything, newcomer.model[1].num_batches_tracked.item()]
+                newcomer.step()
+                return joined
+
+            before = [*first.everything, 3]  # the batch of the step that the newcomer takes part in is counted already
+            _, joined = together(first.step, join)
+            assert joined == before
+            assert newcomer.averaging.step == first.averaging.step == 3
+            assert newcomer.everything == first.everything
+            newcomer.averaging._worker.close()
+            newcomer.client.close()
+
+    def test_a_run_is_continued_from_a_checkpoint(self, server_address: str, name: str) -> None:
+        with Training(server_address, name) as first:
+            for _ in range(3):
+                step = first.step()
+        again = Training(server_address, name, start_step=step, seed=9)
+        again.model.load_state_dict(first.model.state_dict())
+        again.optimizer.load_state_dict(first.optimizer.state_dict())
+        again.scheduler.load_state_dict(first.scheduler.state_dict())
+        with again:
+            assert again.everything == first.everything
+            assert again.step() == 4
+
+    def test_a_run_that_has_ended_goes_on_with_its_last_state(self, server_address: str, name: str) -> None:
+        with Training(server_address, name) as first:
+            first.step()
+        with Training(server_address, name, seed=3) as again:
+            assert again.everything == first.everything
+
+
+class TestScripts:
+    def test_the_optimizer_is_as_before_after_the_block(self, server_address: str, name: str) -> None:
+        with Training(server_address, name) as training:
+            training.step()
+        with training.client:
+            training.step()
+            assert training.averaging.step == 1
+
+    def test_gradient_accumulation_and_clipping(self, server_address: str, name: str) -> None:
+        with Training(server_address, name) as training:
+            for _ in range(3):
+                training.model(torch.ones(3, 4)).sum().backward()
+            torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.5)
+            clipped = [parameter.grad.clone() for parameter in training.model.parameters()]
+            training.optimizer.step()
+            assert training.averaging.step == 1
+            assert all(map(torch.equal, clipped, (parameter.grad for parameter in training.model.parameters())))
+
+    def test_a_scaler_that_skips_a_step(self, server_address: str, name: str) -> None:
+        with Training(server_address, name) as training:
+            scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+            for scale, step in ((1.0, 1), (float("inf"), 1), (1.0, 2)):
+                training.optimizer.zero_grad()
+                scaler.scale(training.model(scale * torch.ones(3, 4)).square().sum()).backward()
+                scaler.step(training.optimizer)
+                scaler.update()
+                assert training.averaging.step == step
+
+    def test_parameters_of_several_dtypes(self, server_address: str, name: str) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3, dtype=torch.bfloat16), torch.nn.Linear(3, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with (
+            gradserve.connect(server_address) as client,
+            average_gradients(client, model, optimizer, num_required=1, name=name),
+        ):
+            model[1](model[0](torch.ones(2, 4, dtype=torch.bfloat16)).float()).sum().backward()
+            gradients = [parameter.grad.clone() for parameter in model.parameters()]
+            optimizer.step()
+            assert all(map(torch.equal, gradients, (parameter.grad for parameter in model.parameters())))
+
+    def test_missing_gradients_as_zeros(self, server_address: str, name: str) -> None:
+        with trainings(server_address, name, 2, num_required=2, missing="zeros") as workers:
+            for worker in workers:
+                worker.model.zero_grad()
+            workers[0].model(torch.ones(3, 4)).sum().backward()
+            gradients = [parameter.grad.clone() for parameter in workers[0].model.parameters()]
+            together(*(worker.optimizer.step for worker in workers))
+            for gradient, parameter in zip(gradients, workers[1].model.parameters(), strict=True):
+                torch.testing.assert_close(parameter.grad, gradient / 2)
+
+
+class TestMistakes:
+    def test_a_parameter_without_a_gradient(self, server_address: str, name: str) -> None:
+        with Training(server_address, name) as training:
+            training.model(torch.ones(3, 4)).sum().backward()
+            training.model[2].bias.grad = None
+            with pytest.raises(
+                gradserve.InvalidArgumentError, match=r"no gradient for 1 .*: '2.bias'\. .*missing='zeros'"
+            ):
+                training.optimizer.step()
+            assert training.averaging.step == 0
+
+    def test_sparse_gradients(self, client: gradserve.Client, name: str) -> None:
+        model = torch.nn.Embedding(5, 3, sparse=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with average_gradients(client, model, optimizer, num_required=1, name=name):
+            model(torch.tensor([1, 2])).sum().backward()
+            with pytest.raises(
+                gradserve.InvalidArgumentError, match="sparse one of parameter 'weight'; .* sparse=False"
+            ):
+                optimizer.step()
+
+    def test_a_closure(self, server_address: str, name: str) -> None:
+        with Training(server_address, name) as training:
+            with pytest.raises(gradserve.InvalidArgumentError, match="without arguments, got a closure.*LBFGS"):
+                training.optimizer.step(lambda: 0.0)
+            with pytest.raises(gradserve.InvalidArgumentError, match="got a closure"):
+                training.optimizer.step(closure=lambda: 0.0)
+
+    def test_another_model(self, server_address: str, name: str) -> None:
+        with Training(server_address, name):
+            other = torch.nn.Linear(4, 2)
+            with gradserve.connect(server_address) as client, pytest.raises(gradserve.AlreadyExistsError) as raised:
+                average_gradients(client, other, sgd(other.parameters()), num_required=1, name=name)
+        assert any("need the same parameters" in note for note in raised.value.__notes__)
+
+    def test_other_dtypes(self, server_address: str, name: str) -> None:
+        with Training(server_address, name):
+            other = network().bfloat16()
+            with (
+                gradserve.connect(server_address) as client,
+                pytest.raises(gradserve.AlreadyExistsError, match="dtype"),
+            ):
+                average_gradients(client, other, sgd(other.parameters()), num_required=1, name=name)
+
+    def test_another_optimizer(self, server_address: str, name: str) -> None:
+        with Training(server_address, name, sgd) as first:
+            first.step()
+        with pytest.raises(gradserve.InvalidArgumentError, match="another grouping of parameters in the optimizer"):
+            Training(server_address, name, adam).__enter__()
+
+    def test_workers_that_are_missing(self, server_address: str, name: str) -> None:
+        with (
+            Training(server_address, name, num_required=2, worker_id="w0", timeout=0.05) as training,
+            pytest.raises(gradserve.DeadlineExceededError, match=r"1 gradient is in \(workers: w0"),
+        ):
+            training.step()
+
+    def test_parameters_that_the_optimizer_does_not_have(self, client: gradserve.Client, name: str) -> None:
+        model = network()
+        with pytest.raises(
+            gradserve.InvalidArgumentError, match="does not have 4 .*: '0.weight', '0.bias', .* requires_grad=False"
+        ):
+            average_gradients(client, model, sgd(model[2].parameters()), num_required=1, name=name)
+        model[0].requires_grad_(False)
+        model[1].requires_grad_(False)
+        average_gradients(client, model, sgd(model[2].parameters()), num_required=1, name=name)
+
+    def test_parameters_that_the_model_does_not_have(self, client: gradserve.Client, name: str) -> None:
+        model = network()
+        with pytest.raises(
+            gradserve.InvalidArgumentError, match="4 parameters that the model does not have.*ModuleList"
+        ):
+            average_gradients(client, model[2], sgd(model.parameters()), num_required=1, name=name)
+
+    def test_groups_that_are_added_later(self, server_address: str, name: str) -> None:
+        with Training(server_address, name) as training:
+            training.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+            with pytest.raises(gradserve.InvalidArgumentError, match="has 7 parameters, and had 6 when"):
+                training.step()
+
+    def test_unscaling_that_is_left_to_the_optimizer(self, server_address: str, name: str) -> None:
+        with Training(server_address, name) as training:
+            training.optimizer.grad_scale = torch.tensor(4.0)  # as a GradScaler does to fused optimizers
+            with pytest.raises(gradserve.InvalidArgumentError, match=r"scaler\.unscale_\(optimizer\)"):
+                training.step()
+
+    def test_an_optimizer_whose_state_cannot_travel(self, client: gradserve.Client, name: str) -> None:
+        model = network()
+        optimizer = sgd(model.parameters())
+        optimizer.param_groups[0]["made_by"] = object()
+        with pytest.raises(gradserve.InvalidArgumentError, match="'made_by' of the optimizer is <object"):
+            average_gradients(client, model, optimizer, num_required=1, name=name).__enter__()
+
+    def test_what_is_no_optimizer(self, client: gradserve.Client, name: str) -> None:
+        model = network()
+        with pytest.raises(gradserve.InvalidArgumentError, match=r"a torch\.optim\.Optimizer for optimizer, got str"):
+            average_gradients(client, model, "sgd", num_required=1, name=name)
+
+    def test_names(self, client: gradserve.Client) -> None:
+        model = network()
+        with pytest.raises(gradserve.InvalidArgumentError, match="name"):
+            average_gradients(client, model, sgd(model.parameters()), num_required=1, name="")
+
+
+def test_the_block_says_where_the_worker_is(server_address: str, name: str) -> None:
+    with Training(server_address, name, worker_id="w7") as training:
+        assert isinstance(training.averaging, Averaging)
+        assert (training.averaging.worker_id, training.averaging.step) == ("w7", 0)
