@@ -65,16 +65,14 @@ def test_another_worker_answers_when_the_one_that_should_has_died(
 
 
 def test_several_join_at_once(client: gradserve.Client, name: str, threads: ThreadPoolExecutor) -> None:
-    with Replica(client, name, "first", 1).begin() as first:
-        first.train()
-    again = Replica(client, name, "first", 3).begin()
-    waiting = waits_for_its_round(again, threads)
+    first = Replica(client, name, "first", 3).begin(start_step=1)
+    waiting = waits_for_its_round(first, threads)
     others = [Replica(client, name, each, 3) for each in ("second", "third")]
     list(threads.map(Replica.begin, others))
     list(threads.map(Replica.train, others))
     waiting.result()
-    assert have_equal_weights(again, *others)
-    for each in (again, *others):
+    assert have_equal_weights(first, *others)
+    for each in (first, *others):
         each.worker.close()
 
 
@@ -91,8 +89,8 @@ def test_a_state_that_is_gone_is_asked_for_again(
     client: gradserve.Client, name: str, threads: ThreadPoolExecutor
 ) -> None:
     """The server has forgotten it, because nobody has used it for long: here, somebody has deleted it."""
-    with Replica(client, name, "first", 1).begin() as first:
-        first.train()
+    with Replica(client, name, "first", 2).begin(start_step=1) as first:
+        pass
     for each in client.list_accumulators():
         if each.name.startswith(f"{name}/state-"):
             client.delete_accumulator(each.name)

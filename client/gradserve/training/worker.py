@@ -11,6 +11,8 @@ from typing import Any, Literal, Self
 from gradserve.accumulators import GradientAccumulator
 from gradserve.array_like import ArrayLike
 from gradserve.client import Client
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.plain import as_integer
 from gradserve.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -28,6 +30,8 @@ from gradserve.training.joining import Joining, Received
 from gradserve.training.state import Carried, State
 
 _log = logging.getLogger(__name__)
+
+_NUM_REQUIRED = Argument("num_required")
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,9 @@ class Worker:
         self.worker_id = _new_worker_id() if worker_id is None else worker_id
         self.step = 0
         self._client = client
-        self._num_required = num_required
+        self._num_required = as_integer(num_required, _NUM_REQUIRED)
+        if self._num_required < 1:
+            raise _NUM_REQUIRED.error("a positive number of gradients", num_required)
         self._timeout = timeout
         self._name = name
         self._container = container
@@ -113,6 +119,7 @@ class Worker:
             "deterministic": deterministic,
             "missing": missing,
             "device": device,
+            "agreement": {"num_required": str(self._num_required)},
         }
         self._parameters = dict(parameters)
         self._incarnation = client.server_info().incarnation
