@@ -21,7 +21,7 @@ def run(*command: str | Path) -> str:
     return result.stdout
 
 
-DISTRIBUTIONS = {"gradserve": ".", "numpy": ".", "sklearn": "scikit-learn"}
+DISTRIBUTIONS = {"gradserve": ".", "numpy": ".", "sklearn": "scikit-learn", "torch": "torch"}
 """What pip installs for an import; NumPy comes with the client."""
 
 
