@@ -12,7 +12,7 @@ from benchmarks.harness.verdicts import Target
 _NUM_BYTES = 4 * 11_689_512
 _AVERAGING, _HOOK = "gradserve, average_gradients", "gradserve, comm_hook"
 _ALONE, _GLOO = "PyTorch alone", "DistributedDataParallel over gloo"
-_NUM_IMAGES, _IMAGE_SIZE = 16, 112
+_NUM_IMAGES, _IMAGE_SIZE = 8, 224
 _STEPS = 3
 
 
