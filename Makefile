@@ -9,12 +9,14 @@ GOLDEN_VENV := .venv-golden
 GOLDEN_RNN_VENV := .venv-golden-rnn
 GOLDEN_LAYERS_VENV := .venv-golden-layers
 CUDNN_VENV := .venv-cudnn
+RELEASE_VENV := .venv-release
 GPU_VENV := .venv-gpu
 SEEDS ?= 1000
 MINUTES ?= 10
 CUDNN_TESTS := tests/devices/cuda/cudnn
 BUF := npx --yes @bufbuild/buf@1.75.0
 JAVASCRIPT := examples/javascript
+CPP_PACKAGES := g++ libgrpc++-dev libprotobuf-dev pkg-config protobuf-compiler protobuf-compiler-grpc
 # Python compiles what is imported, once, unless it is told to throw that away: then each process of the tests would
 # compile all that it imports. Compiling everything that is installed takes longer than half of the rest.
 unexport PYTHONDONTWRITEBYTECODE
@@ -27,6 +29,7 @@ DEMO_INSTALLED := $(VENV)/installed-demo
 INSTALLED := $(VENV)/installed
 FRAMEWORKS_INSTALLED := $(VENV)/installed-frameworks
 FUZZER_INSTALLED := $(VENV)/installed-fuzzer
+RELEASE_INSTALLED := $(RELEASE_VENV)/installed
 PROTOC_INSTALLED := $(PROTOS_VENV)/installed
 GOLDEN_INSTALLED := $(GOLDEN_VENV)/installed
 GPU_INSTALLED := $(GPU_VENV)/installed
@@ -36,7 +39,7 @@ CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-frameworks install-node demo serve test coverage lint types protos check-protos face-types check-processors check-cudnn check-gpu golden bench simulate fuzz chaos soak image constraints clean
+.PHONY: help install install-frameworks install-node install-cpp cpp demo serve test coverage lint types protos check-protos dist check-pythons check-floors sbom face-types check-processors check-cudnn check-gpu golden bench simulate fuzz chaos soak image constraints clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -79,6 +82,13 @@ $(NODE_INSTALLED): $(JAVASCRIPT)/package.json
 	npm install --loglevel=error --no-audit --no-fund --prefix $(JAVASCRIPT)
 	@touch $@
 
+install-cpp:  ## Install gRPC for C++, which its example needs, on Debian as root
+	apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends $(CPP_PACKAGES)
+
+cpp:  ## Build the C++ example into build/cpp
+	$(MAKE) --no-print-directory -f examples/cpp/Makefile BUILD=build/cpp
+
 demo: $(DEMO_INSTALLED)  ## Train on real data with four workers, beside one process
 	$(BIN)/gradserve demo $(DEMO_FLAGS)
 
@@ -91,12 +101,13 @@ test: $(INSTALLED) $(NODE_INSTALLED)  ## Run every test, or those of TEST_FLAGS
 coverage: $(INSTALLED) $(NODE_INSTALLED)  ## Run the tests and measure which lines and branches they run
 	PYTEST_PLUGINS=tests.coverage $(BIN)/python -m pytest --ignore=tests/floods  # which count calls: measuring makes more
 
-lint: $(INSTALLED)  ## Check style, layers and protos
+lint: $(INSTALLED)  ## Check style, layers, protos, and what has changed since the newest release
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
 	$(BUF) lint
 	deploy/check_breaking.sh $(BUF)
+	deploy/check_api.sh $(BIN)/griffe
 
 types: $(INSTALLED)  ## Check types
 	$(BIN)/mypy
@@ -204,6 +215,32 @@ chaos: $(INSTALLED)  ## Kill, stop and cut off workers and a durable server for 
 soak: $(INSTALLED)  ## Load a server at full speed over every way for MINUTES: memory, descriptors and latencies must stay flat
 	$(BIN)/python -m tests.endurance.soak --minutes $(MINUTES)
 
+$(RELEASE_INSTALLED): Makefile
+	@echo "Installing what makes and checks releases into $(RELEASE_VENV): 90 MB"
+	$(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_VENV)/bin/python $(PIP_INSTALL) build==1.6.1 cyclonedx-bom==7.5.0 twine==7.0.0 uv==0.13.9
+	@touch $@
+
+dist: $(RELEASE_INSTALLED)  ## Build the wheel and the source distribution into dist/, and check them
+	rm -rf dist
+	$(RELEASE_VENV)/bin/python -m build
+	$(RELEASE_VENV)/bin/twine check --strict dist/*
+
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14
+
+check-pythons: dist  ## Install the wheel for each Python of PYTHONS that there is, and try it
+	$(RELEASE_VENV)/bin/python -m deploy.release.check_pythons $(PYTHONS)
+
+check-floors: dist  ## Install the lowest versions that are asked for, with the oldest Python, and try them
+	$(RELEASE_VENV)/bin/python -m deploy.release.check_floors $(firstword $(PYTHONS))
+
+sbom: dist  ## List what a server installed from the wheel consists of, as CycloneDX, beside it in dist/
+	rm -rf build/sbom
+	$(PYTHON) -m venv build/sbom
+	build/sbom/bin/python $(PIP_INSTALL) -c constraints.txt "$$(ls dist/*.whl)[server]"
+	$(RELEASE_VENV)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --validate \
+		--output-file "$$(ls dist/*.whl | sed 's/-py3.*/.cdx.json/')" build/sbom/bin/python
+
 image:  ## Build the container image and check that it runs
 	deploy/image.sh
 
@@ -215,5 +252,5 @@ constraints: $(INSTALLED)  ## Pin the newest versions of everything in constrain
 	$(COMPILE) --extra dev --constraint deploy/constraints-cuda13.txt --output-file constraints.txt
 
 clean:  ## Remove what make made
-	rm -rf $(VENV) $(PROTOS_VENV) $(GOLDEN_VENV) $(GOLDEN_RNN_VENV) $(GOLDEN_LAYERS_VENV) $(CUDNN_VENV) .venv-bench \
+	rm -rf $(VENV) $(PROTOS_VENV) $(GOLDEN_VENV) $(GOLDEN_RNN_VENV) $(GOLDEN_LAYERS_VENV) $(CUDNN_VENV) $(RELEASE_VENV) .venv-bench \
 		build dist demo-output $(JAVASCRIPT)/node_modules

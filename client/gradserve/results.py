@@ -163,6 +163,7 @@ class AccumulatorInfo:
         is_private: Whether it is private to the client that made it, and deleted with it.
         idle_lease: Seconds without use after which it is deleted; None: never.
         device: The device in whose memory its sums and averages are: "cpu", "cuda:0", ...
+        agreement: The texts by name on which all who create or find it must agree.
     """
 
     container: str
@@ -176,6 +177,7 @@ class AccumulatorInfo:
     is_private: bool
     idle_lease: float | None
     device: str
+    agreement: Mapping[str, str]
 
 
 class AccumulatorKind(Enum):

@@ -22,6 +22,8 @@ MAX_COMPONENTS = 1 << 16
 """The most components of an accumulator."""
 MAX_COMPONENT_DIMENSIONS = 1 << 18
 """The most dimensions of the components of an accumulator, all together."""
+MAX_AGREEMENT = 64
+"""The most entries of the agreement of an accumulator."""
 MAX_STREAM_TENSORS = 2 * MAX_COMPONENTS
 """The most tensors of a stream: a sparse component has two."""
 MAX_NETWORK_PARTS = 1 << 12

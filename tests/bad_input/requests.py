@@ -100,6 +100,7 @@ SPECS = {
     "named": spec(component("only", dims=[2])),
     "ordered": spec(component(dims=[2, 3]), deterministic=True),
     "stepped": spec(component(dims=[2, 3])),
+    "agreed": spec(component(), agreement={"workers": "3"}),
     "wide": spec(component(), accumulate_dtype=tensor_pb2.DATA_TYPE_FLOAT64),
 }
 

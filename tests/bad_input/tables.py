@@ -214,6 +214,18 @@ BAD_SPECS = [
     ),
     bad_spec("expected keep_averages of at least 1, got -1", "spec.keep_averages", component(), keep_averages=-1),
     bad_spec("expected keep_averages of at least 1", "spec.keep_averages", component(), keep_averages=-(1 << 31)),
+    bad_spec(
+        "expected at most 64 entries, got 65",
+        "spec.agreement",
+        component(),
+        agreement={str(number): "" for number in range(65)},
+    ),
+    bad_spec(
+        "expected a name for each entry, got an empty one with the value 'x'",
+        "spec.agreement",
+        component(),
+        agreement={"": "x"},
+    ),
 ]
 
 
@@ -232,6 +244,9 @@ TAKEN_NAMES = [
     other_spec("matrix", "keep_averages is 1, not 2", component(dims=[-1, 3]), keep_averages=2),
     other_spec("matrix", "accumulate_dtype is None, not float64", component(dims=[-1, 3]), accumulate_dtype=4),
     other_spec("wide", "accumulate_dtype is float64, not None", component()),
+    other_spec("matrix", "agreement['run'] is absent, not ''", component(dims=[-1, 3]), agreement={"run": ""}),
+    other_spec("agreed", "agreement['workers'] is '3', not '4'", component(), agreement={"workers": "4"}),
+    other_spec("agreed", "exists with another spec: agreement['workers'] is '3', not absent", component()),
     other_spec("matrix", "components are [''], not ['x']", component("x", dims=[-1, 3])),
     other_spec("model", "components are ['w', 'e'], not ['w']", component("w", dims=[2])),
     other_spec(

@@ -57,6 +57,13 @@ class TestWhatIsCounted:
             bench.accumulator(*components)
             del components
 
+    def test_agreements(self, bench: Bench) -> None:
+        with counted(bench):
+            for number in range(20):
+                agreement = {f"{number} {entry:0500}": f"{entry:1000}" for entry in range(64)}
+                bench.accumulator(key=ResourceKey("c", str(number)), agreement=agreement)
+            del agreement
+
     async def test_records_of_calls(self, bench: Bench) -> None:
         acc = bench.accumulator()
         with counted(bench):

@@ -80,6 +80,18 @@ TOO_LONG = [
         "accumulator.container",
         1024,
     ),
+    too_long(
+        "CreateAccumulator",
+        Create(accumulator=ref("a"), spec=spec(component(), agreement={LONG: ""})),
+        "spec.agreement",
+        1024,
+    ),
+    Bad(
+        "CreateAccumulator",
+        Create(accumulator=ref("a"), spec=spec(component(), agreement={"n" * 1024: LONG})),
+        f"agreement['{'n' * 100}'...]: expected at most 1024 bytes, got {MIB}",
+        "spec.agreement",
+    ),
     too_long("HoldClientLease", lease_messages_pb2.HoldClientLeaseRequest(client_id=LONG), "client_id", 128),
     Bad(
         "ListTensors",

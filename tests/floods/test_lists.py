@@ -108,6 +108,18 @@ class TestAccumulators:
                 messages_pb2.DeleteAccumulatorRequest(accumulator=ref(f"a{index}", container=name)),
             )
 
+    def test_those_of_large_agreements_come_on_several_pages(self, raw: RawCalls, name: str) -> None:
+        agreed = spec(component(), agreement={str(index): "x" * 1024 for index in range(64)})
+        for index in range(40):
+            raw.call("CreateAccumulator", Create(accumulator=ref(f"{index:02}", container=name), spec=agreed))
+        listing = messages_pb2.ListAccumulatorsRequest(container=name)
+        found = pages(raw, "ListAccumulators", listing, "accumulators")
+        assert [len(page) for page in found] == [31, 9]
+        assert {len(each.spec.agreement) for page in found for each in page} == {64}
+        for index in range(40):
+            deletion = messages_pb2.DeleteAccumulatorRequest(accumulator=ref(f"{index:02}", container=name))
+            raw.call("DeleteAccumulator", deletion)
+
     def test_one_that_is_larger_than_a_page_is_alone(self, raw: RawCalls, name: str) -> None:
         raw.call(
             "CreateAccumulator",

@@ -48,6 +48,7 @@ def test_training_goes_on(directory: Path) -> None:
             [[2] * 3] * 2,
         ]
         assert client.conditional_accumulator("float64", (), shared_name="counter").info().global_step == 41
+        assert {each.agreement == {} for each in client.list_accumulators()} == {True}  # there were none
         with RawCalls(server.address) as raw:
             again = raw.call("ApplyGradient", APPLY)
         assert (again.duplicate, again.num_accumulated) == (True, 1)

@@ -1,5 +1,6 @@
 """Workers that come later, die, or are started again."""
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -62,6 +63,42 @@ def test_another_worker_answers_when_the_one_that_should_has_died(
         waiting.result()
         assert have_equal_weights(left, new)
     left.worker.close()
+
+
+def test_another_worker_answers_when_the_state_of_the_one_that_should_is_not_at_hand(
+    client: gradserve.Client, name: str, threads: ThreadPoolExecutor
+) -> None:
+    """Its memory belongs to a compiled program, for example."""
+    without, left = Replica(client, name, "a", 2).begin(), Replica(client, name, "left", 2).begin()
+    for step in (threads.submit(left.train), threads.submit(without.train)):
+        step.result()
+    asked = threading.Event()
+
+    def nothing() -> None:
+        asked.set()
+
+    without.worker.close()
+    without.worker.begin(nothing, start_step=1)
+    waiting = waits_for_its_round(without, threads)
+    joining = threads.submit(Replica(client, name, "new", 2).begin)
+    assert asked.wait(PATIENCE_SECONDS)
+    left.train()
+    waiting.result()
+    with left:
+        pass
+    new = joining.result()
+    assert have_equal_weights(left, new)
+    new.worker.close()
+    with without:
+        pass
+
+
+def test_a_worker_cannot_begin_without_a_state(client: gradserve.Client, name: str) -> None:
+    replica = Replica(client, name, "a", 1)
+    with pytest.raises(
+        gradserve.InvalidArgumentError, match="expected the state that this worker begins with, got None"
+    ):
+        replica.worker.begin(lambda: None)
 
 
 def test_several_join_at_once(client: gradserve.Client, name: str, threads: ThreadPoolExecutor) -> None:

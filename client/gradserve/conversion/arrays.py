@@ -140,5 +140,5 @@ def _is_in_device_memory(value: Any) -> bool:
         if hasattr(value, "__dlpack_device__"):
             return not is_in_host_memory(value)
         return hasattr(value, "__cuda_array_interface__")
-    except (TypeError, ValueError, RuntimeError):  # a device that DLPack does not know
+    except (TypeError, ValueError, RuntimeError, BufferError):  # not one device, or one that DLPack does not know
         return False

@@ -6,7 +6,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from gradserve.conversion.argument import Argument
+from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.arrays import as_array, has_dtype
 
 INT32 = range(-(1 << 31), 1 << 31)
@@ -77,6 +77,18 @@ def as_mapping(value: Any, argument: Argument) -> dict[str, Any]:
         if not is_text(name):
             raise argument.error("names as keys", name)
     return dict(value)
+
+
+def as_texts(value: Any, argument: Argument) -> dict[str, str]:
+    """Returns a mapping of texts by name.
+
+    Raises:
+        InvalidArgumentError: It is something else.
+    """
+    return {
+        name: as_text(each, Argument(f"{argument.name}[{described(name)}]", field=argument.name))
+        for name, each in as_mapping(value, argument).items()
+    }
 
 
 def as_flag(value: Any, argument: Argument) -> bool:

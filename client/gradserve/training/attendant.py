@@ -30,7 +30,7 @@ class Attendant:
         self,
         joining: Joining,
         worker_id: str,
-        state: Callable[[], State],
+        state: Callable[[], State | None],
         check_seconds: float = CHECK_SECONDS,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
@@ -106,13 +106,16 @@ class Attendant:
         return able[:1] == [self._worker_id] or waited >= self._patience_seconds
 
     def _answer(self) -> bool:
-        """Returns False if the state does not rest any more."""
+        """Returns False if the state does not rest any more, or is not at hand."""
         with self._changed:
             step = self._step
             if step is None:
                 return False
             try:
-                carried = Carried.of(self._state())
+                state = self._state()
+                if state is None:
+                    return False
+                carried = Carried.of(state)
             except Exception as error:
                 self._error = error  # for the caller, who has written what describes the state
                 return False

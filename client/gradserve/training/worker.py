@@ -144,7 +144,9 @@ class Worker:
         A `with` block that ends without an error does so.
         """
         if self._attendant is not None and self._joining.newest_step() < self.step:
-            self._joining.answer(Carried.of(self._state()), self.step)
+            state = self._state()
+            if state is not None:
+                self._joining.answer(Carried.of(state), self.step)
 
     def close(self) -> None:
         """Ends this worker's part in the run; the others go on, and the accumulator stays. Can be called again."""
@@ -152,7 +154,9 @@ class Worker:
             self._attendant.close()
             self._attendant = None
 
-    def begin(self, state: Callable[[], State], *, start_step: int | None = None, join: bool = True) -> State | None:
+    def begin(
+        self, state: Callable[[], State | None], *, start_step: int | None = None, join: bool = True
+    ) -> State | None:
         """Finds out where to begin; the worker then has parameters of step `self.step`.
 
         Nobody has trained yet: the parameters of the first worker that comes become those of all. Others are training:
@@ -160,7 +164,8 @@ class Worker:
 
         Args:
             state: Returns the state of this worker at this moment; its tensors must be the same ones for all workers.
-                Also called in `exchange`, in another thread, for workers that join later.
+                Also called in `exchange`, in another thread, for workers that join later; there None says that the
+                state is not at hand, and a joiner waits for the next step, or for another worker.
             start_step: The step of parameters that are already there, from a checkpoint: nothing is loaded. If the
                 others are further, the first `exchange` brings what was missed.
             join: Whether to take the state of another worker if others are training.
@@ -181,7 +186,10 @@ class Worker:
         if start_step is not None:
             self._begin_at(start_step, reached)
         elif reached == 0:
-            loaded = agreed_initial_state(self._client, self._name, self._container, self.worker_id, state())
+            own = state()
+            if own is None:
+                raise InvalidArgumentError("expected the state that this worker begins with, got None", field="state")
+            loaded = agreed_initial_state(self._client, self._name, self._container, self.worker_id, own)
         elif join:
             loaded = self._join(reached).state
         else:

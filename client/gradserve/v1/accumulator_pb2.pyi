@@ -72,7 +72,14 @@ class ComponentSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., shape: _Optional[_Union[PartialShape, _Mapping]] = ..., layout: _Optional[_Union[Layout, str]] = ...) -> None: ...
 
 class AccumulatorSpec(_message.Message):
-    __slots__ = ("components", "reduction", "accumulate_dtype", "deterministic", "keep_averages", "one_per_worker", "refuse_non_finite", "durability", "device")
+    __slots__ = ("components", "reduction", "accumulate_dtype", "deterministic", "keep_averages", "one_per_worker", "refuse_non_finite", "durability", "device", "agreement")
+    class AgreementEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     COMPONENTS_FIELD_NUMBER: _ClassVar[int]
     REDUCTION_FIELD_NUMBER: _ClassVar[int]
     ACCUMULATE_DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +89,7 @@ class AccumulatorSpec(_message.Message):
     REFUSE_NON_FINITE_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    AGREEMENT_FIELD_NUMBER: _ClassVar[int]
     components: _containers.RepeatedCompositeFieldContainer[ComponentSpec]
     reduction: Reduction
     accumulate_dtype: _tensor_pb2.DataType
@@ -91,7 +99,8 @@ class AccumulatorSpec(_message.Message):
     refuse_non_finite: bool
     durability: Durability
     device: str
-    def __init__(self, components: _Optional[_Iterable[_Union[ComponentSpec, _Mapping]]] = ..., reduction: _Optional[_Union[Reduction, str]] = ..., accumulate_dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., deterministic: bool = ..., keep_averages: _Optional[int] = ..., one_per_worker: bool = ..., refuse_non_finite: bool = ..., durability: _Optional[_Union[Durability, str]] = ..., device: _Optional[str] = ...) -> None: ...
+    agreement: _containers.ScalarMap[str, str]
+    def __init__(self, components: _Optional[_Iterable[_Union[ComponentSpec, _Mapping]]] = ..., reduction: _Optional[_Union[Reduction, str]] = ..., accumulate_dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., deterministic: bool = ..., keep_averages: _Optional[int] = ..., one_per_worker: bool = ..., refuse_non_finite: bool = ..., durability: _Optional[_Union[Durability, str]] = ..., device: _Optional[str] = ..., agreement: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class AccumulatorRef(_message.Message):
     __slots__ = ("container", "name", "incarnation", "server_incarnation")

@@ -1,7 +1,8 @@
 """The fixed properties of an accumulator."""
 
+from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from sys import getsizeof
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple, Self
 import ml_dtypes
 import numpy as np
 
+from gradserve_server.accumulators.agreement import agreement_bytes, agreement_differences
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import listed, quoted
 from gradserve_server.state.durability import Durability
@@ -110,6 +112,7 @@ class AccumulatorSpec:
         refuse_non_finite: Whether to refuse gradients with infinite values or NaN.
         durability: What survives the end of the server; None for what the server was started with.
         device: The name of the device in whose memory it is; None for what the server was started with.
+        agreement: What all who create or find it must agree on: texts by name.
 
     Raises:
         InvalidArgumentError: A property is not valid.
@@ -124,6 +127,7 @@ class AccumulatorSpec:
     refuse_non_finite: bool = False
     durability: Durability | None = None
     device: str | None = None
+    agreement: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.components:
@@ -184,9 +188,9 @@ class AccumulatorSpec:
 
     @cached_property
     def bookkeeping_bytes(self) -> int:
-        """The memory that an accumulator takes for its components, beside tensors: measured."""
-        names = sum([getsizeof(component.name) for component in self.components])
-        return _PART_BYTES * len(self.components) + _SIZE_BYTES * (self.num_parts - len(self.components)) + names
+        """The memory that an accumulator takes for its components and its agreement, beside tensors: measured."""
+        texts = sum([getsizeof(component.name) for component in self.components]) + agreement_bytes(self.agreement)
+        return _PART_BYTES * len(self.components) + _SIZE_BYTES * (self.num_parts - len(self.components)) + texts
 
     def resolved(self, durability: Durability, device: str) -> Self:
         """Returns a copy with another durability and device."""
@@ -241,6 +245,7 @@ class AccumulatorSpec:
             if (name not in _BY_DEFAULT or getattr(other, name) is not None)
             and _differ(getattr(self, name), getattr(other, name))
         ]
+        found += agreement_differences(self.agreement, other.agreement)
         theirs = other.by_name
         if self.by_name == theirs:
             return found

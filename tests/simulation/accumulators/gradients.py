@@ -25,6 +25,7 @@ def spec_of(durability: Durability, *, sparse: bool, deterministic: bool) -> Acc
         keep_averages=2,
         deterministic=deterministic,
         durability=durability,
+        agreement={"run": "simulated"},
     )
 
 

@@ -21,7 +21,7 @@ from gradserve.calls.tensors.arguments import receive_results
 from gradserve.calls.tensors.operations import call_with_arrays, placement_of
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.dtypes import as_dtype
-from gradserve.conversion.plain import UINT64, as_choice, as_flag, as_integer, as_text
+from gradserve.conversion.plain import UINT64, as_choice, as_flag, as_integer, as_text, as_texts
 from gradserve.conversion.trees import Tree
 from gradserve.errors import DeadlineExceededError, GradserveError, InvalidArgumentError
 from gradserve.gpu.arrays import GpuArray
@@ -87,6 +87,7 @@ class AccumulatorOptions:
     idle_lease: float | None = None
     durability: str | None = None
     device: str | None = None
+    agreement: Mapping[str, str] | None = None
 
 
 class AccumulatorWire:
@@ -394,6 +395,8 @@ def creation_of(
     spec.durability = as_durability(options.durability)
     if options.device is not None:
         spec.device = as_text(options.device, Argument("device"))
+    if options.agreement is not None:
+        spec.agreement.update(as_texts(options.agreement, Argument("agreement")))
     if options.accumulate_dtype is not None:
         spec.accumulate_dtype = to_data_type(as_dtype(options.accumulate_dtype, Argument("accumulate_dtype")))
     if spec.keep_averages < 1:
@@ -476,6 +479,7 @@ def _info(info: accumulator_pb2.AccumulatorInfo) -> AccumulatorInfo:
         is_private=info.is_private,
         idle_lease=decode_duration(info, "idle_lease"),
         device=info.spec.device or "cpu",
+        agreement=dict(info.spec.agreement),
     )
 
 

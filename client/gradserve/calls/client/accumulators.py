@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from gradserve.array_like import DTypeLike
@@ -42,6 +43,7 @@ class AccumulatorsOfClient(ClientState):
         idle_lease: float | None = None,
         durability: str | None = None,
         device: str | None = None,
+        agreement: Mapping[str, str] | None = None,
     ) -> Operation[ConditionalAccumulatorCalls]:
         """Creates an accumulator of dense gradients of one tensor, or finds the one with this shared name.
 
@@ -71,6 +73,9 @@ class AccumulatorsOfClient(ClientState):
             device: In whose memory sums and averages are, with the same bits: "cpu", or the device that ops run on
                 (`server_info().device`), for dense components. "auto": that device, whatever it is. None: what the
                 server was started with.
+            agreement: Short texts by name on which all who create or find the accumulator must agree, such as
+                {"num_required": "4"}: at most 64 of at most 1024 bytes. The server compares them, and does nothing
+                else with them. None: none.
 
         Returns:
             The accumulator.
@@ -91,6 +96,7 @@ class AccumulatorsOfClient(ClientState):
             idle_lease,
             durability,
             device,
+            agreement,
         )
         wire = yield from self._accumulators.create(
             name, shared_name, Components.of_one_tensor(DenseSpec(dtype, shape)), options
@@ -114,6 +120,7 @@ class AccumulatorsOfClient(ClientState):
         idle_lease: float | None = None,
         durability: str | None = None,
         device: str | None = None,
+        agreement: Mapping[str, str] | None = None,
     ) -> Operation[SparseConditionalAccumulatorCalls]:
         """Creates an accumulator of sparse gradients of one tensor, or finds the one with this shared name.
 
@@ -144,6 +151,9 @@ class AccumulatorsOfClient(ClientState):
             device: In whose memory sums and averages are, with the same bits: "cpu", or the device that ops run on
                 (`server_info().device`), for dense components. "auto": that device, whatever it is. None: what the
                 server was started with.
+            agreement: Short texts by name on which all who create or find the accumulator must agree, such as
+                {"num_required": "4"}: at most 64 of at most 1024 bytes. The server compares them, and does nothing
+                else with them. None: none.
 
         Returns:
             The accumulator.
@@ -164,6 +174,7 @@ class AccumulatorsOfClient(ClientState):
             idle_lease,
             durability,
             device,
+            agreement,
         )
         wire = yield from self._accumulators.create(
             name, shared_name, Components.of_one_tensor(SparseSpec(dtype, shape)), options
@@ -186,6 +197,7 @@ class AccumulatorsOfClient(ClientState):
         idle_lease: float | None = None,
         durability: str | None = None,
         device: str | None = None,
+        agreement: Mapping[str, str] | None = None,
         missing: Literal["error", "zeros"] = "error",
     ) -> Operation[GradientAccumulatorCalls]:
         """Creates an accumulator of the gradients of a whole model, or finds the one with this shared name.
@@ -218,6 +230,9 @@ class AccumulatorsOfClient(ClientState):
             device: In whose memory sums and averages are, with the same bits: "cpu", or the device that ops run on
                 (`server_info().device`), for dense components. "auto": that device, whatever it is. None: what the
                 server was started with.
+            agreement: Short texts by name on which all who create or find the accumulator must agree, such as
+                {"num_required": "4"}: at most 64 of at most 1024 bytes. The server compares them, and does nothing
+                else with them. None: none.
             missing: What this object does with a gradient in which a component is missing or None. "error": raise an
                 InvalidArgumentError. "zeros": send zeros in its place, which count in the mean.
 
@@ -240,6 +255,7 @@ class AccumulatorsOfClient(ClientState):
             idle_lease,
             durability,
             device,
+            agreement,
         )
         wire = yield from self._accumulators.create(name, shared_name, Components.of_tree(components, missing), options)
         return GradientAccumulatorCalls(wire, self._timeout)

@@ -34,6 +34,7 @@ def spec_record(spec: AccumulatorSpec) -> Record:
         "refuse_non_finite": spec.refuse_non_finite,
         "durability": spec.durability.value,
         "device": spec.device,
+        "agreement": dict(spec.agreement),
     }
 
 
@@ -61,6 +62,7 @@ def spec_of(record: Record) -> AccumulatorSpec:
         refuse_non_finite=record["refuse_non_finite"],
         durability=Durability(record["durability"]),
         device=record.get("device", _HOST),  # servers that had no other place wrote none
+        agreement=record.get("agreement", {}),  # nor did those that had no agreements
     )
 
 

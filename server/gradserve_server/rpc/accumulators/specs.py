@@ -7,6 +7,7 @@ import numpy as np
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.dtypes import to_data_type, to_dtype
 from gradserve_server.accumulators.accumulator import Accumulator
+from gradserve_server.accumulators.agreement import check_agreement
 from gradserve_server.accumulators.component_names import components_named
 from gradserve_server.accumulators.results import AccumulatorState
 from gradserve_server.accumulators.spec import (
@@ -74,6 +75,7 @@ def decode_accumulator_spec(spec: accumulator_pb2.AccumulatorSpec) -> Accumulato
         raise InvalidArgumentError(f"expected a known reduction, got {spec.reduction}", field="spec.reduction")
     durability = decode_durability(spec.durability, "spec.durability")
     check_length(spec.device, MAX_NAME_BYTES, "spec.device")
+    check_agreement(spec.agreement)
     with components_named("spec.components", spec.components):
         return AccumulatorSpec(
             components=tuple(
@@ -90,6 +92,7 @@ def decode_accumulator_spec(spec: accumulator_pb2.AccumulatorSpec) -> Accumulato
             refuse_non_finite=spec.refuse_non_finite,
             durability=durability,
             device=spec.device or None,
+            agreement=dict(spec.agreement),
         )
 
 
@@ -138,12 +141,13 @@ def _without_components(accumulator: Accumulator) -> accumulator_pb2.Accumulator
         refuse_non_finite=spec.refuse_non_finite,
         durability=encode_durability(spec.durability),
         device=accumulator.place.name,
+        agreement=spec.agreement,
     )
 
 
 def num_parts(accumulator: Accumulator) -> int:
     """Returns the number of parts that the message of an accumulator has."""
-    return accumulator.num_workers + accumulator.spec.num_parts
+    return accumulator.num_workers + accumulator.spec.num_parts + 2 * len(accumulator.spec.agreement)
 
 
 def encode_info(

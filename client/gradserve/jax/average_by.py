@@ -1,0 +1,56 @@
+"""Averages gradients over workers."""
+
+from gradserve.client import Client
+from gradserve.jax.transformation import AverageBy
+from gradserve.results import DenseSpec
+from gradserve.training import Worker
+
+
+def average_by(
+    client: Client,
+    *,
+    num_required: int,
+    name: str,
+    worker_id: str | None = None,
+    container: str = "",
+    timeout: float | None = None,
+    keep_averages: int = 4,
+    deterministic: bool = False,
+) -> AverageBy:
+    """Returns an Optax transformation that replaces gradients by their average over the workers of a training run.
+
+    averaging = gradserve.jax.average_by(client, num_required=4, name="digits")
+    optimizer = optax.chain(averaging, optax.adam(1e-3))
+    params, opt_state = averaging.begin(params, optimizer.init(params))
+
+    All workers apply the same averages in the same order to the same parameters: so they have equal parameters at equal
+    steps. A gradient is named by the path to it ("layers/0/w"), as in `client.gradient_accumulator(params)`; workers
+    with other frameworks use these names.
+
+    Args:
+        client: The client of the server, which stays open for at least as long.
+        num_required: The number of gradients in an average: the number of workers, or fewer if some are backups, or may
+            die. The same for all workers.
+        name: The name of the training run: all workers with the same name and container train together.
+        worker_id: An id that no other worker of the run has. None: one is made.
+        container: The namespace of the name.
+        timeout: Seconds to wait for a round, or for the state of another worker. None: the client's timeout.
+        keep_averages: The number of past rounds whose averages the server keeps for late workers. A worker that is
+            later gets the state of another one.
+        deterministic: Whether the same gradients give the same bits in whatever order they arrive.
+    """
+
+    def worker(parameters: dict[str, DenseSpec]) -> Worker:
+        return Worker(
+            client,
+            parameters,
+            name=name,
+            num_required=num_required,
+            worker_id=worker_id,
+            container=container,
+            timeout=timeout,
+            keep_averages=keep_averages,
+            deterministic=deterministic,
+        )
+
+    return AverageBy(worker)

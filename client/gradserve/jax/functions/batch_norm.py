@@ -1,0 +1,99 @@
+"""FusedBatchNorm."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradserve.client import Client
+from gradserve.jax.functions.served import Arrays, ServedOp, like
+
+
+class FusedBatchNorm(NamedTuple):
+    """The outputs of `fused_batch_norm`.
+
+    Attributes:
+        y: The normalised images, of the shape and dtype of x.
+        batch_mean: The new moving mean, shape [C]: in training (1 - f) mean + f mu, where f is `exponential_avg_factor`
+            and mu the mean of x; otherwise `mean`. It has no gradient.
+        batch_variance: The new moving variance, likewise, with the sample variance of x. It has no gradient.
+    """
+
+    y: jax.Array
+    batch_mean: jax.Array
+    batch_variance: jax.Array
+
+
+def fused_batch_norm(
+    client: Client,
+    x: Any,
+    scale: Any,
+    offset: Any,
+    mean: Any = None,
+    variance: Any = None,
+    *,
+    epsilon: float = 1e-4,
+    exponential_avg_factor: float = 1.0,
+    data_format: str = "NHWC",
+    is_training: bool = True,
+) -> FusedBatchNorm:
+    """Normalises a batch of images or volumes over all axes but the channels, as `RawOps.FusedBatchNormV3` does.
+
+    One call of the server, and another one for the gradient. C is the number of channels.
+
+    Args:
+        client: The client of the server that computes.
+        x: float16, bfloat16, float32 or float64, of rank 4, or 5 for the formats with a D.
+        scale: Shape [C]: float64 if x is, otherwise float32.
+        offset: Likewise.
+        mean: Likewise: the population mean, or in training the moving mean. None: not needed, in training with an
+            `exponential_avg_factor` of 1. It has no gradient.
+        variance: Like `mean`, for the variance.
+        epsilon: Added to the variance.
+        exponential_avg_factor: The weight of the moments of x in the moving averages, in training.
+        data_format: "NHWC" as in JAX's libraries, "NCHW", "NDHWC" or "NCDHW".
+        is_training: Whether to normalise by the moments of x, or by `mean` and `variance`.
+
+    Raises:
+        InvalidArgumentError: An array has another shape or dtype: inside `jax.jit`, a JaxRuntimeError that says so. Or
+            there is a gradient with respect to `mean` or `variance`.
+        GradserveError: See `RawOps.FusedBatchNormV3`; inside `jax.jit` a JaxRuntimeError, too.
+    """
+    x, scale, offset = map(jnp.asarray, (x, scale, offset))
+    moving = tuple(jnp.zeros(0, scale.dtype) if each is None else jnp.asarray(each) for each in (mean, variance))
+    how: dict[str, Any] = {"epsilon": epsilon, "data_format": data_format, "is_training": is_training}
+
+    def forward(x: Any, scale: Any, offset: Any, mean: Any, variance: Any) -> Arrays:
+        return client.raw_ops.FusedBatchNormV3(
+            x=x,
+            scale=scale,
+            offset=offset,
+            mean=mean,
+            variance=variance,
+            exponential_avg_factor=exponential_avg_factor,
+            **how,
+        )[:5]
+
+    def backward(inputs: Any, results: Any, gradients: Any) -> Arrays:
+        x, scale, _, *population = inputs
+        reserve_space_1, reserve_space_2 = results[3:] if is_training else population
+        return client.raw_ops.FusedBatchNormGradV3(
+            y_backprop=gradients[0],
+            x=x,
+            scale=scale,
+            reserve_space_1=reserve_space_1,
+            reserve_space_2=reserve_space_2,
+            **how,
+        )[:3]
+
+    op = ServedOp(
+        "fused_batch_norm",
+        forward,
+        backward,
+        results=(like(x), *[like(scale)] * 4),
+        num_outputs=3,
+        num_differentiable=1,
+        differentiable=("x", "scale", "offset"),
+        others=("mean", "variance"),
+    )
+    return FusedBatchNorm(*op(x, scale, offset, *moving))

@@ -1,0 +1,97 @@
+"""Pytrees as arrays by name, and back."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve.errors import InvalidArgumentError
+
+PyTree: TypeAlias = Any
+_ALONE = "value"
+
+
+def named_leaves(tree: PyTree) -> dict[str, Any]:
+    """Returns the leaves of a pytree by name, in its order.
+
+    A leaf is named by the path to it, as in accumulators made of trees: "layers/0/w". One that is a whole tree is
+    named "value".
+
+    Raises:
+        InvalidArgumentError: Two leaves have the same name.
+    """
+    leaves: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        name = "/".join(map(_key, path)) or _ALONE
+        if name in leaves:
+            raise InvalidArgumentError(
+                f"expected leaves with distinct names, got two named {name!r}; rename a key that contains '/'"
+            )
+        leaves[name] = leaf
+    return leaves
+
+
+def to_host(leaves: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Returns leaves as arrays in the memory of the host, without a copy of what is there already.
+
+    Keys of random numbers become the integers that they consist of.
+
+    Raises:
+        InvalidArgumentError: A leaf is neither an array nor a number.
+    """
+    return {name: _on_host(name, leaf) for name, leaf in leaves.items()}
+
+
+def from_host(tree: PyTree, arrays: Mapping[str, NDArray[Any]], missing: str) -> PyTree:
+    """Returns a pytree with the structure, the dtypes and the places of `tree`, and the values of `arrays`.
+
+    Args:
+        tree: The pytree.
+        arrays: Values by the names of the leaves, all of them, and others that are not read.
+        missing: What an error says about a value that is not there, or has another shape.
+
+    Raises:
+        InvalidArgumentError: A value is missing, or has another shape.
+    """
+    leaves = named_leaves(tree)
+    made: Sequence[Any] = [_like(name, leaf, arrays, missing) for name, leaf in leaves.items()]
+    return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), made)
+
+
+def placed_like(leaf: Any, value: NDArray[Any]) -> Any:
+    """Returns a value with the type, the dtype and the place of a leaf."""
+    if _is_random_key(leaf):
+        return jax.device_put(jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf)), leaf.sharding)
+    if isinstance(leaf, jax.Array):
+        return jax.device_put(value.astype(leaf.dtype), leaf.sharding)
+    return value.astype(leaf.dtype) if isinstance(leaf, np.ndarray | np.generic) else type(leaf)(value)
+
+
+def _key(key: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def _is_random_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _on_host(name: str, leaf: Any) -> NDArray[Any]:
+    array = np.asarray(jax.random.key_data(leaf) if _is_random_key(leaf) else leaf)
+    if array.dtype.kind in "OSU":
+        raise InvalidArgumentError(
+            f"expected arrays and numbers as leaves, got {type(leaf).__name__} for {name!r}; keep it out of the tree"
+        )
+    return array
+
+
+def _like(name: str, leaf: Any, arrays: Mapping[str, NDArray[Any]], missing: str) -> Any:
+    expected = np.shape(jax.random.key_data(leaf) if _is_random_key(leaf) else leaf)
+    if name not in arrays or arrays[name].shape != expected:
+        given = f"shape {arrays[name].shape}" if name in arrays else "none"
+        raise InvalidArgumentError(f"expected {name!r} of shape {expected}, got {given}: {missing}")
+    return placed_like(leaf, arrays[name])

@@ -1,0 +1,101 @@
+"""What one worker of a training run tells another one: parameters, and the state of the optimizer."""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from gradserve.errors import InvalidArgumentError
+from gradserve.jax.named_leaves import PyTree, from_host, named_leaves, placed_like, to_host
+from gradserve.training import State
+
+_PARAMETERS, _OPTIMIZER = "parameters", "optimizer"
+_OTHER_MODEL = "all workers need the same model and the same optimizer"
+
+
+class AverageByState(NamedTuple):
+    """The part of the state of an optimizer that belongs to `average_by`.
+
+    Attributes:
+        step: int32, a scalar: the number of averages that have been applied, which is the step of the parameters.
+    """
+
+    step: jax.Array
+
+
+def step_of(opt_state: PyTree) -> int:
+    """Returns the step of the only AverageByState in the state of an optimizer.
+
+    Raises:
+        InvalidArgumentError: There is none, or there are several.
+    """
+    found = [each for each in jax.tree.leaves(opt_state, is_leaf=_is_own) if _is_own(each)]
+    if len(found) != 1:
+        raise InvalidArgumentError(
+            f"expected the state of an optimizer with one average_by for opt_state, got one with {len(found)}; make it "
+            "with optimizer.init(params), where optimizer = optax.chain(averaging, ...)",
+            field="opt_state",
+        )
+    return int(found[0].step)
+
+
+def with_step(opt_state: PyTree, step: int) -> PyTree:
+    """Returns the state of an optimizer with another step."""
+
+    def replaced(node: Any) -> Any:
+        return AverageByState(placed_like(node.step, np.asarray(step, np.int32))) if _is_own(node) else node
+
+    return jax.tree.map(replaced, opt_state, is_leaf=_is_own)
+
+
+def state_of(params: PyTree, opt_state: PyTree, *, is_copy: bool) -> State:
+    """Returns parameters and the state of an optimizer, without its step, as others can read them.
+
+    Args:
+        params: The parameters.
+        opt_state: The state of the optimizer.
+        is_copy: Whether the arrays are new; otherwise they share memory with these where that is in the host.
+
+    Raises:
+        InvalidArgumentError: A leaf is neither an array nor a number.
+    """
+    tensors = to_host(named_leaves(_parts(params, opt_state)))
+    return State({name: each.copy() for name, each in tensors.items()} if is_copy else tensors)
+
+
+def restored(state: State, params: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
+    """Returns the parameters and the state of the optimizer of another worker, in the structure of one's own.
+
+    Args:
+        state: The state of the other worker.
+        params: One's own parameters.
+        opt_state: The state of one's own optimizer.
+
+    Raises:
+        InvalidArgumentError: The other worker has other leaves.
+    """
+    own = _parts(params, opt_state)
+    unknown = sorted(set(state.tensors) - set(named_leaves(own)))
+    if unknown:
+        raise InvalidArgumentError(
+            f"the state of another worker has {unknown[0]!r}, this worker has not: {_OTHER_MODEL}"
+        )
+    arrays = {name: np.asarray(each) for name, each in state.tensors.items()}
+    received = from_host(own, arrays, _OTHER_MODEL)
+    opt_states = iter(jax.tree.leaves(received[_OPTIMIZER]))
+
+    def filled(node: Any) -> Any:
+        return node if _is_own(node) else next(opt_states)
+
+    opt_state = jax.tree.map(filled, opt_state, is_leaf=_is_own)
+    return received[_PARAMETERS], opt_state
+
+
+def _is_own(node: object) -> bool:
+    return isinstance(node, AverageByState)
+
+
+def _parts(params: PyTree, opt_state: PyTree) -> dict[str, PyTree]:
+    """Returns what workers have in common; None takes the place of the step."""
+    others = jax.tree.map(lambda node: None if _is_own(node) else node, opt_state, is_leaf=_is_own)
+    return {_PARAMETERS: params, _OPTIMIZER: others}

@@ -1,0 +1,272 @@
+"""An Optax transformation that averages gradients over workers."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.experimental import io_callback
+
+from gradserve.errors import GradserveError, InvalidArgumentError
+from gradserve.jax.named_leaves import PyTree, named_leaves
+from gradserve.jax.training_state import AverageByState, restored, state_of, step_of, with_step
+from gradserve.results import Average, DenseSpec
+from gradserve.training import State, Worker
+
+_COPYING_SECONDS = 5.0
+"""For how long each step is copied after somebody has asked for a state: long enough to be asked again."""
+
+
+@dataclass(frozen=True)
+class _Current:
+    """What this worker has had at the end of a step."""
+
+    step: int
+    params: PyTree
+    opt_state: PyTree
+
+    @property
+    def is_given_away(self) -> bool:
+        """Whether its memory now belongs to a compiled step."""
+        leaves = jax.tree.leaves((self.params, self.opt_state))
+        return any(isinstance(each, jax.Array) and each.is_deleted() for each in leaves)
+
+    def for_others(self, *, is_copy: bool) -> State:
+        return state_of(self.params, self.opt_state, is_copy=is_copy)
+
+
+class AverageBy(optax.GradientTransformationExtraArgs):
+    """An Optax transformation that replaces gradients by their average over workers; `average_by` makes it.
+
+    `begin` comes first, and `catch_up` after each step. `update` waits until the round is full. It can be used inside
+    `jax.jit` and `jax.lax.scan`, where it is an ordered callback on the host, and outside. Errors inside are
+    JaxRuntimeErrors whose message ends with ours. Not for use by several threads at once.
+    """
+
+    def __new__(cls, worker: Callable[[dict[str, DenseSpec]], Worker]) -> Self:
+        """See `average_by`."""
+        del worker
+        self: Self = super().__new__(cls, _init, lambda *given, **more: self._update(*given, **more))
+        return self
+
+    def __init__(self, worker: Callable[[dict[str, DenseSpec]], Worker]) -> None:
+        """Takes what makes the worker, given the parameters; see `average_by`."""
+        self._new_worker = worker
+        self._worker: Worker | None = None
+        self._dtypes: Mapping[str, Any] = {}
+        self._missed: deque[Average] = deque()
+        """Averages that are still to be applied."""
+        self._newer: State | None = None
+        """The state to go on from, if there are no such averages any more."""
+        self._current: _Current | None = None
+        self._copy: State | None = None
+        self._copies_end = -math.inf
+        self._compiled: tuple[Any, Any] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if self._worker is not None:
+            self._worker.__exit__(kind, error, traceback)
+
+    @property
+    def worker_id(self) -> str:
+        """The id of this worker."""
+        return self._begun().worker_id
+
+    @property
+    def step(self) -> int:
+        """The step of this worker's parameters: the number of averages that were applied to them."""
+        return self._begun().step - len(self._missed)
+
+    def begin(self, params: PyTree, opt_state: PyTree, *, join: bool = True) -> tuple[PyTree, PyTree]:
+        """Joins the training run, and returns what this worker begins with. Blocks until it has that.
+
+        The parameters of the first worker become those of all. A worker that comes later gets the parameters and the
+        state of the optimizer of one that is training. If `opt_state` is of a later step than 0, as that of a
+        checkpoint is, the worker keeps what it has, and then applies the averages that it has missed.
+
+        Args:
+            params: The parameters, a pytree of floating point arrays.
+            opt_state: The result of `optimizer.init(params)`, with the optimizer that has this transformation in it, or
+                what a checkpoint has.
+            join: Whether to take over the state of other workers that are further. Otherwise it is an error if there
+                are any.
+
+        Returns:
+            The parameters and the state of the optimizer, of the same structure and on the same devices.
+
+        Raises:
+            InvalidArgumentError: `opt_state` does not have the state of this transformation, or a leaf has a dtype that
+                cannot be averaged, or the state of the others has other leaves; or see `join`.
+            AlreadyExistsError: The name is taken by a run with another model or another `num_required`.
+            DeadlineExceededError: Other workers have trained, but none has sent its state in time.
+        """
+        if self._worker is not None:
+            raise InvalidArgumentError("expected one call of begin, got a second one; make another average_by")
+        step = step_of(opt_state)
+        leaves = named_leaves(params)
+        self._dtypes = {name: jnp.result_type(leaf) for name, leaf in leaves.items()}
+        worker = self._new_worker(
+            {name: DenseSpec(self._dtypes[name], np.shape(leaf)) for name, leaf in leaves.items()}
+        )
+        try:
+            self._current = _Current(worker.step, params, opt_state)
+            self._worker = worker
+            newer = worker.begin(self._state_for_others, start_step=step or None, join=join)
+            if newer is not None:
+                params, opt_state = restored(newer, params, opt_state)
+        except BaseException:
+            self._worker = None
+            worker.close()
+            raise
+        opt_state = with_step(opt_state, worker.step)
+        self._current = _Current(worker.step, params, opt_state)
+        return params, opt_state
+
+    def catch_up(self, optimizer: Any, params: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
+        """Applies the averages that this worker has missed because it was late: to be called after each step.
+
+        It is also what lets others join: it notes the state of this worker for them. It waits for the step to end, and
+        costs nothing else for a worker that was in time. Not for use inside `jax.jit`.
+
+        Without it, a late worker applies one of the averages that it has missed with each update, and drops the
+        gradients.
+
+        Args:
+            optimizer: The optimizer that has this transformation in it.
+            params: The parameters after the step.
+            opt_state: The state of the optimizer after the step.
+
+        Returns:
+            The parameters and the state of the optimizer at the newest step that this worker knows of.
+
+        Raises:
+            InvalidArgumentError: The state of another worker was needed, and has other leaves.
+        """
+        worker = self._begun()
+        jax.block_until_ready(opt_state)
+        if self._newer is not None:
+            params, opt_state = restored(self._newer, params, opt_state)
+            opt_state, self._newer = with_step(opt_state, worker.step), None
+        while self._missed:
+            params, opt_state = jax.block_until_ready(self._applying_one(optimizer)(params, opt_state))
+        self._current = _Current(self.step, params, opt_state)
+        self._copy = self._current.for_others(is_copy=True) if time.monotonic() < self._copies_end else None
+        return params, opt_state
+
+    def close(self) -> None:
+        """Leaves the run, in which the others go on. Can be called again.
+
+        A `with` block that ends without an error also leaves the state of this worker there for late ones.
+        """
+        if self._worker is not None:
+            self._worker.close()
+
+    def _update(
+        self, updates: PyTree, state: AverageByState, _params: PyTree = None, **_: object
+    ) -> tuple[PyTree, AverageByState]:
+        leaves = named_leaves(updates)
+        gradients = [jnp.asarray(each) for each in leaves.values()]
+
+        def exchange(step: Any, *arrays: Any) -> tuple[Any, ...]:
+            return self._next(tuple(leaves), int(step), arrays)
+
+        if any(isinstance(each, jax.core.Tracer) for each in (state.step, *gradients)):
+            shapes = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in gradients)
+            results = (jax.ShapeDtypeStruct((), jnp.int32), *shapes)
+            step, *averages = io_callback(_with_notes(exchange), results, state.step, *gradients, ordered=True)
+        else:
+            step, *new = exchange(state.step, *gradients)
+            averages = [jax.device_put(each, old.sharding) for each, old in zip(new, gradients, strict=True)]
+        averaged = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(updates), averages)
+        return averaged, AverageByState(jnp.asarray(step))
+
+    def _next(self, names: Sequence[str], step: int, gradients: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns the next step and its average. A late worker gets one of those that it has missed with each call."""
+        worker = self._begun()
+        if self._newer is not None:
+            raise InvalidArgumentError(
+                "this worker was so late that the averages it has missed are no longer kept, and has got the state of "
+                "another worker, which catch_up loads: after each step, call "
+                "params, opt_state = averaging.catch_up(optimizer, params, opt_state)"
+            )
+        if step != self.step:
+            raise InvalidArgumentError(
+                f"expected the state of the optimizer of step {self.step}, got that of step {step}; each is for one "
+                "update, by the whole program and not by each of its devices, and that of a checkpoint goes into begin"
+            )
+        self._check_dtypes(names, gradients)
+        if not self._missed:
+            advance = worker.exchange(dict(zip(names, gradients, strict=True)))
+            self._missed.extend(advance.averages)
+            self._newer = advance.state
+        if self._newer is not None:
+            return np.int32(step), *map(np.zeros_like, gradients)
+        average = self._missed.popleft()
+        return np.int32(step + 1), *(average[name] for name in names)
+
+    def _check_dtypes(self, names: Sequence[str], gradients: Sequence[Any]) -> None:
+        """Refuses gradients whose averages would be rounded otherwise than those of other workers."""
+        for name, gradient in zip(names, gradients, strict=True):
+            if name in self._dtypes and gradient.dtype != self._dtypes[name]:
+                raise InvalidArgumentError(
+                    f"expected the gradient of {name!r} in {self._dtypes[name]}, the dtype of the parameter, got "
+                    f"{gradient.dtype}; jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params) converts all"
+                )
+
+    def _applying_one(self, optimizer: Any) -> Any:
+        """Returns a compiled step that applies the next average that was missed, in place of a gradient."""
+        if self._compiled is None or self._compiled[0] is not optimizer:
+
+            def step(params: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
+                updates, opt_state = optimizer.update(jax.tree.map(jnp.zeros_like, params), opt_state, params)
+                return optax.apply_updates(params, updates), opt_state
+
+            self._compiled = optimizer, jax.jit(step)
+        return self._compiled[1]
+
+    def _state_for_others(self) -> State | None:
+        """Returns the state at this worker's step; None if it is not at hand now, but may be at the next step."""
+        current = self._current
+        if current is None or current.step != self._begun().step:
+            return None
+        if self._copy is not None:
+            self._copies_end = -math.inf
+            return self._copy
+        if current.is_given_away:
+            self._copies_end = time.monotonic() + _COPYING_SECONDS
+            return None
+        return current.for_others(is_copy=False)
+
+    def _begun(self) -> Worker:
+        if self._worker is None:
+            raise InvalidArgumentError(
+                "expected begin before the first update: "
+                "params, opt_state = averaging.begin(params, optimizer.init(params))"
+            )
+        return self._worker
+
+
+def _init(_params: PyTree) -> AverageByState:
+    return AverageByState(jnp.zeros((), jnp.int32))
+
+
+def _with_notes(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a call whose errors have their notes in the message, of which alone JAX tells."""
+
+    def noted(*arrays: Any) -> Any:
+        try:
+            return call(*arrays)
+        except GradserveError as error:
+            error.message = "\n".join([error.message, *getattr(error, "__notes__", ())])
+            raise
+
+    return noted

@@ -1,0 +1,57 @@
+"""Environments in which a wheel is installed and tried."""
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SMOKE = Path(__file__).with_name("smoke.py")
+_SECONDS = 1800
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of a wheel in an environment.
+
+    Attributes:
+        python: The interpreter, as it was asked for.
+        said: The last line that was printed.
+        works: Whether it works.
+    """
+
+    python: str
+    said: str
+    works: bool
+
+
+def newest_wheel() -> Path:
+    """Returns the wheel in dist/, which `make dist` builds."""
+    return max((ROOT / "dist").glob("*.whl"), key=lambda wheel: wheel.stat().st_mtime)
+
+
+def tried(python: str, folder: Path, wheel: Path, *constraints: Path) -> Trial:
+    """Installs the server in a new environment, and tries it there.
+
+    Args:
+        python: The interpreter: a name on PATH, or a path.
+        folder: Where to make the environment; removed if it works.
+        wheel: The wheel.
+        constraints: Files with the versions to install.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    own = folder / "bin" / "python"
+    limits = [option for file in constraints for option in ("-c", str(file))]
+    install = [str(own), "-m", "pip", "install", "--disable-pip-version-check", "--quiet", *limits, f"{wheel}[server]"]
+    for command in (
+        [python, "-m", "venv", str(folder)],
+        install,
+        [str(own), "-m", "pip", "check", "--disable-pip-version-check"],
+        [str(own), str(SMOKE)],
+    ):
+        done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=_SECONDS, check=False)
+        if done.returncode:
+            lines = (done.stdout + done.stderr).strip().splitlines()
+            return Trial(python, f"{' '.join(command[1:4])}: {lines[-1] if lines else done.returncode}", works=False)
+    shutil.rmtree(folder)
+    return Trial(python, done.stdout.strip().splitlines()[-1], works=True)

@@ -1,0 +1,114 @@
+"""The workers of the examples in each language, as processes."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.servers.polling import PATIENCE_SECONDS
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+_CPP_TOOLS = ("make", "g++", "pkg-config", "protoc", "grpc_cpp_plugin")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A worker that has ended well: what it printed, and the bytes of its parameters."""
+
+    begins_at: int
+    step: int
+    num_counted: int
+    parameters: bytes
+
+
+class Worker:
+    """A worker that is running."""
+
+    def __init__(self, process: subprocess.Popen[str], output: Path) -> None:
+        self._process = process
+        self._output = output
+
+    def result(self) -> Ended:
+        """Waits until it has ended, without an error."""
+        printed, errors = self._process.communicate(timeout=PATIENCE_SECONDS)
+        assert (self._process.returncode, errors) == (0, ""), errors
+        begins, ends = printed.splitlines()
+        words = ends.split()
+        return Ended(int(begins.split()[-1]), int(words[2].rstrip(",")), int(words[3]), self._output.read_bytes())
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self._process.kill()
+        self._process.wait()
+
+    def failure(self) -> str:
+        """Waits until it has ended with an error; returns what it says."""
+        _, errors = self._process.communicate(timeout=PATIENCE_SECONDS)
+        assert self._process.returncode == 1
+        return errors
+
+
+def command(language: str) -> list[str | Path]:
+    """Returns how a worker in a language is started; skips the test where it cannot be."""
+    match language:
+        case "python":
+            return [sys.executable, EXAMPLES / "words_worker.py"]
+        case "javascript":
+            if shutil.which("node") is None:
+                pytest.skip("Node.js is not installed")
+            return ["node", EXAMPLES / "javascript" / "words_worker.js"]
+        case _:
+            return [_built()]
+
+
+@contextmanager
+def running(
+    language: str, folder: Path, address: str, *arguments: object, environment: Mapping[str, str] | None = None
+) -> Iterator[Worker]:
+    """Runs a worker, and ends it at the end of the block if it has not ended by itself.
+
+    Args:
+        language: Its language.
+        folder: Where its parameters go, under its id.
+        address: The address of the server.
+        arguments: Further arguments, of which the first is its id.
+        environment: More variables.
+    """
+    worker, *options = map(str, arguments)
+    output = folder / worker
+    process = subprocess.Popen(
+        [*command(language), address, "--worker", worker, "--output", output, *options],
+        env={**os.environ, **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield Worker(process, output)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _built() -> Path:
+    """Returns the worker in C++, which is built if it is not yet."""
+    missing = [tool for tool in _CPP_TOOLS if shutil.which(tool) is None]
+    if missing or subprocess.run(["pkg-config", "--exists", "grpc++", "protobuf"], check=False).returncode:
+        pytest.skip(f"gRPC for C++ is not installed: {', '.join(missing) or 'pkg-config does not find it'}")
+    build = ROOT / "build" / "cpp"
+    build.mkdir(parents=True, exist_ok=True)
+    with (build / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the tests may run in several processes
+        make = ["make", "-s", "-j2", "-C", str(ROOT), "cpp"]
+        done = subprocess.run(make, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not done.stderr, done.stderr  # warnings of the compiler
+    return build / "words_worker"

@@ -1,0 +1,66 @@
+"""What the client imports, and what is installed for it."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+CLIENT = Path(__file__).parents[2] / "client" / "gradserve"
+DISTRIBUTIONS = {
+    "google.protobuf": "protobuf",
+    "google.rpc": "googleapis-common-protos",
+    "grpc": "grpcio",
+    "ml_dtypes": "ml-dtypes",
+    "numpy": "numpy",
+}
+"""What a plain install brings, by what is imported of it."""
+OF_EXTRAS = {
+    "jax": {"jax", "optax"},
+    "torch": {"torch"},
+    "testing": {"gradserve_server", "psutil", "pydantic", "pytest"},
+}
+"""What parts of the client need beyond that; they come with an extra."""
+
+
+def imported(file: Path) -> Iterator[str]:
+    """Yields the names of modules of others that a file imports."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            top = name.partition(".")[0]
+            if top not in sys.stdlib_module_names and top != "gradserve":
+                yield ".".join(name.split(".")[:2]) if top == "google" else top
+
+
+def test_a_plain_install_brings_what_the_client_imports_and_no_more() -> None:
+    needed = {
+        name
+        for file in CLIENT.rglob("*.py")
+        for name in imported(file)
+        if name not in OF_EXTRAS.get(file.relative_to(CLIENT).parts[0], set())
+    }
+    assert needed == set(DISTRIBUTIONS)
+
+
+@pytest.mark.parametrize(
+    ("module", "loads"),
+    [
+        ("gradserve", set()),
+        ("gradserve.aio", set()),
+        ("gradserve.training", {"gradserve.training"}),
+    ],
+)
+def test_importing_loads_nothing_else(module: str, loads: set[str]) -> None:
+    """Neither frameworks that are installed, nor parts of the client for those who ask for them."""
+    program = f"import sys, {module}; print(*sorted(sys.modules))"
+    modules = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    parts = {f"gradserve.{part}" for part in ("jax", "testing", "torch", "training")}
+    optional = parts | {"cupy", "gradserve_server", "jax", "numba", "optax", "psutil", "scipy", "torch"}
+    assert set(modules.stdout.split()) & optional == loads
