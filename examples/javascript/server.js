@@ -35,7 +35,13 @@ class Server {
   constructor(address, { ca = process.env.GRADSERVE_TLS_CA, token = process.env.GRADSERVE_TOKEN } = {}) {
     const credentials = ca ? grpc.credentials.createSsl(fs.readFileSync(ca)) : grpc.credentials.createInsecure();
     // Pings notice that a network is lost during a long wait. The server allows one each 10 s.
-    const options = { 'grpc.keepalive_time_ms': 30_000, 'grpc.keepalive_timeout_ms': 15_000 };
+    const options = {
+      'grpc.keepalive_time_ms': 30_000,
+      'grpc.keepalive_timeout_ms': 15_000,
+      // By default gRPC waits from one second to two minutes before it looks again for a server that was gone.
+      'grpc.initial_reconnect_backoff_ms': 100,
+      'grpc.max_reconnect_backoff_ms': 500,
+    };
     this.metadata = new grpc.Metadata();
     if (token) {
       this.metadata.set('authorization', `Bearer ${token}`);
