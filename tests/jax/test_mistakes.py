@@ -31,6 +31,11 @@ def another_model(client: gradserve.Client, name: str) -> None:
     averaging.begin({"w": jnp.zeros(4)}, averaging.init(None))
 
 
+def another_number_of_workers(client: gradserve.Client, name: str) -> None:
+    JaxWorker(client, name).begin()
+    JaxWorker(client, name, num_required=2).begin()
+
+
 def another_optimizer(client: gradserve.Client, name: str) -> None:
     JaxWorker(client, name).begin()
     averaging = average_by(client, num_required=1, name=name)
@@ -101,6 +106,7 @@ MISTAKES: dict[Mistake, tuple[type[Exception], str]] = {
     ),
     begin_twice: (gradserve.InvalidArgumentError, "make another average_by"),
     another_model: (gradserve.AlreadyExistsError, "need the same parameters"),
+    another_number_of_workers: (gradserve.AlreadyExistsError, "the same num_required"),
     another_optimizer: (gradserve.AlreadyExistsError, "begin with the same tensors"),
     state_of_another_optimizer: (gradserve.InvalidArgumentError, "one with 0; make it with optimizer.init"),
     two_in_one_chain: (gradserve.InvalidArgumentError, "with one average_by for opt_state, got one with 2"),
