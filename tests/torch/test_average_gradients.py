@@ -273,6 +273,23 @@ class TestMistakes:
                 average_gradients(client, other, sgd(other.parameters()), num_required=1, name=name)
         assert any("need the same parameters" in note for note in raised.value.__notes__)
 
+    def test_another_number_of_workers(self, server_address: str, name: str) -> None:
+        with (
+            Training(server_address, name),
+            pytest.raises(gradserve.AlreadyExistsError, match="num_required") as raised,
+        ):
+            Training(server_address, name, num_required=3)
+        assert any("the same num_required" in note for note in raised.value.__notes__)
+
+    def test_a_worker_that_is_started_again_at_step_0(self, server_address: str, name: str) -> None:
+        with Training(server_address, name, keep_averages=1) as first:
+            for _ in range(3):
+                first.step()
+            again = Training(server_address, name, start_step=0, keep_averages=1, timeout=0.2)
+            with again.averaging, pytest.raises(gradserve.DeadlineExceededError) as raised:
+                again.step()
+        assert any("is at step 3" in note and "start_step=" in note for note in raised.value.__notes__)
+
     def test_other_dtypes(self, server_address: str, name: str) -> None:
         with Training(server_address, name):
             other = network().bfloat16()

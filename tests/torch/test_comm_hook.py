@@ -122,6 +122,7 @@ def test_a_group_is_averaged_while_the_pass_goes_on(client: gradserve.Client, na
                 shared_name=f"{name}/gradients-0",
                 keep_averages=4,
                 idle_lease=24 * 3600.0,
+                agreement={"num_required": "1"},
             )
             if len(passes) > 1:
                 seen.append(last_layer.read_average(2, timeout=PATIENCE_SECONDS)["2.bias"].tolist())
@@ -199,6 +200,11 @@ class TestMistakes:
             comm_hook(client, other, num_required=2, name=name)
         with pytest.raises(gradserve.AlreadyExistsError, match="same model"):
             comm_hook(client, torch.nn.Sequential(*list(network())[:3]), num_required=2, name=name)
+
+    def test_another_number_of_workers(self, client: gradserve.Client, name: str) -> None:
+        comm_hook(client, network(), num_required=2, name=name)
+        with pytest.raises(gradserve.AlreadyExistsError, match="num_required.* same num_required"):
+            comm_hook(client, network(), num_required=3, name=name)
 
     @pytest.mark.usefixtures("_small_groups")
     def test_parameters_without_a_gradient(self, client: gradserve.Client, name: str) -> None:

@@ -57,7 +57,7 @@ class Membership:
         """Returns the accumulator of a part of the run, which the first worker makes.
 
         Raises:
-            AlreadyExistsError: Another worker has other components, or another `keep_averages`.
+            AlreadyExistsError: Another worker has other components, another `num_required` or another `keep_averages`.
         """
         try:
             return client.gradient_accumulator(
@@ -65,12 +65,13 @@ class Membership:
                 shared_name=f"{self.run}/{part}",
                 keep_averages=self.keep_averages,
                 idle_lease=_IDLE_SECONDS,
+                agreement={"num_required": str(self.num_required)},
             )
         except AlreadyExistsError as error:
             raise AlreadyExistsError(
                 f"worker {self.worker_id!r} does not go together with the other workers of run {self.run!r}: "
                 f"{error}. All workers of a run need the same model, with the same names, shapes, dtypes and frozen "
-                "parameters, and the same keep_averages; give another run another name",
+                "parameters, and the same num_required and keep_averages; give another run another name",
                 field="name",
             ) from None
 
