@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,42 @@ def test_memory_that_the_server_reads(server_address: str) -> None:
     check = "\n    assert not average['w'].flags.writeable\n"
     program = MODEL_PRELUDE + indented(BLOCKS[1]) + indented(BLOCKS[2]) + check + MODEL_EPILOGUE
     assert run(program.replace('shared_name="net"', 'shared_name="net in place"'), server_address)
+
+
+TORCH_PRELUDE = """
+import gradserve.torch
+import torch
+client = gradserve.connect("localhost:50051")
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train(model, optimizer):
+    model(torch.ones(1, 2)).sum().backward()
+    before = model.bias.item()
+    optimizer.step()
+    print(round(before - model.bias.item(), 6))
+"""
+JAX_PRELUDE = """
+import gradserve.jax
+import jax.numpy as jnp
+import optax
+client = gradserve.connect("localhost:50051")
+params = {"w": jnp.zeros(2)}
+"""
+JAX_EPILOGUE = """
+updates, opt_state = optimizer.update({"w": jnp.ones(2)}, opt_state, params)
+print(averaging.step)
+averaging.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("framework", "block", "prelude", "epilogue", "printed"),
+    [("torch", 5, TORCH_PRELUDE, "", "0.1\n"), ("jax", 6, JAX_PRELUDE, JAX_EPILOGUE, "1\n")],
+    ids=["torch", "jax"],
+)
+def test_training_scripts(
+    server_address: str, framework: str, block: int, prelude: str, epilogue: str, printed: str
+) -> None:
+    pytest.importorskip(framework, reason="not installed: make install-frameworks")
+    program = BLOCKS[block].replace("num_required=4", "num_required=1").replace('"net"', f'"{uuid.uuid4().hex}"')
+    assert run(prelude + program + epilogue, server_address) == printed

@@ -164,8 +164,9 @@ def test_16_bits(client: gradserve.Client, dtype: Any) -> None:
     for served in (partial(functions.layer_norm, client), jax.jit(partial(functions.layer_norm, client))):
         y = served(x, SCALE, OFFSET)
         assert y.dtype == dtype
-        # One rounding to 8 bits of a significand, at most.
-        np.testing.assert_allclose(np.float32(y), mathematics.layer_norm(np.float32(x), SCALE, OFFSET), rtol=2**-8)
+        # One rounding to 8 bits of a significand, at most; and where terms cancel, those of float32 arithmetic.
+        expected = mathematics.layer_norm(np.float32(x), SCALE, OFFSET)
+        np.testing.assert_allclose(np.float32(y), expected, rtol=2**-8, atol=2e-6)
 
 
 def test_nothing_stays_on_the_server(client: gradserve.Client) -> None:
