@@ -110,12 +110,15 @@ MISTAKES: dict[Mistake, tuple[type[Exception], str]] = {
     another_optimizer: (gradserve.AlreadyExistsError, "begin with the same tensors"),
     state_of_another_optimizer: (gradserve.InvalidArgumentError, "one with 0; make it with optimizer.init"),
     two_in_one_chain: (gradserve.InvalidArgumentError, "with one average_by for opt_state, got one with 2"),
-    integers: (gradserve.InvalidArgumentError, "table.*int32"),
+    integers: (
+        gradserve.InvalidArgumentError,
+        "got int32 for 'table'; give begin and optimizer.init only what is trained",
+    ),
     text: (gradserve.InvalidArgumentError, "got str for 'optimizer/1'; keep it out of the tree"),
     equal_names: (gradserve.InvalidArgumentError, "two named 'a/b'"),
     updated_twice: (gradserve.InvalidArgumentError, "state of the optimizer of step 1, got that of step 0"),
     started_again_without_joining: (gradserve.InvalidArgumentError, "is at step 1.*leave out join=False"),
-    no_gradient: (gradserve.InvalidArgumentError, "layers/0/b"),
+    no_gradient: (gradserve.InvalidArgumentError, r"got none of \['layers/0/b'\] and one of \[\]; pass zeros"),
     another_dtype: (
         gradserve.InvalidArgumentError,
         "in float32, the dtype of the parameter, got bfloat16; jax.tree.map",

@@ -63,7 +63,9 @@ def from_host(tree: PyTree, arrays: Mapping[str, NDArray[Any]], missing: str) ->
 def placed_like(leaf: Any, value: NDArray[Any]) -> Any:
     """Returns a value with the type, the dtype and the place of a leaf."""
     if _is_random_key(leaf):
-        return jax.device_put(jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf)), leaf.sharding)
+        return jax.device_put(
+            jax.random.wrap_key_data(jax.numpy.asarray(value), impl=jax.random.key_impl(leaf)), leaf.sharding
+        )
     if isinstance(leaf, jax.Array):
         return jax.device_put(value.astype(leaf.dtype), leaf.sharding)
     return value.astype(leaf.dtype) if isinstance(leaf, np.ndarray | np.generic) else type(leaf)(value)

@@ -113,7 +113,7 @@ class AverageBy(optax.GradientTransformationExtraArgs):
             raise InvalidArgumentError("expected one call of begin, got a second one; make another average_by")
         step = step_of(opt_state)
         leaves = named_leaves(params)
-        self._dtypes = {name: jnp.result_type(leaf) for name, leaf in leaves.items()}
+        self._dtypes = {name: _floating_dtype(name, leaf) for name, leaf in leaves.items()}
         worker = self._new_worker(
             {name: DenseSpec(self._dtypes[name], np.shape(leaf)) for name, leaf in leaves.items()}
         )
@@ -203,7 +203,7 @@ class AverageBy(optax.GradientTransformationExtraArgs):
                 f"expected the state of the optimizer of step {self.step}, got that of step {step}; each is for one "
                 "update, by the whole program and not by each of its devices, and that of a checkpoint goes into begin"
             )
-        self._check_dtypes(names, gradients)
+        self._check(dict(zip(names, gradients, strict=True)))
         if not self._missed:
             advance = worker.exchange(dict(zip(names, gradients, strict=True)))
             self._missed.extend(advance.averages)
@@ -213,10 +213,17 @@ class AverageBy(optax.GradientTransformationExtraArgs):
         average = self._missed.popleft()
         return np.int32(step + 1), *(average[name] for name in names)
 
-    def _check_dtypes(self, names: Sequence[str], gradients: Sequence[Any]) -> None:
-        """Refuses gradients whose averages would be rounded otherwise than those of other workers."""
-        for name, gradient in zip(names, gradients, strict=True):
-            if name in self._dtypes and gradient.dtype != self._dtypes[name]:
+    def _check(self, gradients: Mapping[str, Any]) -> None:
+        """Refuses gradients of other parameters, and such as would be rounded otherwise than those of other workers."""
+        if gradients.keys() != self._dtypes.keys():
+            missing, unknown = self._dtypes.keys() - gradients.keys(), gradients.keys() - self._dtypes.keys()
+            raise InvalidArgumentError(
+                "expected a gradient of each parameter that begin was given, and of no other, got none of "
+                f"{sorted(missing)} and one of {sorted(unknown)}; pass zeros for a parameter without a gradient, or "
+                "leave it out in begin and optimizer.init, too"
+            )
+        for name, gradient in gradients.items():
+            if gradient.dtype != self._dtypes[name]:
                 raise InvalidArgumentError(
                     f"expected the gradient of {name!r} in {self._dtypes[name]}, the dtype of the parameter, got "
                     f"{gradient.dtype}; jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params) converts all"
@@ -257,6 +264,16 @@ class AverageBy(optax.GradientTransformationExtraArgs):
 
 def _init(_params: PyTree) -> AverageByState:
     return AverageByState(jnp.zeros((), jnp.int32))
+
+
+def _floating_dtype(name: str, leaf: Any) -> Any:
+    dtype = jnp.result_type(leaf)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise InvalidArgumentError(
+            f"expected floating point numbers as parameters, got {dtype} for {name!r}; give begin and optimizer.init "
+            "only what is trained"
+        )
+    return dtype
 
 
 def _with_notes(call: Callable[..., Any]) -> Callable[..., Any]:
