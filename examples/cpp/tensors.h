@@ -58,6 +58,16 @@ inline const Tensor& Find(const Tensors& tensors, const std::string& name) {
   return *found;
 }
 
+/// Returns the tensors that have the names of `wanted`, in that order. Averages come in the order of the client that has
+/// made the accumulator.
+inline Tensors Select(const Tensors& tensors, const Tensors& wanted) {
+  Tensors selected;
+  for (const Tensor& each : wanted) {
+    selected.push_back(Find(tensors, each.name));
+  }
+  return selected;
+}
+
 /// Makes a tensor of zeros.
 inline Tensor MakeTensor(std::string name, wire::DataType dtype, Shape shape) {
   const auto size = std::accumulate(shape.begin(), shape.end(), std::size_t{1}, std::multiplies<>());

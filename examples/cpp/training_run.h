@@ -39,11 +39,12 @@ class TrainingRun {
         caller_(server, worker_id),
         gradients_(caller_, name, parameters, kKeepAverages),
         joining_(caller_, name + "/joining", {Scalar("request", 0)}),
-        state_(caller_, name + "/state", WithStep(parameters, 0)) {
+        state_(caller_, name + "/state", WithStep(parameters, 0)),
+        parameters_(parameters) {
     Accumulator initial(caller_, name + "/initial", parameters);
     if (gradients_.Step() == 0) {
       // The first call ends the only round that this accumulator ever has; all others are stale, and get its average.
-      parameters_ = initial.PushPull(parameters, 0, 1, [] {}).average.value().tensors;
+      parameters_ = Select(initial.PushPull(parameters, 0, 1, [] {}).average.value().tensors, parameters);
     } else {
       TakeState();
     }
@@ -90,10 +91,9 @@ class TrainingRun {
       const std::int64_t before = state_.Step();
       joining_.Apply({Scalar("request", 1)}, kNeverStale);
       try {
-        Tensors state = Answer(before + 1).tensors;
+        const Tensors state = Answer(before + 1).tensors;
         step_ = static_cast<std::int64_t>(std::get<std::vector<double>>(Find(state, "step").elements)[0]);
-        state.pop_back();  // the step
-        parameters_ = std::move(state);
+        parameters_ = Select(state, parameters_);
         return;
       } catch (const CallError& error) {
         // The worker that took the request may have ended before it answered.
