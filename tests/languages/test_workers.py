@@ -117,7 +117,7 @@ def test_a_worker_that_was_away(
 @in_each_language
 @pytest.mark.parametrize("joins", ["python", "other"])
 def test_a_worker_that_joins_late(run: Run, gradserve_client: gradserve.Client, language: str, joins: str) -> None:
-    """The only other worker that is left waits for it meanwhile. Somebody has made the accumulators, in another order."""
+    """The only other worker left waits for it. Somebody has made the accumulators, in another order."""
     step, bias, weights = np.zeros(()), np.zeros((), np.float32), np.zeros(WORDS, np.float32)
     parameters = {"bias": bias, "weights": weights}
     gradserve_client.gradient_accumulator(parameters, run.name, keep_averages=8, idle_lease=3600)
