@@ -164,6 +164,7 @@ class AccumulatorInfo:
         idle_lease: Seconds without use after which it is deleted; None: never.
         device: The device in whose memory its sums and averages are: "cpu", "cuda:0", ...
         agreement: The texts by name on which all who create or find it must agree.
+        incarnation: An id that distinguishes it from a later accumulator with the same name.
     """
 
     container: str
@@ -178,6 +179,7 @@ class AccumulatorInfo:
     idle_lease: float | None
     device: str
     agreement: Mapping[str, str]
+    incarnation: str
 
 
 class AccumulatorKind(Enum):

@@ -10,7 +10,7 @@ import pytest
 
 import gradserve
 from gradserve.testing import ServerProcess
-from gradserve.training import Advance
+from gradserve.training import Advance, State, Worker
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.training.replicas import Replica, have_equal_weights
 
@@ -129,7 +129,7 @@ def test_a_state_that_is_gone_is_asked_for_again(
     with Replica(client, name, "first", 2).begin(start_step=1) as first:
         pass
     for each in client.list_accumulators():
-        if each.name.startswith(f"{name}/state-"):
+        if each.name.startswith(f"{name}/") and "/state-" in each.name:
             client.delete_accumulator(each.name)
     again = Replica(client, name, "first", 2)
     again.weights = first.weights
@@ -233,3 +233,29 @@ def test_an_accumulator_that_is_deleted_is_not_made_again(client: gradserve.Clie
         assert "start this worker again" in raised.value.__notes__[0]
         assert client.list_accumulators() is not None
         first.worker.close()
+
+
+class TestARunThatBeginsAnew:
+    """Somebody has deleted the accumulator of an earlier run of this name."""
+
+    def test_nothing_is_left_of_the_earlier_one(self, client: gradserve.Client, name: str) -> None:
+        with Replica(client, name, "earlier", 1).begin() as earlier:
+            for _ in range(3):
+                earlier.train()
+        client.delete_accumulator(name)
+        with Replica(client, name, "first", 1) as first:
+            own = first.weights
+            assert first.begin().num_loaded == 0
+            assert np.array_equal(first.weights, own)
+            first.train()
+        with Replica(client, name, "second", 1).begin() as second:
+            assert have_equal_weights(first, second)
+            assert second.step == 1
+
+    def test_it_can_have_another_model(self, client: gradserve.Client, name: str) -> None:
+        with Worker(client, {"w": np.zeros(2)}, name=name, num_required=1) as earlier:
+            earlier.begin(lambda: State({"w": np.zeros(2)}))
+            earlier.exchange({"w": np.ones(2)})
+        client.delete_accumulator(name)
+        with Worker(client, {"v": np.zeros(3)}, name=name, num_required=1) as worker:
+            assert worker.begin(lambda: State({"v": np.zeros(3)})) is None

@@ -7,11 +7,21 @@ from gradserve.errors import AlreadyExistsError
 from gradserve.results import Outcome
 from gradserve.training.state import Carried, State, restored, specs_of
 
+_KEPT_SECONDS = 24 * 3600.0
+"""How long after the last worker began it is kept: it takes as much memory as the model."""
+
 
 def agreed_initial_state(client: Client, name: str, container: str, worker_id: str, own: State) -> State | None:
     """Makes the state of the first worker that comes that of all.
 
     It is the average of the first round of accumulator NAME/initial, which has one gradient.
+
+    Args:
+        client: The client.
+        name: The name of the training run, with what distinguishes it from earlier runs of the same name.
+        container: The namespace of the name.
+        worker_id: The id of this worker.
+        own: The state of this worker.
 
     Returns:
         The tensors of the first worker, with this worker's metadata; None if this worker is the first.
@@ -26,10 +36,14 @@ def agreed_initial_state(client: Client, name: str, container: str, worker_id: s
         return None
     try:
         accumulator = client.gradient_accumulator(
-            specs_of(layout), shared_name=f"{name}/initial", container=container, device="cpu"
+            specs_of(layout),
+            shared_name=f"{name}/initial",
+            container=container,
+            idle_lease=_KEPT_SECONDS,
+            device="cpu",
         )
     except AlreadyExistsError as error:
-        error.add_note(f"All workers of training run {name!r} must begin with the same tensors.")
+        error.add_note("All workers of a training run must begin with the same tensors.")
         raise
     if accumulator.info().global_step:
         return State(restored(accumulator.read_average(1), layout), own.metadata)

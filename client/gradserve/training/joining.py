@@ -17,6 +17,8 @@ from gradserve.training.state import TEXT, Carried, State, as_text, of_text, res
 
 _NEVER_STALE = 1 << 62
 """A local step that no accumulator reaches: what is sent here has no step."""
+_KEPT_SECONDS = 24 * 3600.0
+"""How long after the last use by a worker the rest is kept."""
 _STATES_KEPT_SECONDS = 3600.0
 """How long after its last use a state is kept, which takes as much memory as a model with its optimizer."""
 
@@ -42,6 +44,8 @@ class Joining:
     NAME/state-LAYOUT: each average is a state.
 
     Whoever leaves the run sends its state, too: for those that are late, or come when the others have ended.
+
+    NAME is that of the training run, with what distinguishes it from earlier runs of the same name.
 
     They need no memory on a disk: a request that is lost in a restart of the server is made again.
     """
@@ -122,7 +126,7 @@ class Joining:
         return self._accumulator(f"state-{digest}", specs_of(layout), _STATES_KEPT_SECONDS)
 
     def _accumulator(
-        self, purpose: str, components: dict[str, DenseSpec], idle_lease: float | None = None
+        self, purpose: str, components: dict[str, DenseSpec], idle_lease: float = _KEPT_SECONDS
     ) -> GradientAccumulator:
         return self._client.gradient_accumulator(
             components,

@@ -124,7 +124,7 @@ class Worker:
         self._parameters = dict(parameters)
         self._incarnation = client.server_info().incarnation
         self.accumulator = self._found()
-        self._joining = Joining(client, name, container, self.worker_id)
+        self._joining = self._new_joining()
         self._attendant: Attendant | None = None
         self._members: tuple[str, ...] = ()
 
@@ -189,7 +189,7 @@ class Worker:
             own = state()
             if own is None:
                 raise InvalidArgumentError("expected the state that this worker begins with, got None", field="state")
-            loaded = agreed_initial_state(self._client, self._name, self._container, self.worker_id, own)
+            loaded = agreed_initial_state(self._client, self._name_of_this_run(), self._container, self.worker_id, own)
         elif join:
             loaded = self._join(reached).state
         else:
@@ -265,7 +265,7 @@ class Worker:
         if reached < self.step:
             self.accumulator.set_global_step(self.step)
         _log.warning("training run %r goes on at step %d after: %s", self._name, max(reached, self.step), error)
-        self._joining = Joining(self._client, self._name, self._container, self.worker_id)
+        self._joining = self._new_joining()
         assert self._attendant is not None
         self._attendant.use(self._joining)
 
@@ -328,6 +328,13 @@ class Worker:
                 "this is another run, give it another name; if the run is over, delete the accumulator."
             )
             raise
+
+    def _new_joining(self) -> Joining:
+        return Joining(self._client, self._name_of_this_run(), self._container, self.worker_id)
+
+    def _name_of_this_run(self) -> str:
+        """Returns a name that no earlier run had, whose accumulator was deleted to begin anew."""
+        return f"{self._name}/{self.accumulator.info().incarnation}"
 
 
 def _new_worker_id() -> str:

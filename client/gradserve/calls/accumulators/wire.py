@@ -480,6 +480,7 @@ def _info(info: accumulator_pb2.AccumulatorInfo) -> AccumulatorInfo:
         idle_lease=decode_duration(info, "idle_lease"),
         device=info.spec.device or "cpu",
         agreement=dict(info.spec.agreement),
+        incarnation=info.accumulator.incarnation,
     )
 
 
