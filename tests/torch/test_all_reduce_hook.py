@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 import gradserve
-from gradserve.torch import all_reduce_hook
+from gradserve.torch import all_reduce_hook, comm_hook
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -78,6 +78,11 @@ def test_a_late_replica_gets_the_averages_that_it_missed(client: gradserve.Clien
 
 
 class TestMistakes:
+    def test_a_sharded_model_elsewhere(self, client: gradserve.Client, name: str, mesh: DeviceMesh) -> None:
+        model = fully_shard(network(), mesh=mesh)
+        with pytest.raises(gradserve.InvalidArgumentError, match="'0.weight' is sharded .* with all_reduce_hook"):
+            comm_hook(client, model, num_required=1, name=name)
+
     def test_another_model(self, client: gradserve.Client, name: str) -> None:
         all_reduce_hook(client, num_required=1, name=name)(torch.ones(4))
         with pytest.raises(gradserve.AlreadyExistsError, match="need the same model"):

@@ -135,6 +135,7 @@ class CommHook:
     def _end(self) -> None:
         """Raises the error of a backward pass that had one. Runs when the pass is over."""
         ended, self._pass = self._pass, None
-        self._failure = None if ended is None else ended.failure()
+        if ended is not None:
+            self._failure = ended.failure()
         if self._failure is not None:
             raise self._failure

@@ -11,7 +11,7 @@ def trained_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Returns a model's parameters that require a gradient, by name. Wrappers for data parallelism are looked into.
 
     Raises:
-        InvalidArgumentError: There are none, or one has a dtype that cannot be averaged.
+        InvalidArgumentError: There are none, or one is sharded or has a dtype that cannot be averaged.
     """
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgumentError(
@@ -23,6 +23,11 @@ def trained_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
             "expected parameters that require a gradient in model, got none; see requires_grad_()", field="model"
         )
     for name, parameter in trained.items():
+        if hasattr(parameter, "placements"):
+            raise InvalidArgumentError(
+                f"parameter {name!r} is sharded over a process group; average sharded models with all_reduce_hook",
+                field="model",
+            )
         if parameter.dtype not in _DTYPES:
             raise InvalidArgumentError(
                 f"expected float16, bfloat16, float32 or float64 for parameter {name!r}, got {parameter.dtype}; set "
@@ -33,6 +38,7 @@ def trained_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def module_of(model: torch.nn.Module) -> torch.nn.Module:
-    """Returns the module in a wrapper for data parallelism, or the model itself."""
+    """Returns the module in a wrapper for data parallelism or by torch.compile, or the model itself."""
+    model = getattr(model, "_orig_mod", model)
     wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
     return model.module if isinstance(model, wrappers) else model
