@@ -72,24 +72,25 @@ function putTensors(server, tensors, seconds = CALL_SECONDS) {
 }
 
 /** Reads stored tensors, chunk by chunk; `release` deletes them once they are sent. */
-async function getTensors(server, handles, release = false, seconds = CALL_SECONDS) {
-  const deadline = new Date(Date.now() + 1000 * seconds);
-  let tensors;
-  let payload;
-  let filled = 0;
-  // The loop asks for a message when it has the one before: what is not read yet waits on the server.
-  for await (const message of server.tensors.GetTensors({ handles, release }, server.metadata, { deadline })) {
-    if (message.part === 'header') {
-      tensors = message.header.tensors.map(({ dtype, shape }) => ({ dtype, shape, numBytes: numBytes(dtype, shape) }));
-      payload = Buffer.allocUnsafe(tensors.reduce((sum, each) => sum + each.numBytes, 0));
-    } else {
-      filled += message.chunk.copy(payload, filled);
+function getTensors(server, handles, release = false, seconds = CALL_SECONDS) {
+  return withRetries(seconds, async (deadline) => {
+    let tensors;
+    let payload;
+    let filled = 0;
+    // The loop asks for a message when it has the one before: what is not read yet waits on the server.
+    for await (const message of server.tensors.GetTensors({ handles, release }, server.metadata, { deadline })) {
+      if (message.part === 'header') {
+        tensors = message.header.tensors.map(({ dtype, shape }) => ({ dtype, shape, length: numBytes(dtype, shape) }));
+        payload = Buffer.allocUnsafe(tensors.reduce((sum, { length }) => sum + length, 0));
+      } else {
+        filled += message.chunk.copy(payload, filled);
+      }
     }
-  }
-  let start = 0;
-  return tensors.map(({ dtype, shape, numBytes: length }) => {
-    start += length;
-    return fromBytes(dtype, shape, payload.subarray(start - length, start));
+    let start = 0;
+    return tensors.map(({ dtype, shape, length }) => {
+      start += length;
+      return fromBytes(dtype, shape, payload.subarray(start - length, start));
+    });
   });
 }
 

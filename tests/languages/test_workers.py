@@ -97,6 +97,16 @@ def test_what_is_lost_or_repeated_counts_once(run: Run, gradserve_faults: Faults
 
 
 @in_each_language
+def test_an_upload_whose_reply_is_lost_is_sent_again(run: Run, gradserve_faults: Faults, language: str) -> None:
+    lost = gradserve_faults.drop_reply("PutTensors", times=2)
+    workers = [run.start(language, worker, "--words", MANY_WORDS, "--steps", 2) for worker in ("a", "b")]
+    first, second = (worker.result() for worker in workers)
+    assert first == second
+    assert first.num_counted == 2
+    assert len(lost.happened) == 2
+
+
+@in_each_language
 @pytest.mark.parametrize("step", [5, 12], ids=["reads the averages", "takes over the state"])
 def test_a_worker_that_was_away(
     run: Run, gradserve_network: FaultyProxy, gradserve_client: gradserve.Client, language: str, step: int
