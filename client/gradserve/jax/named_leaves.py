@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve.errors import InvalidArgumentError
+from gradserve.jax.places import place_of
 
 PyTree: TypeAlias = Any
 _ALONE = "value"
@@ -63,11 +64,10 @@ def from_host(tree: PyTree, arrays: Mapping[str, NDArray[Any]], missing: str) ->
 def placed_like(leaf: Any, value: NDArray[Any]) -> Any:
     """Returns a value with the type, the dtype and the place of a leaf."""
     if _is_random_key(leaf):
-        return jax.device_put(
-            jax.random.wrap_key_data(jax.numpy.asarray(value), impl=jax.random.key_impl(leaf)), leaf.sharding
-        )
+        key = jax.random.wrap_key_data(jax.numpy.asarray(value), impl=jax.random.key_impl(leaf))
+        return jax.device_put(key, place_of(leaf))
     if isinstance(leaf, jax.Array):
-        return jax.device_put(value.astype(leaf.dtype), leaf.sharding)
+        return jax.device_put(value.astype(leaf.dtype), place_of(leaf))
     return value.astype(leaf.dtype) if isinstance(leaf, np.ndarray | np.generic) else type(leaf)(value)
 
 

@@ -15,6 +15,7 @@ from jax.experimental import io_callback
 
 from gradserve.errors import GradserveError, InvalidArgumentError
 from gradserve.jax.named_leaves import PyTree, named_leaves
+from gradserve.jax.places import place_of
 from gradserve.jax.training_state import AverageByState, restored, state_of, step_of, with_step
 from gradserve.results import Average, DenseSpec
 from gradserve.training import State, Worker
@@ -185,7 +186,7 @@ class AverageBy(optax.GradientTransformationExtraArgs):
             step, *averages = io_callback(_with_notes(exchange), results, state.step, *gradients, ordered=True)
         else:
             step, *new = exchange(state.step, *gradients)
-            averages = [jax.device_put(each, old.sharding) for each, old in zip(new, gradients, strict=True)]
+            averages = [jax.device_put(each, place_of(old)) for each, old in zip(new, gradients, strict=True)]
         averaged = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(updates), averages)
         return averaged, AverageByState(jnp.asarray(step))
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from gradserve.errors import InvalidArgumentError
+from gradserve.jax.places import place_of
 
 Arrays: TypeAlias = Sequence[Any]
 
@@ -97,8 +98,7 @@ def called(
     if any(isinstance(each, jax.core.Tracer) for each in arrays):
         staged: tuple[jax.Array, ...] = _staged(name, compute, tuple(results))(*arrays)
         return staged
-    devices = arrays[0].devices()
-    place = next(iter(devices)) if len(devices) == 1 else None
+    place = place_of(arrays[0]) if len(arrays[0].devices()) == 1 else None
     return tuple(jax.device_put(each, place) for each in compute(*arrays))
 
 
