@@ -1,5 +1,6 @@
 """Workers that come later, die, or are started again."""
 
+import itertools
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,6 +12,8 @@ import pytest
 import gradserve
 from gradserve.testing import ServerProcess
 from gradserve.training import Advance, State, Worker
+from gradserve.training.joining import Joining
+from gradserve.training.state import Carried
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.training.replicas import Replica, have_equal_weights
 
@@ -139,6 +142,18 @@ def test_a_state_that_is_gone_is_asked_for_again(
         waiting.result()
         assert have_equal_weights(again, second)
     again.worker.close()
+
+
+def test_states_that_arrive_too_late(client: gradserve.Client, name: str, threads: ThreadPoolExecutor) -> None:
+    """The others do not wait, and take more steps than averages are kept while the state travels: that has an end."""
+    joining = Joining(client, name, "", "new")
+    receiving = threads.submit(joining.receive, None, lambda _step: False)
+    others = Joining(client, name, "", "other")
+    steps = itertools.count(1)
+    while eventually(lambda: receiving.done() or others.requesters()) is not True:
+        others.answer(Carried.of(State({"w": np.zeros(2)})), next(steps))
+    with pytest.raises(gradserve.DeadlineExceededError, match=r"the last one of step 1\d: .* a larger keep_averages"):
+        receiving.result()
 
 
 def test_nobody_is_left_to_answer(client: gradserve.Client, name: str) -> None:

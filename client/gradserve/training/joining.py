@@ -17,6 +17,8 @@ from gradserve.training.state import TEXT, Carried, State, as_text, of_text, res
 
 _NEVER_STALE = 1 << 62
 """A local step that no accumulator reaches: what is sent here has no step."""
+_MOST_ANSWERS = 10
+"""How many answers a worker that joins waits for, if each is too old when it has arrived."""
 _KEPT_SECONDS = 24 * 3600.0
 """How long after the last use by a worker the rest is kept."""
 _STATES_KEPT_SECONDS = 3600.0
@@ -87,17 +89,25 @@ class Joining:
             is_new_enough: Whether the state of a step is of use.
 
         Raises:
-            DeadlineExceededError: Nobody has answered.
+            DeadlineExceededError: Nobody has answered, or each of several answers was too old when it had arrived.
         """
+        num_answers = 0
         while True:
             received = self._read()
             if received is not None and is_new_enough(received.step):
                 return received
+            if num_answers == _MOST_ANSWERS:
+                raise DeadlineExceededError(
+                    f"{num_answers} states of other workers arrived too late, the last one of step "
+                    f"{self.newest_step()}: more rounds had ended by then than the server keeps averages of. Start all "
+                    "workers with a larger keep_averages"
+                )
             answered = self._requests.info().global_step
             if self._worker_id not in self.requesters():
                 request = {"request": np.float32(1)}
                 self._requests.apply_grad(request, local_step=_NEVER_STALE, worker_id=self._worker_id)
             self._requests.read_average(answered + 1, timeout=timeout)
+            num_answers += 1
 
     def newest_step(self) -> int:
         """Returns the step of the state that was sent last, -1 if there is none."""
