@@ -20,7 +20,7 @@ _CLOSING_SECONDS = 1.0
 
 
 class Attendant:
-    """Looks for requests from time to time while the state of this worker rests, and answers them.
+    """Looks for requests from time to time, and answers them while the state of this worker rests.
 
     All workers see a request. The one that answers is the first, by id, of those of the last round that do not wait for
     a state themselves. If it does not, because it has died or computes for long, others do.
@@ -43,6 +43,8 @@ class Attendant:
         self._step: int | None = None
         """The step of the state while it rests, otherwise None."""
         self._members: Collection[str] = ()
+        self._is_wanted = False
+        """Whether the state is to be copied before it changes again."""
         self._is_closed = False
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._attend, name="gradserve-joining", daemon=True)
@@ -62,7 +64,8 @@ class Attendant:
         try:
             yield
         finally:
-            with self._changed:  # which the thread holds while it copies the state
+            with self._changed:
+                self._changed.wait_for(lambda: not self._is_wanted)
                 self._step = None
         error, self._error = self._error, None
         if error is not None:
@@ -81,7 +84,7 @@ class Attendant:
 
     def _attend(self) -> None:
         seen_at: float | None = None
-        while self._wait_until_at_rest():
+        while not self._is_closed:
             try:
                 requesters = self._joining.requesters()
                 now = time.monotonic()
@@ -93,12 +96,6 @@ class Attendant:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed, self._check_seconds)
 
-    def _wait_until_at_rest(self) -> bool:
-        """Returns False when the thread has to end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or self._step is not None)
-            return not self._is_closed
-
     def _is_called(self, requesters: Collection[str], waited: float) -> bool:
         if self._worker_id in requesters:
             return False
@@ -106,18 +103,22 @@ class Attendant:
         return able[:1] == [self._worker_id] or waited >= self._patience_seconds
 
     def _answer(self) -> bool:
-        """Returns False if the state does not rest any more, or is not at hand."""
+        """Copies the state at the next rest, and sends it; returns False if that cannot be done."""
         with self._changed:
+            self._is_wanted = True
+            self._changed.wait_for(lambda: self._is_closed or self._step is not None)
             step = self._step
-            if step is None:
-                return False
             try:
-                state = self._state()
-                if state is None:
-                    return False
-                carried = Carried.of(state)
+                state = None if step is None else self._state()
+                carried = None if state is None else Carried.of(state)
             except Exception as error:
                 self._error = error  # for the caller, who has written what describes the state
-                return False
-        self._joining.answer(carried, step)
+                carried = None
+            finally:
+                self._is_wanted = False
+                self._changed.notify_all()
+        if step is None or carried is None:
+            return False
+        if self._joining.requesters():  # nobody else was faster
+            self._joining.answer(carried, step)
         return True

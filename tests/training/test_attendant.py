@@ -1,0 +1,75 @@
+"""How a worker lets others in, without a server."""
+
+import threading
+from collections.abc import Collection, Iterator
+
+import numpy as np
+import pytest
+
+from gradserve.training.attendant import Attendant
+from gradserve.training.state import Carried, State
+from tests.servers.polling import PATIENCE_SECONDS
+
+
+class Requests:
+    """Requests of one worker, which wait until they are answered."""
+
+    def __init__(self) -> None:
+        self.asked, self.answered = threading.Event(), threading.Event()
+        self.answer_given: tuple[float, int] | None = None
+
+    def requesters(self) -> Collection[str]:
+        self.asked.set()
+        return () if self.answered.is_set() else ("new",)
+
+    def answer(self, carried: Carried, step: int) -> None:
+        self.answer_given = float(carried.tensors["w"]), step
+        self.answered.set()
+
+
+class Training:
+    """Weights that change between rests."""
+
+    def __init__(self) -> None:
+        self.weight = np.zeros(())
+        self.requests = Requests()
+        self.attendant = Attendant(self.requests, "me", self.state, check_seconds=0.001)  # type: ignore[arg-type]
+
+    def state(self) -> State:
+        return State({"w": self.weight})
+
+
+@pytest.fixture
+def training() -> Iterator[Training]:
+    made = Training()
+    yield made
+    made.attendant.close()
+
+
+def test_a_rest_however_short_is_enough(training: Training) -> None:
+    """The end of a rest waits until the state is copied, if somebody has asked for it."""
+    assert training.requests.asked.wait(PATIENCE_SECONDS), "nobody looks for requests while the worker computes"
+    step = 0
+    while not training.requests.answered.is_set():
+        step += 1
+        training.weight = np.array(float(step))
+        with training.attendant.at_rest(step, ["me", "other"]):
+            pass
+        training.weight = np.array(-1.0)  # between steps
+        assert step < 1000
+        training.requests.answered.wait(0.001)
+    assert training.requests.answer_given is not None
+    weight, at = training.requests.answer_given
+    assert weight == at > 0
+
+
+def test_errors_of_the_state_reach_the_worker(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training.attendant, "_state", lambda: 1 / 0)
+
+    def steps() -> None:
+        for step in range(1000):
+            with training.attendant.at_rest(step, ["me"]):
+                training.requests.answered.wait(0.001)
+
+    with pytest.raises(ZeroDivisionError):
+        steps()
