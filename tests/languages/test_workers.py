@@ -9,12 +9,19 @@ import pytest
 
 import gradserve
 from gradserve.testing import Faults, FaultyProxy, ServerProcess, ServerThread
+from gradserve.testing.fixtures import (
+    gradserve_client,
+    gradserve_faults,
+    gradserve_network,
+    gradserve_process,
+    gradserve_server,
+)
 from tests.languages.programs import Worker, running
 from tests.security.serving import TOKENS, entry
 from tests.servers.certificates import make_certificates
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 
-pytest_plugins = ["gradserve.testing.fixtures"]
+__all__ = ["gradserve_client", "gradserve_faults", "gradserve_network", "gradserve_process", "gradserve_server"]
 
 WORDS = 50
 MANY_WORDS = 1_000_000
