@@ -218,12 +218,12 @@ soak: $(INSTALLED)  ## Load a server at full speed over every way for MINUTES: m
 $(RELEASE_INSTALLED): Makefile
 	@echo "Installing what makes and checks releases into $(RELEASE_VENV): 90 MB"
 	$(PYTHON) -m venv $(RELEASE_VENV)
-	$(RELEASE_VENV)/bin/python $(PIP_INSTALL) build==1.6.1 cyclonedx-bom==7.5.0 twine==7.0.0 uv==0.13.9
+	$(RELEASE_VENV)/bin/python $(PIP_INSTALL) build==1.6.1 cyclonedx-bom==7.5.0 hatchling==1.33.0 twine==7.0.0 uv==0.13.9
 	@touch $@
 
 dist: $(RELEASE_INSTALLED)  ## Build the wheel and the source distribution into dist/, and check them
 	rm -rf dist
-	$(RELEASE_VENV)/bin/python -m build
+	$(RELEASE_VENV)/bin/python -m build --no-isolation
 	$(RELEASE_VENV)/bin/twine check --strict dist/*
 
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
@@ -252,5 +252,5 @@ constraints: $(INSTALLED)  ## Pin the newest versions of everything in constrain
 	$(COMPILE) --extra dev --constraint deploy/constraints-cuda13.txt --output-file constraints.txt
 
 clean:  ## Remove what make made
-	rm -rf $(VENV) $(PROTOS_VENV) $(GOLDEN_VENV) $(GOLDEN_RNN_VENV) $(GOLDEN_LAYERS_VENV) $(CUDNN_VENV) $(RELEASE_VENV) .venv-bench \
+	rm -rf $(VENV) $(PROTOS_VENV) $(GOLDEN_VENV) $(GOLDEN_RNN_VENV) $(GOLDEN_LAYERS_VENV) $(CUDNN_VENV) $(GPU_VENV) $(RELEASE_VENV) .venv-bench \
 		build dist demo-output $(JAVASCRIPT)/node_modules

@@ -31,7 +31,7 @@ def newest_wheel() -> Path:
 
 
 def tried(python: str, folder: Path, wheel: Path, *constraints: Path) -> Trial:
-    """Installs the server in a new environment, and tries it there.
+    """Installs the client in a new environment and tries it there, then the server.
 
     Args:
         python: The interpreter: a name on PATH, or a path.
@@ -42,11 +42,14 @@ def tried(python: str, folder: Path, wheel: Path, *constraints: Path) -> Trial:
     shutil.rmtree(folder, ignore_errors=True)
     own = folder / "bin" / "python"
     limits = [option for file in constraints for option in ("-c", str(file))]
-    install = [str(own), "-m", "pip", "install", "--disable-pip-version-check", "--quiet", *limits, f"{wheel}[server]"]
+    pip = [str(own), "-m", "pip", "--disable-pip-version-check"]
     for command in (
         [python, "-m", "venv", str(folder)],
-        install,
-        [str(own), "-m", "pip", "check", "--disable-pip-version-check"],
+        [*pip, "install", "--quiet", *limits, str(wheel)],
+        [*pip, "check"],
+        [str(own), "-c", "import gradserve, gradserve.aio, gradserve.training"],
+        [*pip, "install", "--quiet", *limits, f"{wheel}[server]"],
+        [*pip, "check"],
         [str(own), str(SMOKE)],
     ):
         done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=_SECONDS, check=False)

@@ -1,4 +1,4 @@
-"""Tries a gradserve that was installed: a server, a round over each way and encrypted, an op. Prints what ran.
+"""Tries an installed gradserve: the command, a round over each way and encrypted, an op. Prints what ran.
 
 Usage: python deploy/release/smoke.py
 """
@@ -7,6 +7,7 @@ import importlib.metadata
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ def main() -> None:
             with gradserve.connect(server.address, timeout=60) as client:
                 normalize(client)
 
-        command = (sys.executable, "-m", "gradserve_server", "certificates", folder, "--host", "127.0.0.1")
+        command = (Path(sys.executable).with_name("gradserve"), "certificates", folder, "--host", "127.0.0.1")
         subprocess.run(command, check=True, capture_output=True, timeout=60)
         flags = ("--tls-certificate", f"{folder}/server.pem", "--tls-key", f"{folder}/server.key")
         with (

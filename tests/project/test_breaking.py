@@ -1,12 +1,15 @@
 """The protos are compared with the newest release, once there is one."""
 
+import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "deploy" / "check_breaking.sh"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "deploy" / "check_breaking.sh"
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -18,10 +21,15 @@ def clone(tmp_path: Path) -> Path:
     """A repository with a commit and no release."""
     (tmp_path / "deploy").mkdir()
     shutil.copy(SCRIPT, tmp_path / "deploy")
-    author = ("-c", "user.name=a", "-c", "user.email=a@localhost", "-c", "commit.gpgsign=false")
     run("git", "init", "--quiet", cwd=tmp_path)
-    run("git", *author, "commit", "--quiet", "--allow-empty", "--message", "first", cwd=tmp_path)
+    commit(tmp_path)
     return tmp_path
+
+
+def commit(clone: Path) -> None:
+    author = ("-c", "user.name=a", "-c", "user.email=a@localhost", "-c", "commit.gpgsign=false")
+    run("git", "add", ".", cwd=clone)
+    run("git", *author, "commit", "--quiet", "--allow-empty", "--message", "a change", cwd=clone)
 
 
 def check(clone: Path, buf: str = "echo") -> str:
@@ -53,3 +61,28 @@ def test_what_buf_finds_fails(clone: Path) -> None:
     run("git", "tag", "v1.0.0", cwd=clone)
     with pytest.raises(subprocess.CalledProcessError):
         check(clone, "false")
+
+
+PROTO = 'syntax = "proto3";\npackage a.v1;\nmessage Tensor {\n  bytes content = 1;\n}\n'
+BUF = shlex.split(re.findall(r"^BUF := (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)[0])
+
+
+@pytest.mark.skipif(shutil.which("npx") is None, reason="needs npx")
+@pytest.mark.parametrize(
+    ("change", "breaks"),
+    [("content = 1;\n  int64 step = 2;", ""), ("content = 2;", 'field "1"')],
+    ids=["another field", "another number"],
+)
+def test_what_breaks(clone: Path, change: str, breaks: str) -> None:
+    """With buf itself, and the settings of this repository."""
+    shutil.copy(ROOT / "buf.yaml", clone)
+    file = clone / "proto" / "a" / "v1" / "tensor.proto"
+    file.parent.mkdir(parents=True)
+    file.write_text(PROTO)
+    commit(clone)
+    run("git", "tag", "v0.1.0", cwd=clone)
+    file.write_text(PROTO.replace("content = 1;", change))
+    command = [clone / "deploy" / SCRIPT.name, *BUF]
+    done = subprocess.run(command, cwd=clone, check=False, capture_output=True, text=True, timeout=120)
+    assert bool(done.returncode) is bool(breaks), done.stdout + done.stderr
+    assert breaks in done.stdout
