@@ -82,7 +82,7 @@ def test_what_breaks(clone: Path, change: str, breaks: str) -> None:
     commit(clone)
     run("git", "tag", "v0.1.0", cwd=clone)
     file.write_text(PROTO.replace("content = 1;", change))
-    command = [clone / "deploy" / SCRIPT.name, *BUF]
+    command = [str(clone / "deploy" / SCRIPT.name), *BUF]
     done = subprocess.run(command, cwd=clone, check=False, capture_output=True, text=True, timeout=120)
     assert bool(done.returncode) is bool(breaks), done.stdout + done.stderr
     assert breaks in done.stdout

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 import numpy as np
 import pytest
 
+import gradserve
 from gradserve.training.attendant import Attendant
 from gradserve.training.state import Carried, State
 from tests.servers.polling import PATIENCE_SECONDS
@@ -73,3 +74,32 @@ def test_errors_of_the_state_reach_the_worker(training: Training, monkeypatch: p
 
     with pytest.raises(ZeroDivisionError):
         steps()
+
+
+def test_errors_of_the_server_are_logged_once(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = iter(["gone", "gone", "back", "", "gone", ""])
+    seen_all = threading.Event()
+
+    def requesters() -> Collection[str]:
+        answer = next(answers, None)
+        if answer:
+            raise gradserve.UnavailableError(f"the server is {answer}")
+        if answer is None:
+            seen_all.set()
+        return ()
+
+    monkeypatch.setattr(training.requests, "requesters", requesters)
+    assert seen_all.wait(PATIENCE_SECONDS)
+    told = [record.getMessage().rpartition(" ")[2] for record in caplog.records]
+    assert told == ["gone", "back", "gone"]
+
+
+def test_it_ends_with_its_client(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    def requesters() -> Collection[str]:
+        raise gradserve.CallCancelledError("the client is closed")
+
+    monkeypatch.setattr(training.requests, "requesters", requesters)
+    training.attendant._thread.join(PATIENCE_SECONDS)
+    assert not training.attendant._thread.is_alive()

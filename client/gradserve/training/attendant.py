@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
-from gradserve.errors import GradserveError
+from gradserve.errors import CallCancelledError, GradserveError
 from gradserve.training.joining import Joining
 from gradserve.training.state import Carried, State
 
@@ -84,6 +84,7 @@ class Attendant:
 
     def _attend(self) -> None:
         seen_at: float | None = None
+        logged = ""
         while not self._is_closed:
             try:
                 requesters = self._joining.requesters()
@@ -91,8 +92,14 @@ class Attendant:
                 seen_at = (now if seen_at is None else seen_at) if requesters else None
                 if seen_at is not None and self._is_called(requesters, now - seen_at) and self._answer():
                     seen_at = None
+            except CallCancelledError:
+                return  # the client is closed
             except GradserveError as error:
-                _log.warning("workers that want to join could not be answered: %s", error)
+                if str(error) != logged:
+                    _log.warning("workers that want to join could not be answered: %s", error)
+                logged = str(error)
+            else:
+                logged = ""
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed, self._check_seconds)
 
