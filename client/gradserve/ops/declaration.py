@@ -223,7 +223,14 @@ def fields_of(outputs: Outputs) -> Mapping[str, str]:
 
 def _annotated(outputs: Outputs, kind: type[Any]) -> Mapping[str, Any]:
     """Returns the annotations of this kind, by the names of the outputs."""
-    hints = get_type_hints(outputs, include_extras=True)
     return {
-        name: said for name, hint in hints.items() for said in getattr(hint, "__metadata__", ()) if type(said) is kind
+        name: said
+        for name, hint in _hints_of(outputs).items()
+        for said in getattr(hint, "__metadata__", ())
+        if type(said) is kind
     }
+
+
+@cache
+def _hints_of(outputs: Outputs) -> Mapping[str, Any]:
+    return get_type_hints(outputs, include_extras=True)

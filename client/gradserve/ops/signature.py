@@ -3,6 +3,7 @@
 import inspect
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 
 from gradserve.ops.declaration import Attribute, Input, Op, Required, SingleOutput, fields_of
 
@@ -79,5 +80,6 @@ def _returns(op: Op) -> str:
     return _section("Returns", {name: op.output_doc(name) for name in fields_of(op.output_tuples[-1])})
 
 
+@cache
 def _wrapped(text: str, later_indent: str) -> str:
     return textwrap.fill(text, _WIDTH, initial_indent="    ", subsequent_indent=later_indent)

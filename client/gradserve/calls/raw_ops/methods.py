@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, get_type_hints
 
 from gradserve.array_like import ArrayLike, DTypeLike
@@ -54,10 +55,22 @@ def _refuse(
 
 def _annotations(op: Op, signature: inspect.Signature) -> dict[str, Any]:
     """Returns the annotations of a signature, evaluated."""
+    outputs = {each.__name__: each for each in op.output_tuples}
+    return {
+        name: _evaluated(each.annotation)
+        for name, each in signature.parameters.items()
+        if each.annotation is not each.empty
+    } | {"return": _evaluate(signature.return_annotation, outputs)}
 
+
+@cache
+def _evaluated(annotation: str) -> Any:
+    """Returns the annotation of an argument, evaluated. All ops together have a dozen, and each takes time."""
+    return _evaluate(annotation, {})
+
+
+def _evaluate(annotation: str, outputs: Mapping[str, Any]) -> Any:
     def written() -> None: ...
 
-    written.__annotations__ = {
-        name: each.annotation for name, each in signature.parameters.items() if each.annotation is not each.empty
-    } | {"return": signature.return_annotation}
-    return get_type_hints(written, localns=_NAMES_IN_SIGNATURES | {each.__name__: each for each in op.output_tuples})
+    written.__annotations__ = {"return": annotation}
+    return get_type_hints(written, localns={**_NAMES_IN_SIGNATURES, **outputs})["return"]
