@@ -1,6 +1,8 @@
 """How a worker lets others in, without a server."""
 
+import itertools
 import threading
+import time
 from collections.abc import Collection, Iterator
 
 import numpy as np
@@ -40,6 +42,14 @@ class Training:
         return State({"w": self.weight})
 
 
+def steps() -> Iterator[int]:
+    """Counts steps, for as long as a test has patience."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    for step in itertools.count(1):
+        assert time.monotonic() < end
+        yield step
+
+
 @pytest.fixture
 def training() -> Iterator[Training]:
     made = Training()
@@ -50,14 +60,13 @@ def training() -> Iterator[Training]:
 def test_a_rest_however_short_is_enough(training: Training) -> None:
     """The end of a rest waits until the state is copied, if somebody has asked for it."""
     assert training.requests.asked.wait(PATIENCE_SECONDS), "nobody looks for requests while the worker computes"
-    step = 0
-    while not training.requests.answered.is_set():
-        step += 1
+    for step in steps():
+        if training.requests.answered.is_set():
+            break
         training.weight = np.array(float(step))
         with training.attendant.at_rest(step, ["me", "other"]):
             pass
         training.weight = np.array(-1.0)  # between steps
-        assert step < 1000
         training.requests.answered.wait(0.001)
     assert training.requests.answer_given is not None
     weight, at = training.requests.answer_given
@@ -67,13 +76,13 @@ def test_a_rest_however_short_is_enough(training: Training) -> None:
 def test_errors_of_the_state_reach_the_worker(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training.attendant, "_state", lambda: 1 / 0)
 
-    def steps() -> None:
-        for step in range(1000):
+    def train() -> None:
+        for step in steps():
             with training.attendant.at_rest(step, ["me"]):
                 training.requests.answered.wait(0.001)
 
     with pytest.raises(ZeroDivisionError):
-        steps()
+        train()
 
 
 def test_errors_of_the_server_are_logged_once(
