@@ -1,8 +1,5 @@
 """One worker's part in the rounds of one accumulator."""
 
-import os
-import socket
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +10,7 @@ from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_integer, as_text
 from gradserve.errors import AlreadyExistsError, OutOfRangeError, StaleGradientError
 from gradserve.results import Average, DenseSpec, Outcome
+from gradserve.training.worker_ids import new_worker_id
 
 _IDLE_SECONDS = 24 * 3600.0
 
@@ -50,7 +48,7 @@ class Membership:
         if as_integer(num_required, Argument("num_required")) < 1:
             raise Argument("num_required").error("a positive number of workers", num_required)
         if worker_id is None:
-            worker_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+            worker_id = new_worker_id()
         return cls(run, num_required, as_text(worker_id, Argument("worker_id")), keep_averages, timeout)
 
     def accumulator(self, client: Client, part: str, components: Mapping[str, DenseSpec]) -> GradientAccumulator:

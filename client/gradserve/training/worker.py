@@ -1,9 +1,6 @@
 """One worker's part in a training run."""
 
 import logging
-import os
-import socket
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -28,6 +25,7 @@ from gradserve.training.attendant import Attendant
 from gradserve.training.initial import agreed_initial_state
 from gradserve.training.joining import Joining, Received
 from gradserve.training.state import Carried, State
+from gradserve.training.worker_ids import new_worker_id
 
 _log = logging.getLogger(__name__)
 
@@ -104,7 +102,7 @@ class Worker:
         """
         if not name:
             raise InvalidArgumentError("expected a name for the training run, got ''", field="name")
-        self.worker_id = _new_worker_id() if worker_id is None else worker_id
+        self.worker_id = new_worker_id() if worker_id is None else worker_id
         self.step = 0
         self._client = client
         self._num_required = as_integer(num_required, _NUM_REQUIRED)
@@ -335,7 +333,3 @@ class Worker:
     def _name_of_this_run(self) -> str:
         """Returns a name that no earlier run had, whose accumulator was deleted to begin anew."""
         return f"{self._name}/{self.accumulator.info().incarnation}"
-
-
-def _new_worker_id() -> str:
-    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
