@@ -156,6 +156,21 @@ def test_states_that_arrive_too_late(client: gradserve.Client, name: str, thread
         receiving.result()
 
 
+def test_the_last_worker_leaves_just_before_it_is_asked(
+    client: gradserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has found nobody who waits; whoever asks then finds what it has left."""
+    leaving, late = Joining(client, name, "", "leaving"), Joining(client, name, "", "late")
+
+    def leave_and_ask() -> int:
+        leaving.answer(Carried.of(State({"w": np.ones(3, np.float32)})), 9)
+        return Joining._ask(late)
+
+    monkeypatch.setattr(late, "_ask", leave_and_ask)
+    assert late.receive(PATIENCE_SECONDS, lambda step: step == 9).step == 9
+    assert leaving.requesters() == ()
+
+
 def test_nobody_is_left_to_answer(client: gradserve.Client, name: str) -> None:
     first = Replica(client, name, "first", 1).begin()
     first.train()
@@ -165,6 +180,8 @@ def test_nobody_is_left_to_answer(client: gradserve.Client, name: str) -> None:
     (note,) = raised.value.__notes__
     assert "is at step 1" in note
     assert "start_step" in note
+    # The one that gave up is not taken for one that waits.
+    assert Joining(client, first.worker._name_of_this_run(), "", "third").requesters() == ()
 
 
 class TestCheckpoint:

@@ -11,7 +11,7 @@ import numpy as np
 
 from gradserve.accumulators import GradientAccumulator
 from gradserve.client import Client
-from gradserve.errors import AbortedError, DeadlineExceededError, NotFoundError, OutOfRangeError
+from gradserve.errors import AbortedError, DeadlineExceededError, GradserveError, NotFoundError, OutOfRangeError
 from gradserve.results import DenseSpec
 from gradserve.training.state import TEXT, Carried, State, as_text, of_text, restored, specs_of
 
@@ -91,23 +91,46 @@ class Joining:
         Raises:
             DeadlineExceededError: Nobody has answered, or each of several answers was too old when it had arrived.
         """
-        num_answers = 0
-        while True:
-            received = self._read()
-            if received is not None and is_new_enough(received.step):
-                return received
-            if num_answers == _MOST_ANSWERS:
-                raise DeadlineExceededError(
-                    f"{num_answers} states of other workers arrived too late, the last one of step "
-                    f"{self.newest_step()}: more rounds had ended by then than the server keeps averages of. Start all "
-                    "workers with a larger keep_averages"
-                )
-            answered = self._requests.info().global_step
-            if self._worker_id not in self.requesters():
-                request = {"request": np.float32(1)}
-                self._requests.apply_grad(request, local_step=_NEVER_STALE, worker_id=self._worker_id)
-            self._requests.read_average(answered + 1, timeout=timeout)
-            num_answers += 1
+        received = self._read(is_new_enough)
+        if received is not None:
+            return received
+        try:
+            for _ in range(_MOST_ANSWERS):
+                answered = self._ask()
+                # Whoever has left since then was not asked any more, but has sent its state.
+                received = self._read(is_new_enough)
+                if received is not None:
+                    return received
+                with contextlib.suppress(OutOfRangeError):  # answered more than once
+                    self._requests.read_average(answered + 1, timeout=timeout)
+                received = self._read(is_new_enough)
+                if received is not None:
+                    return received
+        finally:
+            self._withdraw()
+        raise DeadlineExceededError(
+            f"{_MOST_ANSWERS} states of other workers arrived too late, the last one of step {self.newest_step()}: "
+            "more rounds had ended by then than the server keeps averages of. Start all workers with a larger "
+            "keep_averages"
+        )
+
+    def _ask(self) -> int:
+        """Makes a request, unless there is one of this worker; returns how often requests had been answered before."""
+        answered = self._requests.info().global_step
+        if self._worker_id not in self.requesters():
+            request = {"request": np.float32(1)}
+            self._requests.apply_grad(request, local_step=_NEVER_STALE, worker_id=self._worker_id)
+        return answered
+
+    def _withdraw(self) -> None:
+        """Takes back this worker's request if nobody has answered it: it would look as if the worker could not answer.
+
+        Others who wait ask again.
+        """
+        # It may be answered just now, or gone with the server; what `receive` has to say matters more.
+        with contextlib.suppress(GradserveError):
+            if self._worker_id in self.requesters():
+                self._requests.take_grad(1, timeout=0.0)
 
     def newest_step(self) -> int:
         """Returns the step of the state that was sent last, -1 if there is none."""
@@ -120,10 +143,10 @@ class Joining:
         answer: dict[str, Any] = of_text(self._answers.read_average()["text"])
         return answer
 
-    def _read(self) -> Received | None:
-        """Returns the state that was sent last; None if there is none any more, or a newer one is about to be sent."""
+    def _read(self, is_new_enough: Callable[[int], bool]) -> Received | None:
+        """Returns the state that was sent last; None if it is of no use, gone, or about to be replaced."""
         text = self._newest_answer()
-        if text is None:
+        if text is None or not is_new_enough(text["step"]):
             return None
         try:
             average = self._states(text["layout"]).read_average(text["kept"], timeout=0.0)
