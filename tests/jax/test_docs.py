@@ -20,6 +20,6 @@ PRINTED = ["step: 20 loss is small: True\n", "gradient of scale: (3,) moving mea
 def test_programs_run(server_address: str, program: str, printed: str) -> None:
     program = re.sub(r'name="\w+"', f'name="{uuid.uuid4().hex}"', program)  # others use such names, too
     command = [sys.executable, "-c", program.replace(ADDRESS, server_address)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == printed

@@ -21,7 +21,7 @@ import gradserve.jax
 
 
 def run(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_it_imports_jax_and_optax_alone() -> None:

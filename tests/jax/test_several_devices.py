@@ -47,7 +47,7 @@ def test_a_call_has_the_whole_arrays_and_a_step_is_one_worker(server_address: st
         [sys.executable, "-c", PROGRAM, server_address, name],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
         env=environment,
     )

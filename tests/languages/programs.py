@@ -40,7 +40,7 @@ class Worker:
 
     def result(self) -> Ended:
         """Waits until it has ended, without an error."""
-        printed, errors = self._process.communicate(timeout=PATIENCE_SECONDS)
+        printed, errors = self._process.communicate(timeout=2 * PATIENCE_SECONDS)
         assert (self._process.returncode, errors) == (0, ""), errors
         begins, ends = printed.splitlines()
         words = ends.split()
@@ -53,7 +53,7 @@ class Worker:
 
     def failure(self) -> str:
         """Waits until it has ended with an error; returns what it says."""
-        _, errors = self._process.communicate(timeout=PATIENCE_SECONDS)
+        _, errors = self._process.communicate(timeout=2 * PATIENCE_SECONDS)
         assert self._process.returncode == 1
         return errors
 

@@ -36,7 +36,7 @@ def run(program: str, address: str) -> str:
     """Runs a program against a server at another address than the usual one."""
     program = program.replace("localhost:50051", address)
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

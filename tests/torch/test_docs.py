@@ -24,6 +24,6 @@ PRINTED = [
 def test_programs_run(server_address: str, program: str, printed: str) -> None:
     program = re.sub(r'name="\w+"', f'name="{uuid.uuid4().hex}"', program)  # others use such names, too
     command = [sys.executable, "-c", program.replace(ADDRESS, server_address)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(printed, done.stdout)

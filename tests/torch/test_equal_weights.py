@@ -18,7 +18,7 @@ TOLERANCE = 1e-5
 def trained(server_address: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("weights")
     program = [sys.executable, "-m", "tests.torch.training_processes", server_address, str(folder)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     return folder
 

@@ -15,7 +15,7 @@ SURVIVOR = re.compile(
 
 def run(*arguments: str) -> str:
     command = [sys.executable, str(EXAMPLES / "pytorch_digits.py"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
