@@ -10,19 +10,22 @@ GOLDEN_RNN_VENV := .venv-golden-rnn
 GOLDEN_LAYERS_VENV := .venv-golden-layers
 CUDNN_VENV := .venv-cudnn
 RELEASE_VENV := .venv-release
+DOCS_VENV := .venv-docs
 GPU_VENV := .venv-gpu
 SEEDS ?= 1000
 MINUTES ?= 10
 CUDNN_TESTS := tests/devices/cuda/cudnn
 BUF := npx --yes @bufbuild/buf@1.75.0
 JAVASCRIPT := examples/javascript
+DOCS_PACKAGES := latex2mathml mkdocs-material mkdocstrings-python
 CPP_PACKAGES := g++ libgrpc++-dev libprotobuf-dev pkg-config protobuf-compiler protobuf-compiler-grpc
 # Python compiles what is imported, once, unless it is told to throw that away: then each process of the tests would
 # compile all that it imports. Compiling everything that is installed takes longer than half of the rest.
 unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := -m pip install --disable-pip-version-check --no-compile
-COMPILE = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --upgrade --quiet \
+UV_COMPILE = $(BIN)/uv pip compile --universal --python-version 3.11 --upgrade --quiet \
 	--no-header --no-annotate --no-emit-index-url
+COMPILE = $(UV_COMPILE) pyproject.toml
 
 SERVER_INSTALLED := $(VENV)/installed-server
 DEMO_INSTALLED := $(VENV)/installed-demo
@@ -31,6 +34,7 @@ FRAMEWORKS_INSTALLED := $(VENV)/installed-frameworks
 FUZZER_INSTALLED := $(VENV)/installed-fuzzer
 RELEASE_INSTALLED := $(RELEASE_VENV)/installed
 PROTOC_INSTALLED := $(PROTOS_VENV)/installed
+DOCS_INSTALLED := $(DOCS_VENV)/installed
 GOLDEN_INSTALLED := $(GOLDEN_VENV)/installed
 GPU_INSTALLED := $(GPU_VENV)/installed
 GOLDEN_RNN_INSTALLED := $(GOLDEN_RNN_VENV)/installed
@@ -39,7 +43,7 @@ CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-frameworks install-node install-cpp cpp demo serve test coverage lint types protos check-protos dist check-pythons check-floors sbom face-types check-processors check-cudnn check-gpu golden bench simulate fuzz chaos soak image constraints clean
+.PHONY: help install install-frameworks install-node install-cpp cpp demo serve test coverage lint types protos check-protos dist check-pythons check-floors sbom face-types check-processors check-cudnn check-gpu golden bench simulate fuzz chaos soak image docs constraints clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -244,13 +248,27 @@ sbom: dist  ## List what a server installed from the wheel consists of, as Cyclo
 image:  ## Build the container image and check that it runs
 	deploy/image.sh
 
+$(DOCS_INSTALLED): Makefile deploy/constraints-docs.txt
+	@echo "Installing what makes the documentation into $(DOCS_VENV): 170 MB"
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python $(PIP_INSTALL) -c deploy/constraints-docs.txt $(DOCS_PACKAGES)
+	@touch $@
+
+docs: $(DOCS_INSTALLED) $(PROTOC_INSTALLED) $(INSTALLED)  ## Build the documentation into build/site
+	mkdir -p build
+	$(PROTOS_VENV)/bin/python -m grpc_tools.protoc -Iproto --include_source_info \
+		--descriptor_set_out=build/protos.bin proto/gradserve/v1/*.proto
+	$(BIN)/python -m deploy.site build/site-pages build/protos.bin
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict
+
 constraints: $(INSTALLED)  ## Pin the newest versions of everything in constraints.txt
 	$(BIN)/python $(PIP_INSTALL) --quiet uv
 	for cuda in cuda12 cuda13; do \
 		$(COMPILE) --extra $$cuda | grep -E '^(cupy|cuda|nvidia)' | sed 's/ *;.*//' > deploy/constraints-$$cuda.txt; \
 	done
 	$(COMPILE) --extra dev --constraint deploy/constraints-cuda13.txt --output-file constraints.txt
+	printf '%s\n' $(DOCS_PACKAGES) | $(UV_COMPILE) - --output-file deploy/constraints-docs.txt
 
 clean:  ## Remove what make made
-	rm -rf $(VENV) $(PROTOS_VENV) $(GOLDEN_VENV) $(GOLDEN_RNN_VENV) $(GOLDEN_LAYERS_VENV) $(CUDNN_VENV) $(GPU_VENV) $(RELEASE_VENV) .venv-bench \
+	rm -rf $(VENV) $(PROTOS_VENV) $(GOLDEN_VENV) $(GOLDEN_RNN_VENV) $(GOLDEN_LAYERS_VENV) $(CUDNN_VENV) $(GPU_VENV) $(RELEASE_VENV) $(DOCS_VENV) .venv-bench \
 		build dist demo-output $(JAVASCRIPT)/node_modules

@@ -53,5 +53,5 @@ def test_the_layer_norm_example_says_what_is_true(server_address: str) -> None:
 
 def test_every_page_is_linked() -> None:
     texts = [page.read_text() for page in (DOCS.parent / "README.md", *DOCS.glob("*.md"))]
-    for page in DOCS.glob("*.md"):
+    for page in set(DOCS.glob("*.md")) - {DOCS / "index.md"}:
         assert any(f"{page.name})" in text for text in texts), page.name

@@ -1,0 +1,66 @@
+"""Assembles the pages of the site from the files of the repository."""
+
+import posixpath
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from deploy.site.links import files_below, relinked
+from deploy.site.places import ROOT, is_page, is_shown, place_of, tracked
+
+_LANGUAGES = {".cc": "cpp", ".js": "javascript", ".proto": "proto", ".py": "python", ".sh": "bash", ".yml": "yaml"}
+_NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
+
+
+def write_pages(folder: Path) -> None:
+    """Writes every page whose text is in the repository, and the files to which they link.
+
+    Args:
+        folder: Where MkDocs looks for pages. Links between them are relative, and those to other files of the
+            repository lead to copies below `files/`, so the site needs no code host.
+
+    Raises:
+        BrokenLinkError: A link leads nowhere.
+    """
+    files = tracked()
+    linked: set[str] = set()
+    for path in filter(is_page, sorted(files)):
+        text, targets = relinked((ROOT / path).read_text(), path)
+        _write(folder / place_of(path), text)
+        linked |= targets
+    _write_linked(folder, linked, files)
+
+
+def _write_linked(folder: Path, linked: Iterable[str], files: frozenset[str]) -> None:
+    below: set[str] = set()
+    for path in sorted(linked):
+        if (ROOT / path).is_dir() and place_of(path).startswith("files/"):
+            contents = files_below(path, files)
+            _write(folder / place_of(path), _listing(path, contents))
+            below.update(contents)
+    for path in sorted({*linked, *below}):
+        place = folder / place_of(path)
+        if (ROOT / path).is_dir() or path == "README.md" or is_page(path):
+            continue
+        if is_shown(path):
+            _write(place, _shown(path))
+        else:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / path, place)
+
+
+def _listing(path: str, contents: Iterable[str]) -> str:
+    here = posixpath.dirname(place_of(path))
+    lines = (f"* [{name.removeprefix(path + '/')}]({posixpath.relpath(place_of(name), here)})\n" for name in contents)
+    return f"{_NOT_SEARCHED}# {path}\n\nFiles of the repository:\n\n{''.join(lines)}"
+
+
+def _shown(path: str) -> str:
+    suffix = Path(path).suffix
+    text = (ROOT / path).read_text().rstrip()
+    return f"{_NOT_SEARCHED}# {path}\n\n````{_LANGUAGES.get(suffix, suffix[1:])}\n{text}\n````\n"
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
