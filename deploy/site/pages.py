@@ -9,6 +9,7 @@ from deploy.site.links import files_below, relinked
 from deploy.site.places import ROOT, is_page, is_shown, place_of, tracked
 
 _LANGUAGES = {".cc": "cpp", ".js": "javascript", ".proto": "proto", ".py": "python", ".sh": "bash", ".yml": "yaml"}
+_LANDING = "---\ntemplate: home.html\nhide:\n  - navigation\n  - toc\n---\n\n"
 _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 
 
@@ -26,7 +27,7 @@ def write_pages(folder: Path) -> None:
     linked: set[str] = set()
     for path in filter(is_page, sorted(files)):
         text, targets = relinked((ROOT / path).read_text(), path)
-        _write(folder / place_of(path), text)
+        _write(folder / place_of(path), _LANDING + text if path == "docs/index.md" else text)
         linked |= targets
     _write_linked(folder, linked, files)
 
