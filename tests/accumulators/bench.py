@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from gradserve_server.accumulators.accumulator import Accumulator, OpenGradient
+from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.average_memory import AverageMemory, NoAverageMemory
 from gradserve_server.accumulators.events import Event
-from gradserve_server.accumulators.gradient import Contribution, Gradient
+from gradserve_server.accumulators.gradient import Contribution, Gradient, OpenGradient
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.journal import MemoryRecords, Records
 from gradserve_server.accumulators.places.host_place import HostPlace

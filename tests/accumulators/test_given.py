@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradserve_server.accumulators.accumulator import OpenGradient
 from gradserve_server.accumulators.given import (
     GivenComponent,
     GivenDense,
@@ -16,7 +15,7 @@ from gradserve_server.accumulators.given import (
     GivenValue,
     use_gradient,
 )
-from gradserve_server.accumulators.gradient import Contribution, Gradient, SparseSlices
+from gradserve_server.accumulators.gradient import Contribution, Gradient, OpenGradient, SparseSlices
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout, PartialShape
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.errors import InvalidArgumentError, NotFoundError, ServiceError

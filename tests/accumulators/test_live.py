@@ -8,8 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradserve_server.accumulators.accumulator import OpenGradient
-from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, SparseSlices
+from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, OpenGradient, SparseSlices
 from gradserve_server.accumulators.spec import ComponentSpec, Layout, PartialShape
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError

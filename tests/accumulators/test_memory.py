@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from gradserve.memory.pool import BufferPool
-from gradserve_server.accumulators.accumulator import OpenGradient
-from gradserve_server.accumulators.gradient import Contribution, Gradient
+from gradserve_server.accumulators.gradient import Contribution, Gradient, OpenGradient
 from gradserve_server.accumulators.spec import (
     AccumulatorSpec,
     ComponentSpec,

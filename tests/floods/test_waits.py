@@ -9,6 +9,7 @@ import pytest
 from gradserve_server.accumulators.diagnosis import Diagnosis
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.rounds import Rounds
+from gradserve_server.accumulators.waiting import TakeQueue
 from gradserve_server.errors import DeadlineExceededError
 from tests.accumulators.bench import ID, Bench, apply, take, turns
 
@@ -27,17 +28,17 @@ def filled_rounds(num_workers: int = NUM_WORKERS) -> Rounds:
 
 
 def test_what_a_diagnosis_costs_does_not_grow_with_the_workers() -> None:
-    diagnosis = Diagnosis(filled_rounds())
+    diagnosis = Diagnosis("default/w", filled_rounds(), TakeQueue())
     tracemalloc.start()
     try:
-        texts = [diagnosis.text(num_waiting) for num_waiting in range(200)]
+        texts = [diagnosis.text() for _ in range(200)]
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert peak < 200 * 2 * len(texts[0])
     assert texts[7].startswith("30000 gradients are in (workers: worker 0030000, worker 0030001, ")
     assert " and 29950 more; missing from the previous round: worker 0000000, " in texts[7]
-    assert texts[7].endswith(" and 29950 more), global_step is 1, 7 wait")
+    assert texts[7].endswith(" and 29950 more), global_step is 1, 0 wait")
 
 
 def test_workers_are_looked_at_once_until_the_round_changes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,16 +52,16 @@ def test_workers_are_looked_at_once_until_the_round_changes(monkeypatch: pytest.
 
     monkeypatch.setattr(Diagnosis, "_describe_workers", counted)
     rounds = filled_rounds(10)
-    diagnosis = Diagnosis(rounds)
+    diagnosis = Diagnosis("default/w", rounds, TakeQueue())
     for _ in range(100):
-        diagnosis.text(3)
+        diagnosis.text()
     assert looks == 1
     rounds.admit(Contribution(worker_id="worker 0000003"))
     assert "missing from the previous round: worker 0000000, worker 0000001, worker 0000002, worker 0000004, " in (
-        diagnosis.text(3)
+        diagnosis.text()
     )
     rounds.close()
-    assert "workers: none named; missing from the previous round: worker 0000010, " in diagnosis.text(3)
+    assert "workers: none named; missing from the previous round: worker 0000010, " in diagnosis.text()
     assert looks == 3
 
 

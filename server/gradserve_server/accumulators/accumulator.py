@@ -2,19 +2,20 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
-from typing import ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, TypeVar
 
 from gradserve_server.accumulators.arguments import check_contribution, check_num_required
 from gradserve_server.accumulators.averages import KeptAverages
 from gradserve_server.accumulators.diagnosis import Diagnosis
 from gradserve_server.accumulators.events import GradientAnswered, RoundEnded, StepSet
-from gradserve_server.accumulators.gradient import Average, Contribution, Gradient
+from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, OpenGradient
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.journal import AccumulatorJournal
 from gradserve_server.accumulators.ledger import Ledger, Taken
 from gradserve_server.accumulators.member_bytes import MemberBytes
+from gradserve_server.accumulators.observer import AccumulatorObserver
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.results import AccumulatorState, Applied, Outcome
 from gradserve_server.accumulators.round_sum import RoundSum
@@ -22,23 +23,12 @@ from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.under_way import CallsUnderWay
 from gradserve_server.accumulators.waiting import TakeQueue, Waiter
 from gradserve_server.eager import Begun
-from gradserve_server.errors import DeadlineExceededError, ServiceError
+from gradserve_server.errors import ServiceError
 from gradserve_server.own_tasks import OwnTasks
 from gradserve_server.tensors.quotas import Quota
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class OpenGradient(Protocol):
-    """Opens the gradient of a call."""
-
-    def __call__(self, use: Callable[[Gradient], Awaitable[T]]) -> Awaitable[T]:
-        """Calls a function with the gradient, which is there until it returns; returns its result.
-
-        If the function raises nothing, the gradient was accepted or dropped.
-        """
-        ...
 
 
 class Accumulator:
@@ -63,6 +53,7 @@ class Accumulator:
         journal: AccumulatorJournal,
         waiters: Quota,
         bookkeeping: Quota,
+        observer: AccumulatorObserver,
     ) -> None:
         """Takes its parts.
 
@@ -76,6 +67,7 @@ class Accumulator:
             journal: Takes every change before it takes effect.
             waiters: The quota of waiting calls, shared by all accumulators.
             bookkeeping: The quota of bytes of what is kept beside tensors.
+            observer: Learns what happens.
         """
         self.name = name
         self.spec = spec
@@ -86,8 +78,10 @@ class Accumulator:
         self._journal = journal
         self._waiter_quota = waiters
         self._member_bytes = MemberBytes(bookkeeping, ledger, holds_gradients=spec.deterministic)
-        self._diagnosing = Diagnosis(ledger.rounds)
-        self._queue = TakeQueue()
+        self.queue = TakeQueue()
+        """The calls that wait."""
+        self._diagnosis = Diagnosis(name, ledger.rounds, self.queue)
+        self._observer = observer
         self._under_way: CallsUnderWay[asyncio.Task[Applied] | Waiter] = CallsUnderWay()
         self._lock = asyncio.Lock()
         self._tasks = OwnTasks()
@@ -114,9 +108,14 @@ class Accumulator:
         return self._ledger.rounds.current.number
 
     @property
-    def num_workers(self) -> int:
-        """The number of workers with gradients in the round."""
-        return len(self._ledger.rounds.members.workers)
+    def workers(self) -> Collection[str]:
+        """The workers with gradients in the round."""
+        return self._ledger.rounds.members.workers.keys()
+
+    @property
+    def missing_workers(self) -> Collection[str]:
+        """The workers of the previous round without a gradient in this one."""
+        return self._ledger.rounds.missing_workers
 
     @property
     def state(self) -> AccumulatorState:
@@ -125,7 +124,7 @@ class Accumulator:
         return AccumulatorState(
             global_step=rounds.global_step,
             num_accumulated=rounds.num_accumulated,
-            num_waiting=len(self._queue),
+            num_waiting=len(self.queue),
             num_bytes=self._sum.nbytes + self._averages.nbytes,
             worker_ids=tuple(rounds.members.workers),
             kept_steps=self._averages.history.steps,
@@ -163,7 +162,7 @@ class Accumulator:
                 assert isinstance(first, Waiter), "another kind of call has another fingerprint"
                 return await self._wait(first, timeout), True
             waiter = Waiter(num_required, call=call)
-            self._queue.append(waiter)
+            self.queue.append(waiter)
             self._wake()
             if not waiter.answer.done():
                 self._under_way.begin(call, waiter)
@@ -212,7 +211,7 @@ class Accumulator:
                         return applied, self._averages.of_round(applied.round), duplicate
                     self._check_open()
                     waiter.round = applied.round
-                    self._queue.append(waiter)
+                    self.queue.append(waiter)
                     self._wake()
                 return applied, await self._wait(waiter, timeout), duplicate
             finally:
@@ -227,14 +226,11 @@ class Accumulator:
         """
         self._check_open()
         try:
-            with self._waiter_quota.hold():
+            with self._waiter_quota.hold(), self._observer.waiting():
                 async with asyncio.timeout(timeout):
                     return await self._averages.history.read(step, self._ledger.rounds.global_step)
         except TimeoutError:
-            wanted = "any average" if step is None else f"the average of step {step}"
-            raise DeadlineExceededError(
-                f"{wanted} of accumulator {self.name!r} did not arrive within {timeout:g} s: {self._diagnosis()}"
-            ) from None
+            raise self._diagnosis.no_average(step, timeout) from None
 
     async def set_global_step(self, step: int) -> None:
         """Sets the step; gradients in the round stay in it."""
@@ -243,7 +239,8 @@ class Accumulator:
     def close(self, error: ServiceError) -> None:
         """Ends every wait with `error`, refuses later calls with it, and frees the memory."""
         self._closed = error
-        self._queue.fail_all(error)
+        self._observer.closed()
+        self.queue.fail_all(error)
         self._averages.close(error)
         self._sum.close()
         self._ledger.close()
@@ -282,12 +279,16 @@ class Accumulator:
         *,
         one_per_worker: bool,
     ) -> Applied:
-        with self._ledger.room_for(call):
-            return await open_gradient(
-                lambda given: self._once_written(
-                    self._exclusively(self._answer, call, contribution, given, pull, one_per_worker)
+        try:
+            with self._ledger.room_for(call):
+                return await open_gradient(
+                    lambda given: self._once_written(
+                        self._exclusively(self._answer, call, contribution, given, pull, one_per_worker)
+                    )
                 )
-            )
+        except ServiceError:
+            self._observer.refused()
+            raise
 
     async def _once_written(self, answering: Awaitable[tuple[Applied, asyncio.Future[None] | None]]) -> Applied:
         applied, written = await answering
@@ -323,11 +324,12 @@ class Accumulator:
         else:
             await self._journal.append(event)
         applied = self._ledger.answer(event)
+        self._observer.answered(contribution, outcome, gradient.nbytes)
         if self._closed is not None:
             self._member_bytes.settle()
         if pull is not None and applied.round is not None and not pull.answer.cancelled():
             pull.round = applied.round
-            self._queue.append(pull)
+            self.queue.append(pull)
         return applied, written
 
     async def _add(self, gradient: Gradient, event: GradientAnswered) -> asyncio.Future[None] | None:
@@ -362,11 +364,12 @@ class Accumulator:
                 self.close(error)
                 raise
         ended = self._ledger.end_round(event)
+        self._observer.round_ended(ended, head.num_required)
         self._member_bytes.settle()
         if self._closed is None:
             self._averages.add(average, answered)
             self._sum.settle()
-            self._queue.serve(head, ended, average)
+            self.queue.serve(head, ended, average)
         else:
             average.release()
 
@@ -387,7 +390,7 @@ class Accumulator:
 
     async def _serve_takers(self) -> None:
         while self._closed is None:
-            head = self._queue.head(self.num_accumulated)
+            head = self.queue.head(self.num_accumulated)
             if head is None:
                 return
             head.serving = True
@@ -395,7 +398,7 @@ class Accumulator:
                 await self._end_round(head)
             except Exception as error:
                 # An error of the taker, not of the lock's holder, whose change is done.
-                self._queue.remove(head)
+                self.queue.remove(head)
                 head.fail(error)
 
     # Calls, and waits
@@ -414,6 +417,7 @@ class Accumulator:
         known = self._under_way.find(call) or self._recall(call)
         if known is not None:
             assert not isinstance(known, Taken | Waiter), "another kind of call has another fingerprint"
+            self._observer.repeated()
             applied = known if isinstance(known, Applied) else await asyncio.shield(known)
             # Frees what a repeated call brought along as the first call did, unless it is the same.
             with contextlib.suppress(ServiceError):
@@ -454,16 +458,14 @@ class Accumulator:
             return waiter.answer.result()
         waiter.listeners += 1
         try:
-            async with asyncio.timeout(timeout):
-                return await asyncio.shield(waiter.answer)
+            with self._observer.waiting():
+                async with asyncio.timeout(timeout):
+                    return await asyncio.shield(waiter.answer)
         except TimeoutError:
             if waiter.serving or waiter.answer.done():
                 # Its round is ending, or has just ended; giving up now would lose the average.
                 return await asyncio.shield(waiter.answer)
-            raise DeadlineExceededError(
-                f"accumulator {self.name!r} did not get the {waiter.num_required} gradients required within "
-                f"{timeout:g} s: {self._diagnosis()}"
-            ) from None
+            raise self._diagnosis.too_few(waiter.num_required, timeout) from None
         finally:
             waiter.listeners -= 1
             self._leave(waiter)
@@ -474,18 +476,15 @@ class Accumulator:
             waiter.answer.cancel()
             # At once, not in a callback: the same call may arrive again in this turn of the loop.
             self._under_way.end(waiter.call, waiter)
-            self._queue.remove(waiter)
+            self.queue.remove(waiter)
             self._wake()
 
     def _wake(self) -> None:
         """Serves takers, unless the lock is held: its holder serves them before releasing it."""
-        if not self._lock.locked() and self._queue.head(self.num_accumulated) is not None:
+        if not self._lock.locked() and self.queue.head(self.num_accumulated) is not None:
             serving = Begun(self._exclusively(_change_nothing))  # whose errors are those of the takers
             if not serving.is_done:
                 self._tasks.begin(serving.rest())
-
-    def _diagnosis(self) -> str:
-        return self._diagnosing.text(len(self._queue))
 
     def _check_open(self) -> None:
         if self._closed is not None:

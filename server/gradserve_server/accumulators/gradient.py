@@ -1,9 +1,9 @@
 """Gradients and averages: what goes into an accumulator, and what comes out."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.quotas import Account
 
+T = TypeVar("T")
 Array: TypeAlias = NDArray[Any]
 
 
@@ -110,6 +111,17 @@ class Contribution:
     weight: float = 1.0
     worker_id: str = ""
     sequence: int = 0
+
+
+class OpenGradient(Protocol):
+    """Opens the gradient of a call."""
+
+    def __call__(self, use: Callable[[Gradient], Awaitable[T]]) -> Awaitable[T]:
+        """Calls a function with the gradient, which is there until it returns; returns its result.
+
+        If the function raises nothing, the gradient was accepted or dropped.
+        """
+        ...
 
 
 class HostCopy(Protocol):

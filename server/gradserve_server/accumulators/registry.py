@@ -16,6 +16,7 @@ from gradserve_server.accumulators.identity import CallMemory
 from gradserve_server.accumulators.journal import AccumulatorJournal, Records
 from gradserve_server.accumulators.kept_bytes import KeptBytes
 from gradserve_server.accumulators.ledger import Answer, Ledger
+from gradserve_server.accumulators.observer import AccumulatorObserver, Unobserved
 from gradserve_server.accumulators.own_quotas import OwnQuotas
 from gradserve_server.accumulators.places.average_copies import AllocateAverage
 from gradserve_server.accumulators.places.place import Place
@@ -67,8 +68,9 @@ class AccumulatorRegistry:
         records: Records,
         is_of_another_run: Callable[[str], bool] = lambda _: False,
         rules: ShareRules | None = None,
+        observe: Callable[[ResourceKey], AccumulatorObserver] = lambda _: Unobserved(),
     ) -> None:
-        """Takes, among others, a monotonic `clock` in seconds, a source of unique incarnations, and one of journals."""
+        """Takes, among others, a monotonic `clock` in seconds, and what makes unique incarnations, journals, observers."""
         rules = rules or ShareRules()
         self._places = places
         self._make_average_memory = make_average_memory
@@ -76,6 +78,7 @@ class AccumulatorRegistry:
         self._clock = clock
         self._new_incarnation = new_incarnation
         self.records = records
+        self._observe = observe
         self._accumulators: Directory[Accumulator] = Directory(
             "accumulator", lifetimes, self._end, is_of_another_run=is_of_another_run
         )
@@ -249,6 +252,7 @@ class AccumulatorRegistry:
             journal=place.journal(journal, spec.durability, quotas.host_memory),
             waiters=quotas.waiters,
             bookkeeping=quotas.bookkeeping,
+            observer=self._observe(key),
         )
 
     def _allocate_averages(self, average_memory: AverageMemory) -> AllocateAverage:

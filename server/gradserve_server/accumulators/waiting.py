@@ -46,6 +46,12 @@ class TakeQueue:
     def __len__(self) -> int:
         return len(self._waiters)
 
+    @property
+    def num_required(self) -> int:
+        """The number of gradients that the first waiter needs; 0 if nobody waits."""
+        first = next(iter(self._waiters), None)
+        return 0 if first is None else first.num_required
+
     def append(self, waiter: Waiter) -> None:
         """Appends a waiter."""
         self._waiters[waiter] = None

@@ -8,10 +8,10 @@ from typing import TypeAlias, TypeVar
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.contents import WithContents
-from gradserve_server.accumulators.accumulator import Accumulator, OpenGradient
+from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.arriving import ArrivingGradients
 from gradserve_server.accumulators.given import GivenGradient, use_gradient
-from gradserve_server.accumulators.gradient import Contribution
+from gradserve_server.accumulators.gradient import Contribution, OpenGradient
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.results import AccumulatorState

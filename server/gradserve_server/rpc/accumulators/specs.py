@@ -147,7 +147,7 @@ def _without_components(accumulator: Accumulator) -> accumulator_pb2.Accumulator
 
 def num_parts(accumulator: Accumulator) -> int:
     """Returns the number of parts that the message of an accumulator has."""
-    return accumulator.num_workers + accumulator.spec.num_parts + 2 * len(accumulator.spec.agreement)
+    return len(accumulator.workers) + accumulator.spec.num_parts + 2 * len(accumulator.spec.agreement)
 
 
 def encode_info(
