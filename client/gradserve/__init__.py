@@ -84,6 +84,7 @@ from gradserve.results import (
     TransportInfo,
 )
 from gradserve.security.tls import TLS
+from gradserve.server_status import ServerStatus
 
 __version__ = "0.1.0"
 
@@ -147,6 +148,7 @@ __all__ = [
     "Regularizer",
     "ResourceExhaustedError",
     "ServerInfo",
+    "ServerStatus",
     "Shape",
     "SparseAccumulatorTakeGradientOutputs",
     "SparseConditionalAccumulator",

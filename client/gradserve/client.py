@@ -155,3 +155,4 @@ class Client(BlockingFace[ClientCalls]):
     delete = blocking(ClientCalls.delete)
     list_tensors = blocking(ClientCalls.list_tensors)
     server_info = blocking(ClientCalls.server_info)
+    server_status = blocking(ClientCalls.server_status)

@@ -33,6 +33,9 @@ from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.leases.expiry import Expiry
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.loop_watch import LoopWatch
+from gradserve_server.observe.observed import Observed
+from gradserve_server.observe.status.layers import layer_statuses
+from gradserve_server.observe.status.server import ServerFacts, StatusSource
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.runner import OpRunner
 from gradserve_server.ops.table import OPS
@@ -115,6 +118,7 @@ class Server:
         host = CpuDevice(pool)
         self._device = device = parts.choose_device(config.runtime.device, host, parts.inventory)
         shares = share_rules(limits.reserved_share, self.access)
+        self.observed = observed = Observed()
         self._quotas = quotas = ServerQuotas(limits, shares, device.memory_bytes)
         memory, bookkeeping, handles, rules = quotas.memory, quotas.bookkeeping, quotas.handles, quotas.rules
         device_memory = None
@@ -173,6 +177,7 @@ class Server:
             new_incarnation=run.new_id,
             is_of_another_run=run.is_of_another,
             rules=rules,
+            observe=observed.histories.begin,
             records=MemoryRecords() if self._state is None else self._state.accumulators,
         )
         self._allocate = pool.empty
@@ -214,6 +219,18 @@ class Server:
             bookkeeping=bookkeeping,
             device_memory=quotas.device_memory,
         )
+        self.status = StatusSource(
+            ServerFacts(
+                version=gradserve.__version__,
+                incarnation=run.incarnation,
+                device=device.name,
+                ops_prepared=lambda: self.runner.is_prepared,
+                memory=lambda: (),
+                layers=partial(layer_statuses, self.layers),
+            ),
+            self.registry,
+            observed,
+        )
         self._services = Services(
             tensors=TensorServicer(
                 self.store,
@@ -249,14 +266,19 @@ class Server:
                 uptime=lambda: time.monotonic() - started,
                 sockets=self._socket_addresses,
                 incarnation=run.incarnation,
+                status=self.status,
+                compute=self._compute,
             ),
             sockets=SocketServicer(tickets, self._socket_addresses),
             access=None if self.access is None else AccessChecks(self.access, FairCalls(limits.max_calls, rules)),
             interceptors=parts.interceptors,
             on_fault=self._device_watch.suspect,
+            calls=observed.calls,
         )
         self._certificates = server_certificates(config.tls)
-        self._listener = parts.make_listener(self._services.all, self._services.admission, limits, self._certificates)
+        self._listener = parts.make_listener(
+            self._services.all, self._services.admission, limits, self._certificates, observed.traffic.grpc
+        )
         shared = SocketContext(
             methods=methods_of(self._services.all),
             tickets=tickets,
@@ -277,6 +299,7 @@ class Server:
             readers=readers,
             max_message_bytes=limits.max_message_bytes,
             identify=_anybody if self.access is None else self.access.identify,
+            traffic=observed.traffic,
             gpu=GpuAccess(self._gpu_sharing, config.listen.gpu_sharing),
             user_key=_no_key if self.access is None else self.access.user_key,
             on_fault=self._device_watch.suspect,

@@ -250,6 +250,16 @@ class Directory(Generic[ResourceT]):
         seen = ((key, entry.resource) for key, entry in found if _is_reached(entry, user))
         return list(islice(seen, size))
 
+    def all_reached(self, user: Identity) -> Iterator[tuple[ResourceKey, ResourceT]]:
+        """Returns all resources that are shared, or within somebody's reach, in no particular order.
+
+        Others may be added or removed while the caller goes through them.
+        """
+        for key in list(self._entries):
+            entry = self._entries.get(key)
+            if entry is not None and _is_reached(entry, user):
+                yield key, entry.resource
+
     def __iter__(self) -> Iterator[tuple[ResourceKey, ResourceT]]:
         return ((key, entry.resource) for key, entry in self._entries.items())
 

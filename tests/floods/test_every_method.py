@@ -9,6 +9,7 @@ from gradserve.v1 import (
     cudnn_rnn_messages_pb2,
     lease_messages_pb2,
     lease_pb2,
+    status_messages_pb2,
     tensor_messages_pb2,
     tensor_pb2,
 )
@@ -100,6 +101,14 @@ async def test_what_a_client_owns(servicers: Servicers) -> None:
     assert not left.accumulators
 
 
+async def test_a_picture_of_many_accumulators(servicers: Servicers) -> None:
+    for number in range(PARTS // 2):
+        await servicers.call("CreateAccumulator", Create(accumulator=ref(f"b{number}"), spec=spec(component())))
+    request = status_messages_pb2.GetServerStatusRequest(max_accumulators=1000)
+    picture = await servicers.call("GetServerStatus", request, "ServerService")
+    assert (picture.num_accumulators, len(picture.accumulators)) == (PARTS // 2, 1000)
+
+
 async def test_streams(servicers: Servicers) -> None:
     async def upload() -> AsyncIterator[Any]:
         yield header(*[[0]] * PARTS)
@@ -131,6 +140,7 @@ def test_every_method_is_here_or_has_no_lists() -> None:
         "EndClientLease",
         "ListTensors",
         "GetTensors",
+        "GetServerStatus",
     }
     assert called | WITH_COMPONENTS | WITHOUT_LISTS == set(METHODS)
     assert not called & WITHOUT_LISTS

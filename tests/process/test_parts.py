@@ -70,7 +70,7 @@ class InMemoryListener:
     """Listens to nobody but the test, which calls it."""
 
     def __init__(
-        self, services: Sequence[Service], admission: Admission, limits: LimitsConfig, certificates: object
+        self, services: Sequence[Service], admission: Admission, limits: LimitsConfig, certificates: object, way: object
     ) -> None:
         self.notes: list[str] = []
         self._services = {service.descriptor.name: service for service in services}

@@ -155,3 +155,4 @@ class Client(AsyncFace[ClientCalls]):
     delete = awaiting(ClientCalls.delete)
     list_tensors = awaiting(ClientCalls.list_tensors)
     server_info = awaiting(ClientCalls.server_info)
+    server_status = awaiting(ClientCalls.server_status)

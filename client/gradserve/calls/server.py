@@ -5,9 +5,13 @@ from collections.abc import Iterable
 from google.protobuf.duration_pb2 import Duration
 
 from gradserve.calls.exchange import DescribeTransport, Operation, Unary
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.plain import as_choice, as_integer, as_text
 from gradserve.results import Device, ServerInfo, TransportInfo
+from gradserve.server_status import ServerStatus
 from gradserve.v1 import server_messages_pb2 as messages_pb2
-from gradserve.v1 import socket_messages_pb2
+from gradserve.v1 import socket_messages_pb2, status_messages_pb2
+from gradserve.wire.records import read
 
 
 def server_info() -> Operation[ServerInfo]:
@@ -31,6 +35,28 @@ def server_info() -> Operation[ServerInfo]:
         why_no_gpu=reply.why_no_gpu,
         device_usage=_numbers(reply.device_usage) if reply.HasField("device_usage") else {},
     )
+
+
+_ORDERS = ("latest", "name", "rate", "waiting", "bytes")
+_MAXIMUM = range(1, 1001)
+_Request = status_messages_pb2.GetServerStatusRequest
+
+
+def server_status(
+    container: str, name_contains: str, order: str, max_accumulators: int, max_rounds: int, max_workers: int
+) -> Operation[ServerStatus]:
+    """Returns a picture of the server at work."""
+    chosen = as_choice(order, _ORDERS, Argument("order"))
+    request = _Request(
+        container=as_text(container, Argument("container")),
+        name_contains=as_text(name_contains, Argument("name_contains")),
+        order="ORDER_UNSPECIFIED" if chosen == "latest" else f"ORDER_{chosen.upper()}",
+        max_accumulators=as_integer(max_accumulators, Argument("max_accumulators"), _MAXIMUM),
+        max_rounds=as_integer(max_rounds, Argument("max_rounds"), _MAXIMUM),
+        max_workers=as_integer(max_workers, Argument("max_workers"), _MAXIMUM),
+    )
+    reply: status_messages_pb2.GetServerStatusResponse = yield Unary("ServerService", "GetServerStatus", request)
+    return read(reply, ServerStatus)
 
 
 def _addresses(sockets: socket_messages_pb2.SocketAddresses) -> tuple[str, ...]:

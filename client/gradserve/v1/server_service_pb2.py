@@ -23,15 +23,16 @@ _sym_db = _symbol_database.Default()
 
 
 from gradserve.v1 import server_messages_pb2 as gradserve_dot_v1_dot_server__messages__pb2
+from gradserve.v1 import status_messages_pb2 as gradserve_dot_v1_dot_status__messages__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!gradserve/v1/server_service.proto\x12\x0cgradserve.v1\x1a\"gradserve/v1/server_messages.proto2i\n\rServerService\x12X\n\rGetServerInfo\x12\".gradserve.v1.GetServerInfoRequest\x1a#.gradserve.v1.GetServerInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!gradserve/v1/server_service.proto\x12\x0cgradserve.v1\x1a\"gradserve/v1/server_messages.proto\x1a\"gradserve/v1/status_messages.proto2\xc9\x01\n\rServerService\x12X\n\rGetServerInfo\x12\".gradserve.v1.GetServerInfoRequest\x1a#.gradserve.v1.GetServerInfoResponse\x12^\n\x0fGetServerStatus\x12$.gradserve.v1.GetServerStatusRequest\x1a%.gradserve.v1.GetServerStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gradserve.v1.server_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SERVERSERVICE']._serialized_start=87
-  _globals['_SERVERSERVICE']._serialized_end=192
+  _globals['_SERVERSERVICE']._serialized_start=124
+  _globals['_SERVERSERVICE']._serialized_end=325
 # @@protoc_insertion_point(module_scope)

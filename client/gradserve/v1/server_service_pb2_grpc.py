@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from gradserve.v1 import server_messages_pb2 as gradserve_dot_v1_dot_server__messages__pb2
+from gradserve.v1 import status_messages_pb2 as gradserve_dot_v1_dot_status__messages__pb2
 
 GRPC_GENERATED_VERSION = '1.74.0'
 GRPC_VERSION = grpc.__version__
@@ -42,6 +43,11 @@ class ServerServiceStub(object):
                 request_serializer=gradserve_dot_v1_dot_server__messages__pb2.GetServerInfoRequest.SerializeToString,
                 response_deserializer=gradserve_dot_v1_dot_server__messages__pb2.GetServerInfoResponse.FromString,
                 _registered_method=True)
+        self.GetServerStatus = channel.unary_unary(
+                '/gradserve.v1.ServerService/GetServerStatus',
+                request_serializer=gradserve_dot_v1_dot_status__messages__pb2.GetServerStatusRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_status__messages__pb2.GetServerStatusResponse.FromString,
+                _registered_method=True)
 
 
 class ServerServiceServicer(object):
@@ -57,6 +63,17 @@ class ServerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetServerStatus(self, request, context):
+        """Returns a picture of the server at work: accumulators with their last
+        rounds, workers, bytes, memory, layers, calls and errors. The caller sees
+        what is in containers in which it has a role. Safe to retry.
+
+        INVALID_ARGUMENT: a maximum is larger than allowed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ServerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -64,6 +81,11 @@ def add_ServerServiceServicer_to_server(servicer, server):
                     servicer.GetServerInfo,
                     request_deserializer=gradserve_dot_v1_dot_server__messages__pb2.GetServerInfoRequest.FromString,
                     response_serializer=gradserve_dot_v1_dot_server__messages__pb2.GetServerInfoResponse.SerializeToString,
+            ),
+            'GetServerStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetServerStatus,
+                    request_deserializer=gradserve_dot_v1_dot_status__messages__pb2.GetServerStatusRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_status__messages__pb2.GetServerStatusResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -96,6 +118,33 @@ class ServerService(object):
             '/gradserve.v1.ServerService/GetServerInfo',
             gradserve_dot_v1_dot_server__messages__pb2.GetServerInfoRequest.SerializeToString,
             gradserve_dot_v1_dot_server__messages__pb2.GetServerInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetServerStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradserve.v1.ServerService/GetServerStatus',
+            gradserve_dot_v1_dot_status__messages__pb2.GetServerStatusRequest.SerializeToString,
+            gradserve_dot_v1_dot_status__messages__pb2.GetServerStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,

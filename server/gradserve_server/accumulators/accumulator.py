@@ -10,7 +10,7 @@ from gradserve_server.accumulators.arguments import check_contribution, check_nu
 from gradserve_server.accumulators.averages import KeptAverages
 from gradserve_server.accumulators.diagnosis import Diagnosis
 from gradserve_server.accumulators.events import GradientAnswered, RoundEnded, StepSet
-from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, OpenGradient
+from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, OpenGradient, drop
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.journal import AccumulatorJournal
 from gradserve_server.accumulators.ledger import Ledger, Taken
@@ -118,6 +118,11 @@ class Accumulator:
         return self._ledger.rounds.missing_workers
 
     @property
+    def num_bytes(self) -> int:
+        """The memory of its sum and its averages."""
+        return self._sum.nbytes + self._averages.nbytes
+
+    @property
     def state(self) -> AccumulatorState:
         """The accumulator's current state."""
         rounds = self._ledger.rounds
@@ -125,7 +130,7 @@ class Accumulator:
             global_step=rounds.global_step,
             num_accumulated=rounds.num_accumulated,
             num_waiting=len(self.queue),
-            num_bytes=self._sum.nbytes + self._averages.nbytes,
+            num_bytes=self.num_bytes,
             worker_ids=tuple(rounds.members.workers),
             kept_steps=self._averages.history.steps,
         )
@@ -239,7 +244,7 @@ class Accumulator:
     def close(self, error: ServiceError) -> None:
         """Ends every wait with `error`, refuses later calls with it, and frees the memory."""
         self._closed = error
-        self._observer.closed()
+        self._observer.on_close()
         self.queue.fail_all(error)
         self._averages.close(error)
         self._sum.close()
@@ -287,7 +292,7 @@ class Accumulator:
                     )
                 )
         except ServiceError:
-            self._observer.refused()
+            self._observer.on_refusal()
             raise
 
     async def _once_written(self, answering: Awaitable[tuple[Applied, asyncio.Future[None] | None]]) -> Applied:
@@ -324,7 +329,7 @@ class Accumulator:
         else:
             await self._journal.append(event)
         applied = self._ledger.answer(event)
-        self._observer.answered(contribution, outcome, gradient.nbytes)
+        self._observer.on_answer(contribution, outcome, gradient.nbytes)
         if self._closed is not None:
             self._member_bytes.settle()
         if pull is not None and applied.round is not None and not pull.answer.cancelled():
@@ -364,7 +369,7 @@ class Accumulator:
                 self.close(error)
                 raise
         ended = self._ledger.end_round(event)
-        self._observer.round_ended(ended, head.num_required)
+        self._observer.on_round_end(ended, head.num_required)
         self._member_bytes.settle()
         if self._closed is None:
             self._averages.add(average, answered)
@@ -417,11 +422,11 @@ class Accumulator:
         known = self._under_way.find(call) or self._recall(call)
         if known is not None:
             assert not isinstance(known, Taken | Waiter), "another kind of call has another fingerprint"
-            self._observer.repeated()
+            self._observer.on_repeat()
             applied = known if isinstance(known, Applied) else await asyncio.shield(known)
             # Frees what a repeated call brought along as the first call did, unless it is the same.
             with contextlib.suppress(ServiceError):
-                await open_gradient(_drop)
+                await open_gradient(drop)
             return applied, True
         once = one_per_worker or self.spec.one_per_worker
         applying = Begun(self._apply(call, contribution, open_gradient, pull, one_per_worker=once))
@@ -493,7 +498,3 @@ class Accumulator:
 
 async def _change_nothing() -> None:
     """A change for the sake of what follows every change."""
-
-
-async def _drop(_gradient: Gradient) -> None:
-    """Does nothing with a gradient."""

@@ -124,6 +124,10 @@ class OpenGradient(Protocol):
         ...
 
 
+async def drop(_gradient: Gradient) -> None:
+    """Does nothing with a gradient that was opened."""
+
+
 class HostCopy(Protocol):
     """The copy in host memory of an average that is elsewhere. Used on the event loop only."""
 

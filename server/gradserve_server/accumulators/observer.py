@@ -11,15 +11,15 @@ from gradserve_server.accumulators.rounds import Round
 class AccumulatorObserver(Protocol):
     """Learns what happens to one accumulator, after it has happened. Neither waits nor raises."""
 
-    def answered(self, contribution: Contribution, outcome: Outcome, num_bytes: int) -> None:
+    def on_answer(self, contribution: Contribution, outcome: Outcome, num_bytes: int) -> None:
         """A gradient of so many bytes has been accepted or dropped."""
         ...
 
-    def repeated(self) -> None:
+    def on_repeat(self) -> None:
         """A call has come again, and got the answer of the first."""
         ...
 
-    def refused(self) -> None:
+    def on_refusal(self) -> None:
         """A gradient was not valid, or there was no room for it."""
         ...
 
@@ -27,11 +27,11 @@ class AccumulatorObserver(Protocol):
         """Returns what is entered while the current call waits for other workers."""
         ...
 
-    def round_ended(self, ended: Round, num_required: int) -> None:
+    def on_round_end(self, ended: Round, num_required: int) -> None:
         """A round has ended, for a taker that needed so many gradients."""
         ...
 
-    def closed(self) -> None:
+    def on_close(self) -> None:
         """The accumulator was deleted, or the server shuts down."""
         ...
 
@@ -39,21 +39,21 @@ class AccumulatorObserver(Protocol):
 class Unobserved:
     """An `AccumulatorObserver` that notes nothing."""
 
-    def answered(self, contribution: Contribution, outcome: Outcome, num_bytes: int) -> None:
+    def on_answer(self, contribution: Contribution, outcome: Outcome, num_bytes: int) -> None:
         """See `AccumulatorObserver`."""
 
-    def repeated(self) -> None:
+    def on_repeat(self) -> None:
         """See `AccumulatorObserver`."""
 
-    def refused(self) -> None:
+    def on_refusal(self) -> None:
         """See `AccumulatorObserver`."""
 
     def waiting(self) -> AbstractContextManager[object]:
         """See `AccumulatorObserver`."""
         return nullcontext()
 
-    def round_ended(self, ended: Round, num_required: int) -> None:
+    def on_round_end(self, ended: Round, num_required: int) -> None:
         """See `AccumulatorObserver`."""
 
-    def closed(self) -> None:
+    def on_close(self) -> None:
         """See `AccumulatorObserver`."""

@@ -70,7 +70,7 @@ class AccumulatorRegistry:
         rules: ShareRules | None = None,
         observe: Callable[[ResourceKey], AccumulatorObserver] = lambda _: Unobserved(),
     ) -> None:
-        """Takes, among others, a monotonic `clock` in seconds, and what makes unique incarnations, journals, observers."""
+        """Takes, among others, a monotonic `clock` in seconds, and what makes incarnations, journals and observers."""
         rules = rules or ShareRules()
         self._places = places
         self._make_average_memory = make_average_memory
@@ -218,6 +218,13 @@ class AccumulatorRegistry:
     ) -> list[tuple[ResourceKey, Accumulator]]:
         """Returns up to `size` accumulators of a container with names greater than `after`, sorted by name."""
         return self._accumulators.page(container, after, size, user=user)
+
+    def all_reached(self, user: Identity) -> Iterator[tuple[ResourceKey, Accumulator]]:
+        """Returns all accumulators that somebody may see by their lifetimes, in no particular order.
+
+        Others may be made or deleted while the caller goes through them.
+        """
+        return self._accumulators.all_reached(user)
 
     def _make(
         self,

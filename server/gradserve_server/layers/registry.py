@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum, auto
 from functools import partial
@@ -246,6 +246,13 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
             user: The caller, who sees no private layers of others.
         """
         return self._layers.page(container, after, size, prefix=scope, tag=collection, user=user)
+
+    def all_reached(self, user: Identity) -> Iterator[tuple[ResourceKey, LayerT]]:
+        """Returns all layers that somebody may see by their lifetimes, in no particular order.
+
+        Others may be made or deleted while the caller goes through them.
+        """
+        return self._layers.all_reached(user)
 
     async def run_updates(
         self, container: str, collection: str, forward_ids: Sequence[str], *, user: Identity = ANONYMOUS

@@ -16,6 +16,7 @@ from gradserve.v1 import (
     socket_service_pb2,
     tensor_service_pb2,
 )
+from gradserve_server.observe.calls import Calls
 from gradserve_server.rpc.accumulators.reply_codec import reply_codecs
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
@@ -24,6 +25,7 @@ from gradserve_server.rpc.boundary.admission import Admission
 from gradserve_server.rpc.boundary.chain import Interceptor
 from gradserve_server.rpc.boundary.faults import Faults
 from gradserve_server.rpc.boundary.malformed import RefuseMalformed
+from gradserve_server.rpc.boundary.observed import ObservedCalls
 from gradserve_server.rpc.boundary.prepare import PreparePayloads
 from gradserve_server.rpc.boundary.service import Service
 from gradserve_server.rpc.gradient_ops.service import GradientOpsServicer
@@ -63,8 +65,9 @@ class Services:
         access: AccessChecks | None,
         interceptors: Sequence[Interceptor],
         on_fault: Callable[[], object],
+        calls: Calls,
     ) -> None:
-        """Takes the servicers, and what surrounds them.
+        """Takes the servicers, what surrounds them, and what counts their calls.
 
         The checks of access may be None. `interceptors` come after those of every server. `on_fault` is called after
         each call that has failed unexpectedly.
@@ -74,10 +77,10 @@ class Services:
         self.admission = Admission()
         described = reflection.ReflectionServicer([*names, _HEALTH.full_name, _REFLECTION.full_name])
         checks: tuple[Interceptor, ...] = () if access is None else (access,)
-        faults = Faults(on_fault)
-        always: tuple[Interceptor, ...] = (faults, *checks, RefuseMalformed())
+        outermost: tuple[Interceptor, ...] = (ObservedCalls(calls), Faults(on_fault))
+        always: tuple[Interceptor, ...] = (*outermost, *checks, RefuseMalformed())
         chain: tuple[Interceptor, ...] = (
-            faults,
+            *outermost,
             self.admission,
             *checks,
             RefuseMalformed(),

@@ -71,6 +71,7 @@ RULES: Mapping[str, Rule] = {
     "gradserve.v1.LeaseService.EndClientLease": _WORKER_ANYWHERE,
     "gradserve.v1.LeaseService.HoldClientLease": _WORKER_ANYWHERE,
     "gradserve.v1.ServerService.GetServerInfo": _WORKER_ANYWHERE,
+    "gradserve.v1.ServerService.GetServerStatus": _WORKER_ANYWHERE,
     "gradserve.v1.SocketService.IssueTicket": Rule(Role.WORKER, for_unknown_users=True),
     "gradserve.v1.TensorService.DeleteTensors": _WORKER_ANYWHERE,
     "gradserve.v1.TensorService.GetTensors": _WORKER_ANYWHERE,

@@ -99,6 +99,11 @@ class Payload:
         return LiveOnGpu(array, self) if segment.on_gpu else Live(array, self)
 
     @property
+    def num_bytes(self) -> int:
+        """The bytes of all segments."""
+        return sum([segment.memory.size for segment in self._segments])
+
+    @property
     def on_gpu(self) -> Sequence[PayloadSegment]:
         """The segments that are in memory of the ops' GPU."""
         return [segment for segment in self._segments if segment.on_gpu]

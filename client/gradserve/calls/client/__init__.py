@@ -12,9 +12,10 @@ from gradserve.calls.client.accumulators import AccumulatorsOfClient
 from gradserve.calls.client.layers import LayersOfClient
 from gradserve.calls.client.tensors import TensorsOfClient
 from gradserve.calls.exchange import Operation, check_timeout
-from gradserve.calls.server import server_info
+from gradserve.calls.server import server_info, server_status
 from gradserve.errors import GradserveError
 from gradserve.results import ServerInfo
+from gradserve.server_status import ServerStatus
 
 
 class ClientCalls(AccumulatorsOfClient, LayersOfClient, TensorsOfClient):
@@ -27,6 +28,35 @@ class ClientCalls(AccumulatorsOfClient, LayersOfClient, TensorsOfClient):
             A snapshot.
         """
         return server_info()
+
+    def server_status(
+        self,
+        *,
+        container: str = "",
+        name_contains: str = "",
+        order: str = "latest",
+        max_accumulators: int = 100,
+        max_rounds: int = 20,
+        max_workers: int = 50,
+    ) -> Operation[ServerStatus]:
+        """Takes a picture of the server at work: accumulators with their last rounds, workers, bytes, calls, errors.
+
+        Args:
+            container: The only container; empty for all in which the caller has a role.
+            name_contains: A part of "container/name" of the accumulators, whatever its case.
+            order: The order of accumulators: "latest" for those whose last round ended last, "name", "rate" for the
+                most rounds per second, "waiting" for the most waiting calls, or "bytes" for the most memory.
+            max_accumulators: How many accumulators to describe, at most 1,000.
+            max_rounds: How many of the last rounds of each, at most 20.
+            max_workers: How many workers, at most 1,000.
+
+        Returns:
+            The picture.
+
+        Raises:
+            InvalidArgumentError: The order is unknown, or a maximum is out of range.
+        """
+        return server_status(container, name_contains, order, max_accumulators, max_rounds, max_workers)
 
     def settle(self, timeout: float | None) -> Operation[None]:
         """Waits until the gradients that the client keeps are durable; see `gradserve.calls.accumulators.settling`."""

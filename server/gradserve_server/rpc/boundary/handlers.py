@@ -69,22 +69,28 @@ def _method_handler(
     receive = _messages if method.client_streaming else _message
     read_request = RequestReader(method.input_type, codec.decoder).read
     is_health = method.full_name == _HEALTH_CHECK
+    way = traffic.way
 
     async def read(context: Context) -> Any:
         data = await traffic.requests.read(context)
         if data is grpc.aio.EOF:
             return data
+        way.received += len(data)
         return await read_request(data)
 
     async def unary(_requests: Any, context: Context) -> bytes:
+        way.calls += 1
         shown = peer(context)
         call = Call(name, _deadline(context), peer=shown, credentials=partial(credentials_of, context, shown))
         try:
             traffic.calls.begin(context, is_health=is_health)
             request = await receive(read, context)
-            return await _admitted(await handle(request, call), encode, traffic.replies, context)
+            reply = await _admitted(await handle(request, call), encode, traffic.replies, context)
         except ServiceError as error:
             await end_with(error, context)
+        else:
+            way.sent += len(reply)
+            return reply
         finally:
             if call.endings:
                 # The stubs want an object of a class of their own.
@@ -95,7 +101,9 @@ def _method_handler(
             part = encode(response)
             async with traffic.replies.hold(context, len(part)):
                 await write(part, name, context)
+            way.sent += len(part)
 
+        way.calls += 1
         try:
             traffic.calls.begin(context, is_health=is_health)
             shown = peer(context)

@@ -39,6 +39,8 @@ STATUS_CODES: dict[type[ServiceError], grpc.StatusCode] = {
     PermissionDeniedError: grpc.StatusCode.PERMISSION_DENIED,
     InternalError: grpc.StatusCode.INTERNAL,
 }
+CODE_NAMES: dict[type[ServiceError], str] = {kind: code.name for kind, code in STATUS_CODES.items()}
+"""The names of the codes, e.g. "NOT_FOUND"."""
 
 _DETAILS_KEY = "grpc-status-details-bin"
 _MAX_MESSAGE_BYTES = 2000

@@ -10,6 +10,7 @@ from typing import Any
 from gradserve.address import Address
 from gradserve.security.certificates import CertificateFiles
 from gradserve_server.config import LimitsConfig
+from gradserve_server.observe.traffic import Way
 from gradserve_server.rpc.boundary.admission import Admission
 from gradserve_server.rpc.boundary.grpc_log import quiet_client_faults
 from gradserve_server.rpc.boundary.handlers import certificate, make_handler, no_certificate
@@ -54,15 +55,16 @@ class GrpcListener:
         admission: Admission,
         limits: LimitsConfig,
         certificates: CertificateFiles | None = None,
+        way: Way | None = None,
         *,
         keepalive: ClientKeepalive = ClientKeepalive(),
         loopbacks: Sequence[str] = LOOPBACKS,
     ) -> None:
-        """Takes the services, and the addresses of localhost."""
+        """Takes the services, what counts their bytes, and the addresses of localhost."""
         self._arrivals = Arrivals(admission)
         asks_clients = certificates is not None and certificates.current().ca is not None
         peer = certificate if asks_clients else no_certificate
-        self.traffic = Traffic.within(limits)
+        self.traffic = Traffic.within(limits, way)
         """The messages of its calls."""
         self._idle = IdleConnections(limits.max_connections, self.traffic.calls)
         self._ports: set[int] = set()

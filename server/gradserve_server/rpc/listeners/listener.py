@@ -6,6 +6,7 @@ from typing import Protocol
 from gradserve.address import Address
 from gradserve.security.certificates import CertificateFiles
 from gradserve_server.config import LimitsConfig
+from gradserve_server.observe.traffic import Way
 from gradserve_server.rpc.boundary.admission import Admission
 from gradserve_server.rpc.boundary.service import Service
 
@@ -42,10 +43,11 @@ class MakeListener(Protocol):
         admission: Admission,
         limits: LimitsConfig,
         certificates: CertificateFiles | None,
+        way: Way,
         /,
     ) -> Listener:
         """Returns an unbound listener for services whose calls the admission admits.
 
-        With certificates, connections over TCP are encrypted.
+        With certificates, connections over TCP are encrypted. The listener counts its bytes and calls in `way`.
         """
         ...

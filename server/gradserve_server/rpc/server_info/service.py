@@ -3,11 +3,15 @@
 from collections.abc import Callable
 
 from gradserve.v1 import server_messages_pb2 as messages_pb2
+from gradserve.v1 import status_messages_pb2
 from gradserve.wire.durations import encode_duration
 from gradserve_server.config import LeaseConfig, LimitsConfig
+from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.inventory import Inventory
+from gradserve_server.observe.status.server import StatusSource
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.server_info.device_figures import DeviceFigures
+from gradserve_server.rpc.server_info.status import decode_status_request, encode_status
 from gradserve_server.rpc.server_info.usage import Usage
 from gradserve_server.rpc.sockets.addresses import SocketAddresses
 
@@ -29,8 +33,12 @@ class ServerServicer:
         uptime: Callable[[], float],
         sockets: SocketAddresses,
         incarnation: str,
+        status: StatusSource,
+        compute: Compute,
     ) -> None:
         """Takes the name of the `device` that ops run on, whether they are prepared, and an `uptime` in seconds."""
+        self._status = status
+        self._compute = compute
         self._version = version
         self._incarnation = incarnation
         self._device = device
@@ -82,3 +90,9 @@ class ServerServicer:
             uptime=encode_duration(self._uptime()),
             sockets=self._sockets.message(),
         )
+
+    async def GetServerStatus(
+        self, request: status_messages_pb2.GetServerStatusRequest, call: Call
+    ) -> status_messages_pb2.GetServerStatusResponse:
+        status = await self._status.picture(decode_status_request(request, call.identity))
+        return await self._compute.run_in_thread(encode_status, status)

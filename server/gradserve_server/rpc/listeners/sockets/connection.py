@@ -76,6 +76,7 @@ class Connection:
         self._stream = stream
         self._context = context
         self._has_regions = has_regions
+        self._way = context.traffic.shared_memory if has_regions else context.traffic.bulk
         self._client_regions = ClientRegions(context.fair)
         self._owner: Identity | None = None
         """Whose connection it is, once it counts."""
@@ -278,6 +279,8 @@ class Connection:
             name = bytes(head[: header.name_bytes]).decode(errors="replace")
             return await self._reply_status(unimplemented(f"no method {name!r} on this socket"))
         message = bytes(head[header.head_bytes - header.message_bytes :])
+        self._way.calls += 1
+        self._way.received += header.message_bytes + payload.num_bytes
         call = Call(
             method.name,
             deadline,
@@ -399,6 +402,7 @@ class Connection:
                 await self._stream.write([header.pack()], block.descriptor)
         else:
             pieces, segments = contents.pieces(), b""
+        self._way.sent += len(message) + contents.num_bytes
         header = FrameHeader(
             FrameKind.REPLY,
             message_bytes=len(message),
@@ -413,6 +417,7 @@ class Connection:
         if reply.num_bytes > self._grant.max_payload_bytes:
             return await self._reply_too_large(reply.num_bytes, call)
         message = reply.message.SerializeToString()
+        self._way.sent += len(message) + reply.num_bytes
         header = FrameHeader(FrameKind.REPLY, message_bytes=len(message), payload_bytes=reply.num_bytes)
         await self._stream.write([header.pack() + message])
         try:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.host.shared_blocks import Readers, SharedMemory
+from gradserve_server.observe.traffic import WireTraffic
 from gradserve_server.rpc.boundary.admission import Admission
 from gradserve_server.rpc.listeners.sockets.fair_sockets import FairSockets
 from gradserve_server.rpc.listeners.sockets.gpu_access import GpuAccess
@@ -41,6 +42,7 @@ class SocketContext:
         identify: Returns who has shown some credentials; raises UnauthenticatedError if nobody has these.
         user_key: Returns the key with which the user of a connection makes calls over gRPC; empty if it needs none.
         on_fault: Called after a fault of the server that no answer tells of.
+        traffic: Counts bytes and calls.
         gpu: The GPU of the ops, for clients that have tensors on it.
         strand_keys: The keys to connections that get strands.
     """
@@ -61,4 +63,5 @@ class SocketContext:
     user_key: Callable[[Credentials], str]
     on_fault: Callable[[], object]
     gpu: GpuAccess
+    traffic: WireTraffic
     strand_keys: StrandKeys = field(default_factory=StrandKeys)

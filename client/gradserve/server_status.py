@@ -1,0 +1,261 @@
+"""A picture of a server at work, as `client.server_status()` returns it and the status page shows it.
+
+Times are in seconds of the server's uptime: `status.uptime - round.ended` is how long ago a round ended. Counts are
+those since the server started. See status_messages.proto for each value.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class ArrivalStatus:
+    """A gradient of a round.
+
+    Attributes:
+        worker_id: Its sender; empty if that has no id.
+        after: Seconds after the first gradient of the round.
+        stale: Whether it came too late, and was dropped.
+    """
+
+    worker_id: str = ""
+    after: float = 0.0
+    stale: bool = False
+
+
+@dataclass(frozen=True)
+class RoundStatus:
+    """A round.
+
+    Attributes:
+        step: The global_step that it led to, or will lead to.
+        began: When its first gradient arrived.
+        ended: When it ended; 0 for the current round.
+        num_required: The number of gradients that it needed, or needs.
+        arrivals: Its gradients in order of arrival, and those that came too late.
+        missing: The workers of the round before that are not in this one.
+    """
+
+    step: int = 0
+    began: float = 0.0
+    ended: float = 0.0
+    num_required: int = 0
+    arrivals: tuple[ArrivalStatus, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AccumulatorStatus:
+    """An accumulator.
+
+    Attributes:
+        container: Its container.
+        name: Its name.
+        global_step: Its step.
+        num_rounds: The rounds that have ended.
+        rounds_per_second: An average over about ten seconds.
+        num_accumulated: The gradients in the current round.
+        num_required: The gradients that the first waiting call needs; 0 if none waits.
+        num_waiting: The calls that wait.
+        num_bytes: The memory of its sum and its averages.
+        accepted: Gradients that joined a round.
+        stale: Gradients of an earlier step, which were dropped.
+        duplicate: Gradients that were there already.
+        refused: Gradients that were not valid, or for which there was no room.
+        median_round_seconds: From the first gradient of a round to its end, over `rounds`; 0 without any.
+        workers: The workers with gradients in the current round, at most 500.
+        missing: The workers of the previous round without one, at most 500.
+        rounds: The last rounds, oldest first, and the current one if it has gradients.
+    """
+
+    container: str = ""
+    name: str = ""
+    global_step: int = 0
+    num_rounds: int = 0
+    rounds_per_second: float = 0.0
+    num_accumulated: int = 0
+    num_required: int = 0
+    num_waiting: int = 0
+    num_bytes: int = 0
+    accepted: int = 0
+    stale: int = 0
+    duplicate: int = 0
+    refused: int = 0
+    median_round_seconds: float = 0.0
+    workers: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    rounds: tuple[RoundStatus, ...] = ()
+
+
+@dataclass(frozen=True)
+class WorkerStatus:
+    """A worker in the rounds of a status.
+
+    Attributes:
+        worker_id: Its id.
+        rounds: How many of the rounds it is in.
+        mean_lateness: Seconds after the first gradient of the round, on average.
+        times_last: In how many rounds it came last.
+        waited_for: Seconds that rounds had all gradients but its own.
+        stale: Its gradients that came too late.
+        missed: Rounds that it was not in, after one that it was in.
+        last_seen: When its latest gradient came.
+    """
+
+    worker_id: str = ""
+    rounds: int = 0
+    mean_lateness: float = 0.0
+    times_last: int = 0
+    waited_for: float = 0.0
+    stale: int = 0
+    missed: int = 0
+    last_seen: float = 0.0
+
+
+@dataclass(frozen=True)
+class TrafficStatus:
+    """What came and went by one way.
+
+    Attributes:
+        way: "grpc", "bulk" or "shared_memory".
+        received_bytes: Bytes of requests.
+        sent_bytes: Bytes of replies.
+        calls: The number of calls.
+    """
+
+    way: str = ""
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    calls: int = 0
+
+
+@dataclass(frozen=True)
+class MemoryStatus:
+    """Memory in use for one purpose.
+
+    Attributes:
+        purpose: What it is for.
+        num_bytes: The bytes in use.
+        max_bytes: The limit; 0 if it has none of its own.
+    """
+
+    purpose: str = ""
+    num_bytes: int = 0
+    max_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class LayerStatus:
+    """A batch normalization layer.
+
+    Attributes:
+        container: Its container.
+        name: Its name.
+        num_forwards: The forwards that wait for their backward pass.
+        num_bytes: The memory of its variables and forwards.
+    """
+
+    container: str = ""
+    name: str = ""
+    num_forwards: int = 0
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class MethodStatus:
+    """The calls of one method.
+
+    Attributes:
+        service: The full name of its service, e.g. "gradserve.v1.AccumulatorService".
+        method: Its name.
+        started: The number of calls.
+        in_progress: The number of calls that have not ended.
+        handled: The number of calls that have ended, by the name of the status code, e.g. "OK".
+        working_seconds: Seconds that the server worked on them, without waits for other workers.
+        waiting_seconds: Seconds that they waited for other workers.
+    """
+
+    service: str = ""
+    method: str = ""
+    started: int = 0
+    in_progress: int = 0
+    handled: Mapping[str, int] = field(default_factory=dict)
+    working_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class ErrorStatus:
+    """An error that calls have ended with.
+
+    Attributes:
+        method: The full name of their method.
+        code: The name of the status code, e.g. "NOT_FOUND".
+        message: The message of the latest, shortened.
+        count: The number of such calls.
+        at: When the latest happened.
+    """
+
+    method: str = ""
+    code: str = ""
+    message: str = ""
+    count: int = 0
+    at: float = 0.0
+
+
+@dataclass(frozen=True)
+class GradientTotals:
+    """The gradients and rounds of all accumulators, including deleted ones.
+
+    Attributes:
+        accepted: Gradients that joined a round.
+        stale: Gradients that came too late.
+        duplicate: Gradients that were there already.
+        refused: Gradients that were not valid, or for which there was no room.
+        accepted_bytes: The bytes of accepted gradients.
+        rounds: The rounds that have ended.
+    """
+
+    accepted: int = 0
+    stale: int = 0
+    duplicate: int = 0
+    refused: int = 0
+    accepted_bytes: int = 0
+    rounds: int = 0
+
+
+@dataclass(frozen=True)
+class ServerStatus:
+    """A server at work.
+
+    Attributes:
+        version: The version of its gradserve distribution.
+        incarnation: A random id of this run of the server.
+        uptime: Seconds since it started.
+        device: The device that ops run on, e.g. "cpu" or "cuda:0".
+        ops_prepared: Whether the kernels of the ops are loaded or compiled.
+        num_accumulators: How many accumulators there are that were asked for.
+        accumulators: The first of them, in the order asked for.
+        workers: The workers in their rounds, those for which others wait longest first.
+        traffic: What came and went, by way.
+        memory: What is in use, by purpose.
+        layers: Batch normalization layers, at most 100.
+        methods: The methods that were called.
+        errors: The latest error of each method and code, the newest first; only for admins of all containers.
+        totals: The gradients and rounds of all accumulators.
+    """
+
+    version: str = ""
+    incarnation: str = ""
+    uptime: float = 0.0
+    device: str = ""
+    ops_prepared: bool = False
+    num_accumulators: int = 0
+    accumulators: tuple[AccumulatorStatus, ...] = ()
+    workers: tuple[WorkerStatus, ...] = ()
+    traffic: tuple[TrafficStatus, ...] = ()
+    memory: tuple[MemoryStatus, ...] = ()
+    layers: tuple[LayerStatus, ...] = ()
+    methods: tuple[MethodStatus, ...] = ()
+    errors: tuple[ErrorStatus, ...] = ()
+    totals: GradientTotals = field(default_factory=GradientTotals)

@@ -1,0 +1,241 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GetServerStatusRequest(_message.Message):
+    __slots__ = ("container", "name_contains", "order", "max_accumulators", "max_rounds", "max_workers")
+    class Order(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ORDER_UNSPECIFIED: _ClassVar[GetServerStatusRequest.Order]
+        ORDER_NAME: _ClassVar[GetServerStatusRequest.Order]
+        ORDER_RATE: _ClassVar[GetServerStatusRequest.Order]
+        ORDER_WAITING: _ClassVar[GetServerStatusRequest.Order]
+        ORDER_BYTES: _ClassVar[GetServerStatusRequest.Order]
+    ORDER_UNSPECIFIED: GetServerStatusRequest.Order
+    ORDER_NAME: GetServerStatusRequest.Order
+    ORDER_RATE: GetServerStatusRequest.Order
+    ORDER_WAITING: GetServerStatusRequest.Order
+    ORDER_BYTES: GetServerStatusRequest.Order
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    NAME_CONTAINS_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    MAX_ACCUMULATORS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    container: str
+    name_contains: str
+    order: GetServerStatusRequest.Order
+    max_accumulators: int
+    max_rounds: int
+    max_workers: int
+    def __init__(self, container: _Optional[str] = ..., name_contains: _Optional[str] = ..., order: _Optional[_Union[GetServerStatusRequest.Order, str]] = ..., max_accumulators: _Optional[int] = ..., max_rounds: _Optional[int] = ..., max_workers: _Optional[int] = ...) -> None: ...
+
+class GetServerStatusResponse(_message.Message):
+    __slots__ = ("version", "incarnation", "uptime", "device", "ops_prepared", "num_accumulators", "accumulators", "workers", "traffic", "memory", "layers", "methods", "errors", "totals")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    OPS_PREPARED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCUMULATORS_FIELD_NUMBER: _ClassVar[int]
+    ACCUMULATORS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    METHODS_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    incarnation: str
+    uptime: float
+    device: str
+    ops_prepared: bool
+    num_accumulators: int
+    accumulators: _containers.RepeatedCompositeFieldContainer[AccumulatorStatus]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    traffic: _containers.RepeatedCompositeFieldContainer[TrafficStatus]
+    memory: _containers.RepeatedCompositeFieldContainer[MemoryStatus]
+    layers: _containers.RepeatedCompositeFieldContainer[LayerStatus]
+    methods: _containers.RepeatedCompositeFieldContainer[MethodStatus]
+    errors: _containers.RepeatedCompositeFieldContainer[ErrorStatus]
+    totals: GradientTotals
+    def __init__(self, version: _Optional[str] = ..., incarnation: _Optional[str] = ..., uptime: _Optional[float] = ..., device: _Optional[str] = ..., ops_prepared: bool = ..., num_accumulators: _Optional[int] = ..., accumulators: _Optional[_Iterable[_Union[AccumulatorStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., traffic: _Optional[_Iterable[_Union[TrafficStatus, _Mapping]]] = ..., memory: _Optional[_Iterable[_Union[MemoryStatus, _Mapping]]] = ..., layers: _Optional[_Iterable[_Union[LayerStatus, _Mapping]]] = ..., methods: _Optional[_Iterable[_Union[MethodStatus, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[ErrorStatus, _Mapping]]] = ..., totals: _Optional[_Union[GradientTotals, _Mapping]] = ...) -> None: ...
+
+class AccumulatorStatus(_message.Message):
+    __slots__ = ("container", "name", "global_step", "num_rounds", "rounds_per_second", "num_accumulated", "num_required", "num_waiting", "num_bytes", "accepted", "stale", "duplicate", "refused", "median_round_seconds", "workers", "missing", "rounds")
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCUMULATED_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUIRED_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    STALE_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_ROUND_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    container: str
+    name: str
+    global_step: int
+    num_rounds: int
+    rounds_per_second: float
+    num_accumulated: int
+    num_required: int
+    num_waiting: int
+    num_bytes: int
+    accepted: int
+    stale: int
+    duplicate: int
+    refused: int
+    median_round_seconds: float
+    workers: _containers.RepeatedScalarFieldContainer[str]
+    missing: _containers.RepeatedScalarFieldContainer[str]
+    rounds: _containers.RepeatedCompositeFieldContainer[RoundStatus]
+    def __init__(self, container: _Optional[str] = ..., name: _Optional[str] = ..., global_step: _Optional[int] = ..., num_rounds: _Optional[int] = ..., rounds_per_second: _Optional[float] = ..., num_accumulated: _Optional[int] = ..., num_required: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_bytes: _Optional[int] = ..., accepted: _Optional[int] = ..., stale: _Optional[int] = ..., duplicate: _Optional[int] = ..., refused: _Optional[int] = ..., median_round_seconds: _Optional[float] = ..., workers: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ..., rounds: _Optional[_Iterable[_Union[RoundStatus, _Mapping]]] = ...) -> None: ...
+
+class RoundStatus(_message.Message):
+    __slots__ = ("step", "began", "ended", "num_required", "arrivals", "missing")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUIRED_FIELD_NUMBER: _ClassVar[int]
+    ARRIVALS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    began: float
+    ended: float
+    num_required: int
+    arrivals: _containers.RepeatedCompositeFieldContainer[ArrivalStatus]
+    missing: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, step: _Optional[int] = ..., began: _Optional[float] = ..., ended: _Optional[float] = ..., num_required: _Optional[int] = ..., arrivals: _Optional[_Iterable[_Union[ArrivalStatus, _Mapping]]] = ..., missing: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ArrivalStatus(_message.Message):
+    __slots__ = ("worker_id", "after", "stale")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    STALE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    after: float
+    stale: bool
+    def __init__(self, worker_id: _Optional[str] = ..., after: _Optional[float] = ..., stale: bool = ...) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("worker_id", "rounds", "mean_lateness", "times_last", "waited_for", "stale", "missed", "last_seen")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    MEAN_LATENESS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_LAST_FIELD_NUMBER: _ClassVar[int]
+    WAITED_FOR_FIELD_NUMBER: _ClassVar[int]
+    STALE_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEEN_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    rounds: int
+    mean_lateness: float
+    times_last: int
+    waited_for: float
+    stale: int
+    missed: int
+    last_seen: float
+    def __init__(self, worker_id: _Optional[str] = ..., rounds: _Optional[int] = ..., mean_lateness: _Optional[float] = ..., times_last: _Optional[int] = ..., waited_for: _Optional[float] = ..., stale: _Optional[int] = ..., missed: _Optional[int] = ..., last_seen: _Optional[float] = ...) -> None: ...
+
+class TrafficStatus(_message.Message):
+    __slots__ = ("way", "received_bytes", "sent_bytes", "calls")
+    WAY_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    way: str
+    received_bytes: int
+    sent_bytes: int
+    calls: int
+    def __init__(self, way: _Optional[str] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., calls: _Optional[int] = ...) -> None: ...
+
+class MemoryStatus(_message.Message):
+    __slots__ = ("purpose", "num_bytes", "max_bytes")
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    purpose: str
+    num_bytes: int
+    max_bytes: int
+    def __init__(self, purpose: _Optional[str] = ..., num_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+
+class LayerStatus(_message.Message):
+    __slots__ = ("container", "name", "num_forwards", "num_bytes")
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_FORWARDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    container: str
+    name: str
+    num_forwards: int
+    num_bytes: int
+    def __init__(self, container: _Optional[str] = ..., name: _Optional[str] = ..., num_forwards: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
+class MethodStatus(_message.Message):
+    __slots__ = ("service", "method", "started", "in_progress", "handled", "working_seconds", "waiting_seconds")
+    class HandledEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    IN_PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    HANDLED_FIELD_NUMBER: _ClassVar[int]
+    WORKING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    service: str
+    method: str
+    started: int
+    in_progress: int
+    handled: _containers.ScalarMap[str, int]
+    working_seconds: float
+    waiting_seconds: float
+    def __init__(self, service: _Optional[str] = ..., method: _Optional[str] = ..., started: _Optional[int] = ..., in_progress: _Optional[int] = ..., handled: _Optional[_Mapping[str, int]] = ..., working_seconds: _Optional[float] = ..., waiting_seconds: _Optional[float] = ...) -> None: ...
+
+class ErrorStatus(_message.Message):
+    __slots__ = ("method", "code", "message", "count", "at")
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    method: str
+    code: str
+    message: str
+    count: int
+    at: float
+    def __init__(self, method: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., count: _Optional[int] = ..., at: _Optional[float] = ...) -> None: ...
+
+class GradientTotals(_message.Message):
+    __slots__ = ("accepted", "stale", "duplicate", "refused", "accepted_bytes", "rounds")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    STALE_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    accepted: int
+    stale: int
+    duplicate: int
+    refused: int
+    accepted_bytes: int
+    rounds: int
+    def __init__(self, accepted: _Optional[int] = ..., stale: _Optional[int] = ..., duplicate: _Optional[int] = ..., refused: _Optional[int] = ..., accepted_bytes: _Optional[int] = ..., rounds: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""What the server notices about itself, and how people and programs get to see it."""

@@ -1,0 +1,61 @@
+"""Counts and times every call."""
+
+import asyncio
+import time
+from typing import Any
+
+from google.protobuf.descriptor import MethodDescriptor
+
+from gradserve_server.errors import ServiceError
+from gradserve_server.observe.call_record import CallRecord
+from gradserve_server.observe.calls import Calls
+from gradserve_server.rpc.boundary.call import Call
+from gradserve_server.rpc.boundary.chain import Handle
+from gradserve_server.rpc.boundary.status import CODE_NAMES
+
+_KINDS = {
+    (False, False): "unary",
+    (True, False): "client_stream",
+    (False, True): "server_stream",
+    (True, True): "bidi_stream",
+}
+
+
+class ObservedCalls:
+    """Notes the beginning and the end of every call. The outermost interceptor: it sees the errors that clients get.
+
+    A call ends here when its answer is ready; serializing and sending that is not included.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        """Takes what counts the calls."""
+        self._calls = calls
+
+    def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
+        """Returns a handle that notes each call."""
+        all_calls, clock = self._calls, time.monotonic
+        kind = _KINDS[method.client_streaming, method.server_streaming]
+        calls = all_calls.of(method.containing_service.full_name, method.name, kind)
+        name = method.full_name
+
+        async def observed(request: Any, call: Call) -> Any:
+            calls.started += 1
+            began = clock()
+            record = CallRecord(name, began)
+            code = "CANCELLED"
+            try:
+                response = await handle(request, call)
+                code = "OK"
+            except ServiceError as error:
+                code = CODE_NAMES[type(error)]
+                all_calls.failed(name, code, error.message)
+                raise
+            except asyncio.CancelledError:
+                if call.time_left() == 0.0:
+                    code = "DEADLINE_EXCEEDED"
+                raise
+            finally:
+                calls.end(code, clock() - began, record.waited)
+            return response
+
+        return observed
