@@ -17,7 +17,7 @@ MINUTES ?= 10
 CUDNN_TESTS := tests/devices/cuda/cudnn
 BUF := npx --yes @bufbuild/buf@1.75.0
 JAVASCRIPT := examples/javascript
-DOCS_PACKAGES := latex2mathml mkdocs-material mkdocstrings-python
+DOCS_PACKAGES := latex2mathml mkdocs-material
 CPP_PACKAGES := g++ libgrpc++-dev libprotobuf-dev pkg-config protobuf-compiler protobuf-compiler-grpc
 # Python compiles what is imported, once, unless it is told to throw that away: then each process of the tests would
 # compile all that it imports. Compiling everything that is installed takes longer than half of the rest.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from deploy.site.links import files_below, relinked
-from deploy.site.places import ROOT, is_page, is_shown, place_of, tracked
+from deploy.site.places import ROOT, has_reference, is_page, is_shown, place_of, tracked
 
 _LANGUAGES = {".cc": "cpp", ".js": "javascript", ".proto": "proto", ".py": "python", ".sh": "bash", ".yml": "yaml"}
 _LANDING = "---\ntemplate: home.html\nhide:\n  - navigation\n  - toc\n---\n\n"
@@ -41,7 +41,7 @@ def _write_linked(folder: Path, linked: Iterable[str], files: frozenset[str]) ->
             below.update(contents)
     for path in sorted({*linked, *below}):
         place = folder / place_of(path)
-        if (ROOT / path).is_dir() or path == "README.md" or is_page(path):
+        if (ROOT / path).is_dir() or path == "README.md" or is_page(path) or has_reference(path):
             continue
         if is_shown(path):
             _write(place, _shown(path))

@@ -11,11 +11,14 @@ _PLACES = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "threat_model.md",
     "benchmarks/README.md": "benchmarks.md",
+    "client/gradserve": "reference/python.md",
     "examples/README.md": "examples.md",
     "examples/cpp/README.md": "examples_cpp.md",
     "proto/gradserve/v1": "reference/rpc.md",
+    "server/gradserve_server/cli.py": "reference/commands.md",
+    "server/gradserve_server/config.py": "reference/settings.md",
 }
-"""Pages that the site has elsewhere than the repository, by their paths there."""
+"""Where the site has a page about a file or a folder of the repository, by its path there."""
 
 _SHOWN = {".cc", ".cpp", ".js", ".proto", ".py", ".sh", ".toml", ".yaml", ".yml"}
 """The suffixes of files that are shown as pages of their own if a page links to them."""
@@ -30,7 +33,9 @@ def tracked() -> frozenset[str]:
 
 def is_page(path: str) -> bool:
     """True if a file of the repository is a page of the site by itself, not because another links to it."""
-    return (path.startswith("docs/") and path.endswith(".md")) or (path in _PLACES and path != "README.md")
+    return (path.startswith("docs/") and path.endswith(".md")) or (
+        path in _PLACES and path.endswith(".md") and path != "README.md"
+    )
 
 
 def is_shown(path: str) -> bool:
@@ -47,3 +52,8 @@ def place_of(path: str) -> str:
     if (ROOT / path).is_dir():
         return f"files/{path}/index.md"
     return f"files/{path}.md" if is_shown(path) else f"files/{path}"
+
+
+def has_reference(path: str) -> bool:
+    """True if the site has a reference in the place of a file or a folder of the repository."""
+    return _PLACES.get(path, "").startswith("reference/")

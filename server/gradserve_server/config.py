@@ -234,7 +234,7 @@ class LimitsConfig(_Concern):
         Field(
             gt=0,
             le=_MAX_BYTES,
-            description="memory of the GPU for tensors and computations (default, and at most: all of it but a margin "
+            description="memory of the GPU for tensors and computations (default: all of it but a margin "
             "for CUDA); has no effect if ops run on the CPU",
         ),
         Expected("a size such as 4GiB or 512MiB"),

@@ -8,6 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from deploy.site.reference.settings import write_settings
 from gradserve_server.cli import cli
 from gradserve_server.config import Expected, ServerConfig
 from gradserve_server.settings import config_options, make_config, read_settings
@@ -231,11 +232,12 @@ def test_an_unreadable_file_says_so(tmp_path: Path, kind: str) -> None:
     assert f"cannot read the configuration file {path}" in result.output
 
 
-def test_every_setting_has_a_flag_that_help_explains_and_a_line_in_the_documentation() -> None:
+def test_every_setting_has_a_flag_that_help_explains_and_a_section_in_the_reference(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["serve", "--help"])
     assert result.exit_code == 0
-    documentation = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    write_settings(tmp_path)
+    reference = (tmp_path / "settings.md").read_text()
     for section in ServerConfig.model_fields:
         for name in type(getattr(ServerConfig(), section)).model_fields:
             assert f"--{name.replace('_', '-')} " in result.output
-            assert f"\n| `{name}` | " in documentation
+            assert f"\n### `{name}` " in reference
