@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from deploy.site.hidden import without_comments
 from deploy.site.links import files_below, relinked
 from deploy.site.places import ROOT, has_reference, is_page, is_shown, place_of, tracked
 
@@ -26,7 +27,7 @@ def write_pages(folder: Path) -> None:
     files = tracked()
     linked: set[str] = set()
     for path in filter(is_page, sorted(files)):
-        text, targets = relinked((ROOT / path).read_text(), path)
+        text, targets = relinked(without_comments((ROOT / path).read_text()), path)
         _write(folder / place_of(path), _LANDING + text if path == "docs/index.md" else text)
         linked |= targets
     _write_linked(folder, linked, files)

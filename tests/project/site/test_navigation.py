@@ -14,3 +14,10 @@ def test_every_page_is_in_the_navigation_once() -> None:
     named = Counter(_NAMED.findall(navigation))
     written = Counter(place for place in named.elements() if not place.startswith(_GENERATED))
     assert written == Counter(place_of(path) for path in tracked() if is_page(path))
+
+
+def test_every_page_is_linked_from_another() -> None:
+    docs = ROOT / "docs"
+    texts = [page.read_text() for page in (ROOT / "README.md", *docs.glob("**/*.md"))]
+    for page in set(docs.glob("**/*.md")) - {docs / "index.md"}:
+        assert any(re.search(rf"\b{page.name}[)#]", text) for text in texts), page.name
