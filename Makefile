@@ -260,6 +260,7 @@ docs: $(DOCS_INSTALLED) $(PROTOC_INSTALLED) $(INSTALLED)  ## Build the documenta
 		--descriptor_set_out=build/protos.bin proto/gradserve/v1/*.proto
 	$(BIN)/python -m deploy.site build/site-pages build/protos.bin
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict
+	$(BIN)/python -m deploy.site.check build/site
 
 constraints: $(INSTALLED)  ## Pin the newest versions of everything in constraints.txt
 	$(BIN)/python $(PIP_INSTALL) --quiet uv

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 from deploy.site.pages import write_pages
+from deploy.site.performance.measurements import newest_measurements
+from deploy.site.performance.page import write_performance
 from deploy.site.reference.commands import write_commands
 from deploy.site.reference.python.pages import write_python_reference
 from deploy.site.reference.rpc import write_rpc_reference
@@ -19,7 +21,8 @@ from deploy.site.reference.settings import write_settings
 def main(folder: Path, protos: Path) -> None:
     """Writes all pages into a new folder."""
     shutil.rmtree(folder, ignore_errors=True)
-    write_pages(folder)
+    write_pages(folder, also=[measurement.file for measurement in newest_measurements()])
+    write_performance(folder / "performance.md")
     write_settings(folder / "reference")
     write_commands(folder / "reference")
     write_python_reference(folder / "reference")

@@ -14,18 +14,19 @@ _LANDING = "---\ntemplate: home.html\nhide:\n  - navigation\n  - toc\n---\n\n"
 _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 
 
-def write_pages(folder: Path) -> None:
+def write_pages(folder: Path, also: Iterable[str] = ()) -> None:
     """Writes every page whose text is in the repository, and the files to which they link.
 
     Args:
         folder: Where MkDocs looks for pages. Links between them are relative, and those to other files of the
             repository lead to copies below `files/`, so the site needs no code host.
+        also: Further files to which pages link.
 
     Raises:
         BrokenLinkError: A link leads nowhere.
     """
     files = tracked()
-    linked: set[str] = set()
+    linked = set(also)
     for path in filter(is_page, sorted(files)):
         text, targets = relinked(without_comments((ROOT / path).read_text()), path)
         _write(folder / place_of(path), _LANDING + text if path == "docs/index.md" else text)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.site.equations import as_mathml
 from deploy.site.places import ROOT, tracked
 from gradserve_server.security.access_file import read_policy
 from gradserve_server.settings import Setting, make_config
@@ -40,7 +41,11 @@ def is_output(block: Block) -> None:
 
 
 def has_a_test_elsewhere(_block: Block) -> None:
-    """test_python, test_commands and test_toml test them, and the build of the site equations."""
+    """test_python and test_commands test them, and the test of TOML below."""
+
+
+def is_converted(block: Block) -> None:
+    as_mathml(block.text, "block")
 
 
 KINDS: dict[str, Callable[[Block], None]] = {
@@ -50,7 +55,7 @@ KINDS: dict[str, Callable[[Block], None]] = {
     "cpp": excerpts_of(".cpp", ".h"),
     "js": excerpts_of(".js"),
     "json": is_output,
-    "math": has_a_test_elsewhere,
+    "math": is_converted,
     "proto": excerpts_of(".proto"),
     "python": has_a_test_elsewhere,
     "sh": has_a_test_elsewhere,
