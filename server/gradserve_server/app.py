@@ -34,6 +34,8 @@ from gradserve_server.leases.expiry import Expiry
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.loop_watch import LoopWatch
 from gradserve_server.observe.observed import Observed
+from gradserve_server.observe.port import ObservationPort
+from gradserve_server.observe.shown import Shown
 from gradserve_server.observe.status.layers import layer_statuses
 from gradserve_server.observe.status.server import ServerFacts, StatusSource
 from gradserve_server.ops.operation import Family
@@ -41,6 +43,7 @@ from gradserve_server.ops.runner import OpRunner
 from gradserve_server.ops.table import OPS
 from gradserve_server.own_file import OwnFile
 from gradserve_server.parts import Parts
+from gradserve_server.resource_counts import ResourceCounts
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.boundary.access import AccessChecks
@@ -65,7 +68,7 @@ from gradserve_server.rpc.tensors.service import TensorServicer
 from gradserve_server.security.access import Access, share_rules
 from gradserve_server.security.credentials import Credentials
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.security.tls import explicit_bulk_address, server_certificates, unprotected
+from gradserve_server.security.tls import context_of, explicit_bulk_address, server_certificates, unprotected
 from gradserve_server.security.user_keys import UserKeys
 from gradserve_server.server_quotas import ServerQuotas
 from gradserve_server.server_run import ServerRun
@@ -138,7 +141,7 @@ class Server:
         self.lifetimes = Lifetimes(clock, config.leases.client_lease_seconds)
         self.store = TensorStore(
             pool=pool,
-            memory=memory,
+            memory=quotas.stored_memory,
             handles=handles,
             leases=config.leases,
             clock=clock,
@@ -152,7 +155,7 @@ class Server:
             device=device,
             families=parts.make_families(device, self._parallel),
             compute=self._op_compute,
-            memory=memory,
+            memory=quotas.call_memory,
             evictor=self.evictor,
             beside=prepared,
         )
@@ -161,7 +164,7 @@ class Server:
         self._device_watch = DeviceWatch(device, on_failure)
         self._state = open_state(config.state)
         shared_memory, readers = SharedMemory(limits.max_region_bytes), Readers()
-        on_host = HostPlace(host.name, reducer, pool.empty, self._compute, memory)
+        on_host = HostPlace(host.name, reducer, pool.empty, self._compute, quotas.accumulator_memory)
         on_device = None
         if device_reducer is not None and self.evictor is not None:
             on_device = DevicePlace(
@@ -184,7 +187,7 @@ class Server:
         self._batch_norm = BatchNormKind(
             runner=self.runner,
             compute=self._compute,
-            memory=memory,
+            memory=quotas.layer_memory,
             handles=handles,
             clock=clock,
             new_id=run.new_id,
@@ -197,7 +200,7 @@ class Server:
         tickets, self._socket_addresses = TicketOffice(clock), SocketAddresses()
         opener = TensorOpener(self.store, residence)
         longest = DeliveryLimits(limits.inline_limit_bytes, limits.max_message_bytes)
-        deliverer = TensorDeliverer(self.store, residence, memory, longest, device_memory)
+        deliverer = TensorDeliverer(self.store, residence, quotas.call_memory, longest, device_memory)
         self._leases = Expiry(
             clock,
             {
@@ -219,13 +222,22 @@ class Server:
             bookkeeping=bookkeeping,
             device_memory=quotas.device_memory,
         )
+        fair_sockets = FairSockets(
+            limits.max_connections,
+            Quota(limits.max_region_bytes, "bytes of clients' shared memory"),
+            Quota(limits.max_gpu_region_bytes, "bytes of clients' GPU memory"),
+            Quota(max_regions(), "regions of clients' shared memory"),
+            rules,
+        )
+        resources = ResourceCounts(quotas, self.registry, fair_sockets, self.lifetimes.clients, pool, device_memory)
         self.status = StatusSource(
             ServerFacts(
                 version=gradserve.__version__,
                 incarnation=run.incarnation,
                 device=device.name,
                 ops_prepared=lambda: self.runner.is_prepared,
-                memory=lambda: (),
+                memory=resources.memory,
+                resources=resources.counts,
                 layers=partial(layer_statuses, self.layers),
             ),
             self.registry,
@@ -235,8 +247,8 @@ class Server:
             tensors=TensorServicer(
                 self.store,
                 residence,
-                Downloads(host, device, self._op_compute, pool.empty, memory),
-                Uploads(host, device, self._compute, self._op_compute, pool.empty, memory, self.evictor),
+                Downloads(host, device, self._op_compute, pool.empty, quotas.call_memory),
+                Uploads(host, device, self._compute, self._op_compute, pool.empty, quotas.call_memory, self.evictor),
                 opener,
                 in_flight,
                 self._compute,
@@ -283,14 +295,8 @@ class Server:
             methods=methods_of(self._services.all),
             tickets=tickets,
             admission=self._services.admission,
-            memory=memory,
-            fair=FairSockets(
-                limits.max_connections,
-                Quota(limits.max_region_bytes, "bytes of clients' shared memory"),
-                Quota(limits.max_gpu_region_bytes, "bytes of clients' GPU memory"),
-                Quota(max_regions(), "regions of clients' shared memory"),
-                rules,
-            ),
+            memory=quotas.call_memory,
+            fair=fair_sockets,
             in_flight=in_flight,
             messages=InFlight(limits.max_queued_bytes, limits.min_arrival_rate),
             allocate=pool.empty,
@@ -306,6 +312,18 @@ class Server:
         )
         self._sockets = SocketListener(
             shared, config.runtime.stream_idle_seconds, self._certificates, max_connections=limits.max_connections
+        )
+        self.observation = ObservationPort(
+            config.listen.http_listen,
+            Shown(
+                observed=observed,
+                status=self.status,
+                compute=self._compute,
+                identify=shared.identify,
+                asks_for_token=self.access is not None,
+                hosts=config.listen.http_host,
+                tls=None if self._certificates is None else partial(context_of, self._certificates),
+            ),
         )
         self._watch = None
         if config.runtime.event_loop_warning_seconds is not None:
@@ -348,8 +366,10 @@ class Server:
         bound = self._listener.bind(listen)
         self.addresses = tuple(map(str, bound))
         bind_sockets(self._sockets, self._config.listen, bound, self._socket_addresses)
+        self.observation.bind()
         self._sockets.serve()
         await self._listener.serve()
+        self.observation.serve()
         self._expiry = asyncio.create_task(self._leases.run())
         if self._watch is not None:
             self._watch.start()
@@ -359,6 +379,9 @@ class Server:
             self._address_file = write_addresses(Path(self._config.listen.address_file), self.addresses)
         _log.info("serving on %s", ", ".join(self.addresses))
         listens = [*bound, *explicit_bulk_address(self._config.listen)]
+        if self.observation.address is not None:
+            _log.info("status page and metrics on %s", self.observation.url)
+            listens.append(self.observation.address)
         if warning := unprotected(listens, is_encrypted=self._certificates is not None):
             _log.warning("%s", warning)
         if self._config.runtime.warm_up:
@@ -394,6 +417,7 @@ class Server:
         self.registry.close()
         self.lifetimes.clients.close(UnavailableError("the server is shutting down"))
         await asyncio.gather(self._listener.drain(grace), self._sockets.drain(grace))
+        await self.observation.close()
         for task in (self._expiry, self._following, self._trimming):
             if task is not None:
                 task.cancel()

@@ -154,6 +154,23 @@ class ListenConfig(_Concern):
         ),
         Expected("user, all or off"),
     ] = "user"
+    http_listen: Annotated[
+        str,
+        AfterValidator(_bulk_listenable),
+        Field(
+            description="HOST:PORT of the HTTP port, with metrics and the status page; auto for port 50080 on "
+            "127.0.0.1, or a free one if that is taken; off for none"
+        ),
+        Expected("HOST:PORT, auto or off"),
+    ] = "auto"
+    http_host: Annotated[
+        tuple[Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")], ...],
+        Field(
+            description="name by which browsers and scrapers may reach the HTTP port, beside localhost and IP "
+            "addresses; repeatable"
+        ),
+        Expected('a list of names such as ["gradserve", "gradserve.example.com"]'),
+    ] = ()
     address_file: Annotated[
         str | None,
         Field(min_length=1, description="file for the bound addresses, one per line, while the server serves"),

@@ -3,6 +3,7 @@
 from gradserve_server.config import LimitsConfig
 from gradserve_server.security.shares import ShareRules
 from gradserve_server.tensors.fair_quota import FairQuota
+from gradserve_server.tensors.purpose_quota import PurposeQuota
 from gradserve_server.tensors.quotas import Cost
 
 _HANDLE_BYTES = 1024
@@ -17,6 +18,10 @@ class ServerQuotas:
     Attributes:
         rules: How much an identity or a container may take of them.
         memory: The bytes of tensors, on a GPU's host without those on the GPU.
+        stored_memory: What of that stored tensors take.
+        accumulator_memory: What of that accumulators take.
+        layer_memory: What of that layers take.
+        call_memory: What of that calls under way take.
         device_memory: The bytes of the memory of the device that ops run on; None if that is the host's.
         bookkeeping: The bytes of what is kept beside tensors.
         handles: Stored tensors, and forwards that layers keep.
@@ -47,6 +52,10 @@ class ServerQuotas:
             of_identity=lambda own: own.max_bytes,
             of_container=lambda own: own.max_bytes,
         )
+        self.stored_memory = PurposeQuota(self.memory)
+        self.accumulator_memory = PurposeQuota(self.memory)
+        self.layer_memory = PurposeQuota(self.memory)
+        self.call_memory = PurposeQuota(self.memory)
         self.bookkeeping = FairQuota(limits.bookkeeping_bytes, "bytes of bookkeeping", rules)
         self.handles = FairQuota(
             limits.max_handles,

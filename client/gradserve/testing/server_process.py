@@ -31,12 +31,13 @@ class ServerProcess:
 
         Args:
             folder: A folder for the address file and the log.
-            flags: Further flags of `gradserve serve`, as on the command line.
+            flags: Further flags of `gradserve serve`, as on the command line. Without --http-listen, there is no HTTP
+                port.
             listen: The addresses to listen at; a free port of this machine by default.
         """
         self._address_file = Path(folder) / "addresses"
         self._log = Path(folder) / "log"
-        self._flags = [*flags, "--address-file", str(self._address_file)]
+        self._flags = ["--http-listen", "off", *flags, "--address-file", str(self._address_file)]
         self.addresses = list(listen)
         self.process: subprocess.Popen[bytes]
 

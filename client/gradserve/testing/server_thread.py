@@ -28,12 +28,13 @@ class ServerThread:
         Args:
             **settings: The settings of `gradserve serve`, by their names in the TOML file: `max_bytes="64MiB"`,
                 `state_dir=tmp_path`. Kernels of ops are loaded when the first op is computed, unless `warm_up=True`.
+                There is no HTTP port, unless `http_listen="auto"`.
 
         Raises:
             InvalidArgumentError: There is no such setting, or its value is not valid.
         """
         self.faults = Faults()
-        self._local = LocalServer(_configuration({"warm_up": False, **settings}), Parts(interceptors=(self.faults,)))
+        self._local = LocalServer(_configuration({"warm_up": False, "http_listen": "off", **settings}), Parts(interceptors=(self.faults,)))
 
     @property
     def address(self) -> str:

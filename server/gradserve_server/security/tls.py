@@ -35,6 +35,11 @@ def server_certificates(config: TlsConfig) -> CertificateFiles | None:
     return CertificateFiles(TLS(config.tls_client_ca, config.tls_certificate, config.tls_key), context)
 
 
+def context_of(certificates: CertificateFiles) -> ssl.SSLContext:
+    """Returns the certificates as they are now, for a listener."""
+    return certificates.current().context
+
+
 def setting_of(error: CertificateError) -> str:
     """Returns the name of the setting that names the file."""
     return _SETTINGS[error.role]

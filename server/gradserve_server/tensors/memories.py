@@ -1,12 +1,13 @@
 """The memory of the host and that of the device, and what one holder has of both."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import NamedTuple
 
 from gradserve_server.devices.device import Array
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.fair_quota import FairQuota
+from gradserve_server.tensors.purpose_quota import PurposeQuota
 from gradserve_server.tensors.quotas import Account, Quota
 
 
@@ -36,44 +37,22 @@ class DeviceMemory:
     Attributes:
         quota: Its quota of bytes.
         holds: Whether an array is there.
-        used: How much of it is taken for each purpose.
     """
 
     def __init__(self, quota: FairQuota, holds: Callable[[Array], bool]) -> None:
         """Takes the attributes."""
         self.quota = quota
         self.holds = holds
-        self.used = dict.fromkeys(Purpose, 0)
+        self._purposes = {purpose: PurposeQuota(quota) for purpose in Purpose}
+
+    @property
+    def used(self) -> Mapping[Purpose, int]:
+        """How much of it is taken for each purpose."""
+        return {purpose: quota.used for purpose, quota in self._purposes.items()}
 
     def part(self, purpose: Purpose, owner: Identity = ANONYMOUS, container: str | None = None) -> Quota:
         """Returns the quota for what is taken for a purpose, and belongs to an identity; see `Quota.part`."""
-        return _Taken(self.quota.part(owner, container), self.used, purpose)
-
-
-class _Taken(Quota):
-    """A part of the device's quota, for one purpose."""
-
-    def __init__(self, part: Quota, used: dict[Purpose, int], purpose: Purpose) -> None:
-        super().__init__(part.limit, part.unit)
-        self.owners = part.owners
-        self._part = part
-        self._used = used
-        self._purpose = purpose
-
-    @property
-    def whole(self) -> Quota:
-        return self._part.whole
-
-    def check(self, amount: int) -> None:
-        self._part.check(amount)
-
-    def check_left(self, amount: int) -> None:
-        self._part.check_left(amount)
-
-    def count(self, amount: int) -> None:
-        self.used += amount
-        self._used[self._purpose] += amount
-        self._part.change(amount)
+        return self._purposes[purpose].part(owner, container)
 
 
 class Room:

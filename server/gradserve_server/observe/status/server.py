@@ -1,7 +1,7 @@
 """Takes pictures of the server."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import nlargest, nsmallest
 from typing import Any
@@ -43,7 +43,8 @@ class ServerFacts:
         incarnation: The id of this run.
         device: The name of the device that ops run on.
         ops_prepared: Returns whether their kernels are there.
-        memory: Returns what is in use, by purpose.
+        memory: Returns bytes in use, by purpose.
+        resources: Returns how many there are of each kind of thing, and how many there may be; 0 for no limit.
         layers: Returns layers that somebody may see, at most so many of a container, or of all for None.
     """
 
@@ -52,6 +53,7 @@ class ServerFacts:
     device: str
     ops_prepared: Callable[[], bool]
     memory: Callable[[], Iterable[MemoryStatus]]
+    resources: Callable[[], Mapping[str, tuple[int, int]]]
     layers: Callable[[Identity, str, int], Iterable[LayerStatus]]
 
 
@@ -65,7 +67,7 @@ class StatusSource:
         observed: Observed,
     ) -> None:
         """Takes what there is to see; the server starts now."""
-        self._facts = facts
+        self.facts = facts
         self._registry = registry
         self._histories = observed.histories
         self._calls = observed.calls
@@ -95,7 +97,7 @@ class StatusSource:
     def _with_accumulators(
         self, request: StatusRequest, shown: tuple[AccumulatorStatus, ...], ranking: WorkerRanking, count: int
     ) -> ServerStatus:
-        facts, user = self._facts, request.user
+        facts, user = self.facts, request.user
         return ServerStatus(
             version=facts.version,
             incarnation=facts.incarnation,

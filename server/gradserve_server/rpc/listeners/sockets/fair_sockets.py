@@ -17,8 +17,8 @@ class FairSockets:
         self.region_bytes = region_bytes
         self.gpu_bytes = gpu_bytes
         self.regions = regions
-        self._open = Quota(max_connections, "connections to sockets")
-        self._connections = Shares(self._open, rules, lambda limits: limits.max_connections)
+        self.connections = Quota(max_connections, "connections to sockets")
+        self._connections = Shares(self.connections, rules, lambda limits: limits.max_connections)
         self._bytes_of = Shares(region_bytes, rules, lambda limits: limits.max_region_bytes)
         self._gpu_bytes_of = Shares(gpu_bytes, rules, lambda _: None)
         self._regions_of = Shares(regions, rules, lambda _: None)
@@ -30,11 +30,11 @@ class FairSockets:
             ResourceExhaustedError: The identity has too many.
         """
         self._connections.of(identity).take()
-        self._open.change(1)
+        self.connections.change(1)
 
     def close(self, identity: Identity) -> None:
         """Counts a connection no longer."""
-        self._open.change(-1)
+        self.connections.change(-1)
         self._connections.of(identity).give_back()
 
     def add_region(self, identity: Identity, num_bytes: int, *, on_gpu: bool = False) -> None:

@@ -1,0 +1,130 @@
+"""Who may read what over HTTP."""
+
+import ipaddress
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+from aiohttp import web
+
+from gradserve_server.errors import PermissionDeniedError, ServiceError, UnauthenticatedError
+from gradserve_server.security.credentials import Credentials, digest_of
+from gradserve_server.security.identity import ALL_CONTAINERS, Identity
+
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "Server": "gradserve",
+    "X-Content-Type-Options": "nosniff",
+}
+_STATUS = {UnauthenticatedError: 401, PermissionDeniedError: 403}
+_BEARER = "bearer "
+_HOST = re.compile(r"(\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(:[0-9]{1,5})?")
+
+
+class Guard:
+    """Checks every request before anything else looks at it.
+
+    Requests that change nothing are the only ones. The Host header must be an IP address, localhost or a name that was
+    allowed: a page of another site whose name leads here (DNS rebinding) shows its own name. No header lets pages of
+    other sites read an answer.
+    """
+
+    def __init__(
+        self, identify: Callable[[Credentials], Identity], *, asks_for_token: bool, hosts: tuple[str, ...]
+    ) -> None:
+        """Takes what finds out who asks.
+
+        Args:
+            identify: Returns the identity of credentials; raises UnauthenticatedError.
+            asks_for_token: Whether requests have to show a token.
+            hosts: The names of this server in Host headers, beside localhost.
+        """
+        self._identify = identify
+        self._asks_for_token = asks_for_token
+        self._hosts = frozenset(name.casefold().rstrip(".") for name in (*hosts, "localhost"))
+
+    @property
+    def middleware(self) -> Any:
+        """The check, as aiohttp calls it."""
+
+        @web.middleware
+        async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+            try:
+                self._check_request(request)
+                response = await handler(request)
+            except web.HTTPException as error:
+                error.headers.update(_HEADERS)
+                raise
+            except ServiceError as error:
+                return self._refusal(error)
+            if not response.prepared:
+                response.headers.update(_HEADERS)
+            return response
+
+        return check
+
+    async def on_prepare(self, _request: web.Request, response: web.StreamResponse) -> None:
+        """Adds the headers to answers that are streamed."""
+        response.headers.update(_HEADERS)
+
+    def identity(self, request: web.Request) -> Identity:
+        """Returns who has sent a request.
+
+        Raises:
+            UnauthenticatedError: It shows no token, or an unknown one.
+        """
+        header = request.headers.get("Authorization", "")
+        if not self._asks_for_token:
+            return self._identify(Credentials())
+        if header[: len(_BEARER)].casefold() != _BEARER:
+            raise UnauthenticatedError("expected the header Authorization: Bearer TOKEN")
+        return self._identify(Credentials(token_digest=digest_of(header[len(_BEARER) :].strip())))
+
+    def overseer(self, request: web.Request) -> Identity:
+        """Returns who has sent a request for figures about all containers.
+
+        Raises:
+            UnauthenticatedError: See `identity`.
+            PermissionDeniedError: The sender has no role in all containers.
+        """
+        identity = self.identity(request)
+        if ALL_CONTAINERS not in identity.roles:
+            raise PermissionDeniedError(
+                f'metrics are for those with a role in all containers ("*"); {identity.name!r} has none'
+            )
+        return identity
+
+    def _check_request(self, request: web.Request) -> None:
+        if request.method not in ("GET", "HEAD"):
+            raise web.HTTPMethodNotAllowed(request.method, ("GET", "HEAD"), text="only GET is possible here\n")
+        hosts = request.headers.getall("Host", [])
+        if len(hosts) != 1 or not self._is_own(hosts[0]):
+            shown = ", ".join(hosts)[:100] or "nothing"
+            raise web.HTTPMisdirectedRequest(
+                text=f"expected an IP address, localhost or a name given with --http-host as the Host, got {shown!r}\n"
+            )
+
+    def _is_own(self, host: str) -> bool:
+        found = _HOST.fullmatch(host)
+        if found is None:
+            return False
+        name = found["address"] or found["name"]
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return name.casefold().rstrip(".") in self._hosts
+        return True
+
+    @staticmethod
+    def _refusal(error: ServiceError) -> web.Response:
+        status = _STATUS.get(type(error), 400)
+        headers = {**_HEADERS, **({"WWW-Authenticate": "Bearer"} if status == 401 else {})}
+        message = error.message if error.field is None else f"{error.field}: {error.message}"
+        return web.json_response({"error": message}, status=status, headers=headers)

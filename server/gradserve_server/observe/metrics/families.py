@@ -1,0 +1,134 @@
+"""What is counted, as families of metrics."""
+
+from collections.abc import Iterator
+from itertools import accumulate, islice
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
+
+from gradserve_server.observe.calls import Calls
+from gradserve_server.observe.histogram import Histogram
+from gradserve_server.observe.rounds.histories import Histories
+from gradserve_server.observe.rounds.totals import Totals
+from gradserve_server.observe.traffic import WireTraffic
+
+MOST_ACCUMULATORS = 100
+"""Accumulators with metrics of their own: those whose last rounds ended last."""
+
+_CALL_LABELS = ("grpc_type", "grpc_service", "grpc_method")
+
+
+def call_families(calls: Calls) -> Iterator[Metric]:
+    """Returns the families of calls, under the names that Prometheus's interceptors of gRPC use."""
+    started = CounterMetricFamily("grpc_server_started", "Calls that have begun.", labels=_CALL_LABELS)
+    handled = CounterMetricFamily(
+        "grpc_server_handled", "Calls that have ended, by status code.", labels=(*_CALL_LABELS, "grpc_code")
+    )
+    working = HistogramMetricFamily(
+        "grpc_server_handling_seconds",
+        "Seconds that calls took, without those in which they waited for other workers.",
+        labels=_CALL_LABELS,
+    )
+    waiting = HistogramMetricFamily(
+        "gradserve_call_waiting_seconds",
+        "Seconds that calls waited for other workers, of those that did.",
+        labels=_CALL_LABELS,
+    )
+    for each in calls:
+        labels = (each.kind, each.service, each.method)
+        started.add_metric(labels, each.started)
+        for code, count in each.handled.items():
+            handled.add_metric((*labels, code), count)
+        if each.started:
+            _add(working, each.working, labels)
+        if each.waiting.count:
+            _add(waiting, each.waiting, labels)
+    yield from (started, handled, working, waiting)
+
+
+def traffic_families(traffic: WireTraffic) -> Iterator[Metric]:
+    """Returns the families of bytes and calls by way."""
+    num_bytes = CounterMetricFamily(
+        "gradserve_transferred_bytes",
+        "Bytes of requests (received) and replies (sent), by way: grpc, bulk or shared_memory.",
+        labels=("way", "direction"),
+    )
+    calls = CounterMetricFamily("gradserve_way_calls", "Calls, by way.", labels=("way",))
+    for name, way in traffic.by_name().items():
+        num_bytes.add_metric((name, "received"), way.received)
+        num_bytes.add_metric((name, "sent"), way.sent)
+        calls.add_metric((name,), way.calls)
+    yield from (num_bytes, calls)
+
+
+def gradient_families(totals: Totals) -> Iterator[Metric]:
+    """Returns the families of gradients and rounds, over all accumulators."""
+    gradients = CounterMetricFamily(
+        "gradserve_gradients", "Gradients, by outcome: accepted, stale, duplicate or refused.", labels=("outcome",)
+    )
+    for outcome in ("accepted", "stale", "duplicate", "refused"):
+        gradients.add_metric((outcome,), getattr(totals, outcome))
+    num_bytes = CounterMetricFamily(
+        "gradserve_gradient_bytes",
+        "Bytes of gradients, by outcome: accepted, which is goodput, or stale, which is work for nothing.",
+        labels=("outcome",),
+    )
+    num_bytes.add_metric(("accepted",), totals.accepted_bytes)
+    num_bytes.add_metric(("stale",), totals.stale_bytes)
+    yield from (gradients, num_bytes)
+    yield from _round_families(totals)
+
+
+def accumulator_families(histories: Histories) -> Iterator[Metric]:
+    """Returns the families of single accumulators: of those whose last rounds ended last."""
+    labels = ("container", "accumulator")
+    rounds = CounterMetricFamily(
+        "gradserve_accumulator_rounds",
+        f"Rounds of an accumulator, of the {MOST_ACCUMULATORS} whose last rounds ended last.",
+        labels=labels,
+    )
+    stale = CounterMetricFamily("gradserve_accumulator_stale_gradients", "Its stale gradients.", labels=labels)
+    ended = GaugeMetricFamily(
+        "gradserve_accumulator_last_round_age_seconds", "Seconds since its last round ended.", labels=labels
+    )
+    arrived = GaugeMetricFamily(
+        "gradserve_accumulator_open_round_age_seconds",
+        "Seconds since the first gradient of its current round; 0 while it has none.",
+        labels=labels,
+    )
+    now = histories.totals.clock()
+    for history in islice(histories.latest(), MOST_ACCUMULATORS):
+        names = (history.key.container, history.key.name)
+        rounds.add_metric(names, history.num_rounds)
+        stale.add_metric(names, history.stale)
+        ended.add_metric(names, now - history.last_round_ended)
+        arrived.add_metric(names, now - history.times[0] if history.times else 0.0)
+    yield from (rounds, stale, ended, arrived)
+
+
+def _round_families(totals: Totals) -> Iterator[Metric]:
+    for name, histogram, text in (
+        ("gradserve_round_seconds", totals.rounds, "Seconds from the first gradient of a round to its end."),
+        (
+            "gradserve_round_gathering_seconds",
+            totals.gathering,
+            "Seconds from the first gradient of a round to its last: how long it waited for workers.",
+        ),
+        ("gradserve_gradient_staleness_steps", totals.staleness, "How many steps stale gradients were late."),
+    ):
+        family = HistogramMetricFamily(name, text)
+        _add(family, histogram, ())
+        yield family
+    waited = CounterMetricFamily(
+        "gradserve_round_waited_for_worker_seconds",
+        "Seconds that rounds had all gradients but the last, by the worker that sent it.",
+        labels=("worker",),
+    )
+    for worker, seconds in totals.waited_for.items():
+        waited.add_metric((worker,), seconds)
+    yield waited
+
+
+def _add(family: HistogramMetricFamily, histogram: Histogram, labels: tuple[str, ...]) -> None:
+    bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
+    family.add_metric(labels, list(zip(bounds, accumulate(histogram.counts), strict=True)), histogram.total)

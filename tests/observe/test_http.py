@@ -1,0 +1,208 @@
+"""The HTTP port: who may read what, and what it answers."""
+
+import json
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+import gradserve
+from gradserve_server.config import ListenConfig, RuntimeConfig, ServerConfig
+from gradserve_server.testing import LocalServer
+from tests.observe.http_client import connect, get, url_of
+from tests.security.serving import TOKENS, all_entries, entry, serving
+from tests.servers.certificates import make_certificates
+from tests.servers.command_line import run_cli
+from tests.servers.runtime import NOT_WARMED_UP
+
+_OVERSEER = "gradserve_" + "o" * 43
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[LocalServer]:
+    listen = ListenConfig(http_host=("metrics.example.com",))
+    with LocalServer(ServerConfig(listen=listen, runtime=NOT_WARMED_UP)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    text = all_entries() + entry("overseer", {"*": "worker"}, _OVERSEER)
+    with serving(tmp_path_factory.mktemp("access") / "access.toml", text) as server:
+        for container in ("team", "elsewhere"):
+            with gradserve.connect(server.address, token=TOKENS["admin"]) as client:
+                client.conditional_accumulator("float32", (2,), shared_name="w", container=container)
+        yield server
+
+
+def test_the_port_is_on_this_machine_alone_by_default(local: LocalServer) -> None:
+    assert urlsplit(url_of(local)).hostname == "127.0.0.1"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "TRACE", "NONSENSE"])
+@pytest.mark.parametrize("path", ["/", "/metrics", "/api/status"])
+def test_nothing_can_be_changed(local: LocalServer, method: str, path: str) -> None:
+    answer = get(url_of(local), path, method=method)
+    assert answer.status in (400, 405)
+    assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:50080", 200),
+        ("127.0.0.1:1", 200),
+        ("[::1]:50080", 200),
+        ("192.0.2.7", 200),
+        ("metrics.example.com:50080", 200),
+        ("Metrics.Example.com.", 200),
+        ("evil.example.com", 421),
+        ("localhost.evil.example.com", 421),
+        ("127.0.0.1.evil.example.com", 421),
+        ("evil.example.com:127.0.0.1", 421),
+        ("[::1].evil.example.com", 421),
+        ("", 421),
+        ("a:b:c", 421),
+    ],
+)
+@pytest.mark.parametrize("path", ["/metrics", "/api/status", "/healthz", "/nothing"])
+def test_pages_of_other_sites_cannot_reach_it_by_a_name_of_theirs(
+    local: LocalServer, path: str, host: str, status: int
+) -> None:
+    answer = get(url_of(local), path, Host=host)
+    assert answer.status == (404 if path == "/nothing" and status == 200 else status), answer.text
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/api/status", "/healthz", "/nothing", "/api/status?order=x"])
+def test_no_other_site_can_read_or_frame_an_answer(local: LocalServer, path: str) -> None:
+    headers = get(url_of(local), path, Origin="http://evil.example.com").headers
+    assert not [name for name in headers if name.startswith("access-control")]
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cache-control"] == "no-store"
+    assert headers["server"] == "gradserve"
+
+
+@pytest.mark.parametrize("path", ["/..%2f..%2fetc/passwd", "/../config.py", "/%2e%2e/port.py", "/a/..", "/a/b"])
+def test_only_files_of_the_page_are_there(local: LocalServer, path: str) -> None:
+    assert get(url_of(local), path).status == 404
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("order=x", "order: expected one of latest, name, rate, waiting, bytes, got 'x'"),
+        ("max_rounds=-1", "max_rounds: expected a whole number, got '-1'"),
+        ("max_rounds=21", "max_rounds: expected 1 to 20, got 21"),
+        ("max_accumulators=1001", "expected 1 to 1000, got 1001"),
+        ("max_workers=0", "expected 1 to 1000, got 0"),
+        ("max_workers=9" + 30 * "9", "max_workers: expected a whole number"),
+        ("colour=red", "expected container, name_contains, max_accumulators"),
+        ("name_contains=" + 5000 * "x", "name_contains"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/api/status", "/api/events"])
+def test_a_query_that_makes_no_sense_says_so(local: LocalServer, path: str, query: str, message: str) -> None:
+    answer = get(url_of(local), f"{path}?{query}")
+    assert answer.status == 400
+    assert message in answer.json["error"]
+
+
+def test_the_status_is_that_of_the_call(local: LocalServer) -> None:
+    with gradserve.connect(local.address) as client:
+        acc = client.conditional_accumulator("float32", (2,), shared_name="status/of the call")
+        acc.apply_grad(np.ones(2, np.float32), worker_id="a")
+        acc.take_grad(1)
+        by_call = client.server_status(name_contains="OF THE CALL")
+    by_http = get(url_of(local), "/api/status?name_contains=OF%20THE%20CALL").json
+    (from_call,), (from_http,) = by_call.accumulators, by_http["accumulators"]
+    assert from_http["name"] == from_call.name == "status/of the call"
+    assert from_http["rounds"][0]["arrivals"] == [{"worker_id": "a", "after": 0.0, "stale": False}]
+    assert from_call.rounds[0].arrivals[0].worker_id == "a"
+    assert by_http["incarnation"] == by_call.incarnation
+
+
+def test_events_follow_one_another(local: LocalServer) -> None:
+    with closing(connect(url_of(local))) as connection:
+        connection.request("GET", "/api/events?max_rounds=1")
+        response = connection.getresponse()
+        assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+        pictures = []
+        for _ in range(2):
+            pictures.append(json.loads(response.readline().removeprefix(b"data: ")))
+            assert response.readline() == b"\n"
+    assert pictures[0]["uptime"] < pictures[1]["uptime"]
+
+
+def test_connections_beyond_the_limit_end_and_the_port_goes_on(local: LocalServer) -> None:
+    place = urlsplit(url_of(local))
+    assert place.hostname is not None
+    assert place.port is not None
+    silent = [socket.create_connection((place.hostname, place.port)) for _ in range(160)]
+    try:
+        silent[-1].settimeout(30)
+        assert silent[-1].recv(1) == b""
+    finally:
+        for each in silent:
+            each.close()
+    assert get(url_of(local), "/healthz").status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "status"),
+    [
+        ("/api/status", "", 401),
+        ("/api/status", "unknown", 401),
+        ("/api/events", "", 401),
+        ("/metrics", "", 401),
+        ("/metrics", "worker", 403),
+        ("/metrics", "visitor", 403),
+        ("/metrics", "overseer", 200),
+        ("/metrics", "admin", 200),
+        ("/api/status", "worker", 200),
+        ("/api/status?container=team", "worker", 200),
+        ("/api/status?container=elsewhere", "worker", 403),
+        ("/healthz", "", 200),
+        ("/nothing", "", 404),
+    ],
+)
+def test_with_tokens_each_sees_what_is_its_own(guarded: LocalServer, path: str, name: str, status: int) -> None:
+    headers = {}
+    if name:
+        headers["Authorization"] = f"Bearer {({**TOKENS, 'overseer': _OVERSEER}).get(name, 'gradserve_no')}"
+    answer = get(url_of(guarded), path, **headers)
+    assert answer.status == status, answer.text
+    assert ("www-authenticate" in answer.headers) == (status == 401)
+    if path == "/api/status" and status == 200:
+        assert [each["container"] for each in answer.json["accumulators"]] == ["team"]
+        assert answer.json["errors"] == []
+
+
+def test_the_port_is_encrypted_where_the_server_is(tmp_path: Path) -> None:
+    certificates = make_certificates(tmp_path)
+    with LocalServer(certificates.config()) as local:
+        url = url_of(local)
+        assert url.startswith("https://127.0.0.1:")
+        context = ssl.create_default_context(cafile=str(certificates.ca))
+        assert get(url, "/healthz", tls=context).status == 200
+
+
+def test_an_address_that_cannot_be_had_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run_cli("serve", "--listen", "127.0.0.1:0", "--http-listen", f"127.0.0.1:{port}")
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"Error: cannot listen for HTTP on 127.0.0.1:{port}: address already in use\n")
+
+
+def test_without_a_port_nothing_listens() -> None:
+    listen = ListenConfig(http_listen="off")
+    with LocalServer(ServerConfig(listen=listen, runtime=RuntimeConfig(warm_up=False))) as local:
+        assert url_of(local) == ""

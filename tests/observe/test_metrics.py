@@ -1,0 +1,141 @@
+"""What the metrics say."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import gradserve
+from gradserve_server.config import ServerConfig
+from gradserve_server.testing import LocalServer
+from tests.observe.http_client import get, url_of
+from tests.servers.runtime import NOT_WARMED_UP
+
+GRADIENT = np.ones(1000, np.float32)
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[LocalServer]:
+    with LocalServer(ServerConfig(runtime=NOT_WARMED_UP)) as server:
+        yield server
+
+
+class Metrics:
+    """The metrics of a server at one moment."""
+
+    def __init__(self, local: LocalServer) -> None:
+        self.families = list(text_string_to_metric_families(get(url_of(local), "/metrics").text))
+        self._values = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in self.families
+            for sample in family.samples
+        }
+
+    def value(self, name: str, **labels: str) -> float:
+        return self._values.get((name, frozenset(labels.items())), 0.0)
+
+    def of_call(self, name: str, method: str, **labels: str) -> float:
+        service = "gradserve.v1.AccumulatorService"
+        return self.value(name, grpc_type="unary", grpc_service=service, grpc_method=method, **labels)
+
+
+def test_a_wait_is_no_work(local: LocalServer) -> None:
+    with gradserve.connect(local.address) as client:
+        acc = client.conditional_accumulator("float32", (1000,), shared_name="metrics/waits")
+        with pytest.raises(gradserve.DeadlineExceededError):
+            acc.take_grad(1, timeout=0.3)
+    found = Metrics(local)
+    assert found.of_call("grpc_server_handled_total", "TakeGradient", grpc_code="DEADLINE_EXCEEDED") == 1
+    assert found.of_call("grpc_server_handling_seconds_count", "TakeGradient") == 1
+    assert found.of_call("gradserve_call_waiting_seconds_count", "TakeGradient") == 1
+    waited = found.of_call("gradserve_call_waiting_seconds_sum", "TakeGradient")
+    worked = found.of_call("grpc_server_handling_seconds_sum", "TakeGradient")
+    assert waited >= 0.3
+    assert worked < waited
+
+
+@pytest.mark.parametrize("way", ["grpc", "bulk", "shared_memory"])
+def test_each_way_counts_its_bytes(local: LocalServer, way: Any) -> None:
+    before = Metrics(local)
+    with gradserve.connect(local.address, transport=way) as client:
+        acc = client.conditional_accumulator("float32", (1000,), shared_name=f"metrics/ways/{way}")
+        acc.apply_grad(GRADIENT)
+        acc.take_grad(1)
+    after = Metrics(local)
+    for direction in ("received", "sent"):
+        labels = {"way": way, "direction": direction}
+        moved = after.value("gradserve_transferred_bytes_total", **labels) - before.value(
+            "gradserve_transferred_bytes_total", **labels
+        )
+        assert GRADIENT.nbytes <= moved < GRADIENT.nbytes + 2000
+
+
+def test_gradients_count_by_outcome(local: LocalServer) -> None:
+    before = Metrics(local)
+    with gradserve.connect(local.address) as client:
+        acc = client.conditional_accumulator("float32", (1000,), shared_name="metrics/outcomes")
+        acc.apply_grad(GRADIENT, worker_id="a")
+        acc.take_grad(1)
+        acc.apply_grad(GRADIENT, local_step=0, worker_id="b")
+        with pytest.raises(gradserve.InvalidArgumentError):
+            acc.apply_grad(np.ones(3, np.float32), local_step=1)
+    after = Metrics(local)
+    assert {
+        outcome: after.value("gradserve_gradients_total", outcome=outcome)
+        - before.value("gradserve_gradients_total", outcome=outcome)
+        for outcome in ("accepted", "stale", "duplicate", "refused")
+    } == {"accepted": 1, "stale": 1, "duplicate": 0, "refused": 1}
+    assert after.value("gradserve_gradient_bytes_total", outcome="stale") == GRADIENT.nbytes
+    assert after.value("gradserve_accumulator_rounds_total", container="default", accumulator="metrics/outcomes") == 1
+
+
+def test_memory_counts_for_its_purpose(local: LocalServer) -> None:
+    with gradserve.connect(local.address) as client:
+        handle = client.put(np.ones(1 << 18, np.float32))
+        acc = client.conditional_accumulator("float32", (1 << 19,), shared_name="metrics/memory")
+        acc.apply_grad(np.ones(1 << 19, np.float32))
+        found = Metrics(local)
+        assert found.value("gradserve_memory_bytes", purpose="stored tensors") == 1 << 20
+        assert found.value("gradserve_memory_bytes", purpose="accumulators") >= 1 << 21
+        assert found.value("gradserve_resources", kind="handles") == 1
+        client.delete(handle)
+        client.delete_accumulator("metrics/memory")
+    after = Metrics(local)
+    assert after.value("gradserve_memory_bytes", purpose="stored tensors") == 0
+    assert after.value("gradserve_memory_bytes", purpose="all tensors") == sum(
+        after.value("gradserve_memory_bytes", purpose=purpose)
+        for purpose in ("stored tensors", "accumulators", "layers", "calls")
+    )
+
+
+def test_names_keep_to_the_conventions(local: LocalServer) -> None:
+    for family in Metrics(local).families:
+        assert family.documentation or family.name.startswith("process_")
+        assert family.name.startswith(("gradserve", "grpc_server_", "process_", "python_")), family.name
+        if family.type == "histogram" and "seconds" not in family.name:
+            assert family.name.endswith("_steps")
+
+
+def test_openmetrics_is_answered_where_it_is_asked_for(local: LocalServer) -> None:
+    answer = get(url_of(local), "/metrics", Accept="application/openmetrics-text; version=1.0.0")
+    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert answer.text.endswith("# EOF\n")
+
+
+def test_the_number_of_series_is_bounded(local: LocalServer) -> None:
+    with gradserve.connect(local.address) as client:
+        for number in range(150):
+            acc = client.conditional_accumulator("float32", (1,), shared_name=f"metrics/series/{number}")
+            acc.apply_grad([1.0], worker_id=f"worker {number}")
+            acc.apply_grad([1.0], worker_id=f"other {number}")
+            acc.take_grad(2)
+            client.delete_accumulator(f"metrics/series/{number}")
+        for number in range(150):
+            acc = client.conditional_accumulator("float32", (1,), shared_name=f"metrics/more series/{number}")
+            acc.apply_grad([1.0])
+            acc.take_grad(1)
+    for family in Metrics(local).families:
+        if family.name in ("gradserve_accumulator_rounds", "gradserve_round_waited_for_worker_seconds"):
+            assert 100 <= len(family.samples) <= 101
