@@ -1,6 +1,8 @@
 """What the metrics say."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -139,3 +141,14 @@ def test_the_number_of_series_is_bounded(local: LocalServer) -> None:
     for family in Metrics(local).families:
         if family.name in ("gradserve_accumulator_rounds", "gradserve_round_waited_for_worker_seconds"):
             assert 100 <= len(family.samples) <= 101
+
+
+def test_every_metric_is_documented(local: LocalServer) -> None:
+    page = Path("docs/monitoring.md").read_text()
+    documented = set(re.findall(r"^\| `(gradserve_\w+|grpc_\w+)`", page, re.MULTILINE))
+    exposed = {
+        family.name + ("_total" if family.type == "counter" else "")
+        for family in Metrics(local).families
+        if not family.name.startswith(("process_", "python_"))
+    }
+    assert exposed == documented
