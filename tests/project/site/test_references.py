@@ -4,10 +4,11 @@ import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
-from google.protobuf.descriptor import Descriptor, EnumDescriptor, FileDescriptor
+from google.protobuf.descriptor import EnumDescriptor, FileDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
 from deploy.site.places import ROOT
@@ -33,7 +34,7 @@ def proto_files() -> list[FileDescriptor]:
     return [importlib.import_module(f"gradserve.v1.{name}_pb2").DESCRIPTOR for name in names]
 
 
-def members_of(declared: Descriptor | EnumDescriptor) -> Iterator[str]:
+def members_of(declared: Any) -> Iterator[str]:
     yield declared.full_name
     if isinstance(declared, EnumDescriptor):
         yield from (f"{declared.full_name}.{value.name}" for value in declared.values)
