@@ -16,7 +16,7 @@ from griffe import Attribute, Class, Function, Module
 
 from deploy.site.places import ROOT
 from deploy.site.reference.python.documented import Documented
-from deploy.site.reference.python.signatures import of_callable, of_declaration
+from deploy.site.reference.python.signatures import laid_out, of_callable, of_declaration
 
 
 def read_modules(names: Iterable[str]) -> dict[str, tuple[Documented, ...]]:
@@ -76,13 +76,18 @@ def _class(found: Class, public: str, module: str) -> Documented:
     else:
         values = (each for each in _values(found, public, module) if each.kind == "value")
         members = [*values, *_face_members(face, public, module)]
-    is_called = "dataclass" in found.labels or "__init__" in found.members
-    signature = ""
-    if is_called and not face and not any("Enum" in str(base) or "NamedTuple" in str(base) for base in found.bases):
-        constructor = found.members.get("__init__")
-        if isinstance(constructor, Function):
-            signature = of_declaration(public, constructor)
+    signature = "" if face else _constructor(found, public)
     return Documented(module, public, "class", _source(found), signature, _text(found), tuple(members))
+
+
+def _constructor(found: Class, public: str) -> str:
+    """Returns how instances are made, or what a named tuple has; "" for enums, and for errors without arguments."""
+    constructor = found.members.get("__init__")
+    if isinstance(constructor, Function):
+        return of_declaration(public, constructor)
+    if any("NamedTuple" in str(base) for base in found.bases):
+        return laid_out(public, [name for name, each in found.members.items() if isinstance(each, Attribute)], "")
+    return ""
 
 
 def _face(module: str, public: str) -> type | None:
@@ -127,9 +132,17 @@ def _members(found: Class, public: str, module: str) -> Iterator[Documented]:
 
 def _values(found: Class, public: str, module: str) -> Iterator[Documented]:
     for name, member in found.members.items():
-        if isinstance(member, Attribute) and member.docstring is not None and not name.startswith("_"):
+        if isinstance(member, Attribute) and not name.startswith("_") and (text := _text(member) or _annotated(member)):
             kind = "property" if "property" in member.labels else "value"
-            yield Documented(module, f"{public}.{name}", kind, _source(member), "", _text(member))
+            yield Documented(module, f"{public}.{name}", kind, _source(member), "", text)
+
+
+def _annotated(member: Attribute) -> str:
+    """Returns the text of an annotation `Annotated[T, "text"]`."""
+    match ast.parse(str(member.annotation), mode="eval").body:
+        case ast.Subscript(ast.Name("Annotated"), ast.Tuple([_, ast.Constant(str(text))])):
+            return text
+    return ""
 
 
 def _function(found: Function, public: str, module: str) -> Documented:
