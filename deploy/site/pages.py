@@ -26,30 +26,32 @@ def write_pages(folder: Path, also: Iterable[str] = ()) -> None:
         BrokenLinkError: A link leads nowhere.
     """
     files = tracked()
-    linked = set(also)
-    for path in filter(is_page, sorted(files)):
+    waiting, written = {*filter(is_page, files), *also}, {"README.md"}
+    while waiting:
+        path = waiting.pop()
+        written.add(path)
+        if not has_reference(path):
+            waiting |= set(_write_file(folder, path, files)) - written
+
+
+def _write_file(folder: Path, path: str, files: frozenset[str]) -> Iterable[str]:
+    """Writes what the site has of a file or a folder; returns the files to which that links."""
+    place = folder / place_of(path)
+    if (ROOT / path).is_dir():
+        below = files_below(path, files)
+        _write(place, _listing(path, below))
+        return below
+    if path.endswith(".md"):
         text, targets = relinked(without_comments((ROOT / path).read_text()), path)
-        _write(folder / place_of(path), _LANDING + text if path == "docs/index.md" else text)
-        linked |= targets
-    _write_linked(folder, linked, files)
-
-
-def _write_linked(folder: Path, linked: Iterable[str], files: frozenset[str]) -> None:
-    below: set[str] = set()
-    for path in sorted(linked):
-        if (ROOT / path).is_dir() and place_of(path).startswith("files/"):
-            contents = files_below(path, files)
-            _write(folder / place_of(path), _listing(path, contents))
-            below.update(contents)
-    for path in sorted({*linked, *below}):
-        place = folder / place_of(path)
-        if (ROOT / path).is_dir() or path == "README.md" or is_page(path) or has_reference(path):
-            continue
-        if is_shown(path):
-            _write(place, _shown(path))
-        else:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / path, place)
+        head = _LANDING if path == "docs/index.md" else "" if is_page(path) else _NOT_SEARCHED
+        _write(place, head + text)
+        return targets
+    if is_shown(path):
+        _write(place, _shown(path))
+    else:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / path, place)
+    return ()
 
 
 def _listing(path: str, contents: Iterable[str]) -> str:

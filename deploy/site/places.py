@@ -45,6 +45,8 @@ def is_shown(path: str) -> bool:
 
 def place_of(path: str) -> str:
     """Returns where a file, or a folder, of the repository is on the site."""
+    if path.endswith(".proto"):
+        path = path.rpartition("/")[0]  # what is in it is on the pages about its package
     if path in _PLACES:
         return _PLACES[path]
     if path.startswith("docs/"):
@@ -56,4 +58,4 @@ def place_of(path: str) -> str:
 
 def has_reference(path: str) -> bool:
     """True if the site has a reference in the place of a file or a folder of the repository."""
-    return _PLACES.get(path, "").startswith("reference/")
+    return place_of(path).startswith("reference/")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 
 _LABEL = re.compile(r"([A-Z][A-Z_]{3,}(?:, [A-Z][A-Z_]{3,})*|Blocking|Retry)\b(?=[:,])")
-_CODE = re.compile(r"`[^`]+`|\b[A-Za-z]+(?:_[A-Za-z0-9]+)+\b(?!\()")
+_CODE = re.compile(r"`[^`]+`|\b[A-Z][A-Za-z]+\.[a-z]\w*\b|\b[A-Za-z]+(?:_[A-Za-z0-9]+)+\b(?!\()")
 _TYPE = re.compile(r"\b[A-Z][a-z0-9]+(?:[A-Z]+[a-z0-9]*)+(?:\.[A-Za-z_]+)?\b")
 _SPECIAL = re.compile(r"[\\*<>\[\]#|]")
 
@@ -48,9 +48,14 @@ def _inline(text: str, link: Callable[[str], str | None]) -> str:
     shown, end = [], 0
     for code in _CODE.finditer(text):
         shown.append(_plain(text[end : code.start()], link))
-        shown.append(code[0] if code[0].startswith("`") else f"`{code[0]}`")
+        shown.append(_code(code[0].strip("`"), link))
         end = code.end()
     return "".join([*shown, _plain(text[end:], link)])
+
+
+def _code(name: str, link: Callable[[str], str | None]) -> str:
+    place = link(name)
+    return f"[`{name}`]({place})" if place else f"`{name}`"
 
 
 def _plain(text: str, link: Callable[[str], str | None]) -> str:

@@ -52,7 +52,8 @@ def _places(subjects: tuple[Subject, ...]) -> Iterator[tuple[str, str]]:
                 yield name, f"{page_of(subject.name)}#{anchor_of(name)}"
                 yield method.name, f"{page_of(subject.name)}#{anchor_of(name)}"
         for declared in subject.types:
-            yield declared.name, f"{page_of(subject.name)}#{anchor_of(declared.name)}"
+            for name in (declared.name, *(f"{declared.name}.{member.name}" for member in declared.members)):
+                yield name, f"{page_of(subject.name)}#{anchor_of(name)}"
 
 
 def _overview(subjects: tuple[Subject, ...], link: Callable[[str], str | None]) -> str:

@@ -114,10 +114,11 @@ def test_every_command_has_a_section(tmp_path: Path) -> None:
         ("has global_step, `x*y`", "has `global_step`, `x*y`"),
         ("of shape [n], a*b, <none>", r"of shape \[n\], a\*b, \<none\>"),
         ("see TensorSpec", "see [TensorSpec](there)"),
+        ("see Tensor.dtype and `Tensor.dtype`", "see [`Tensor.dtype`](it) and [`Tensor.dtype`](it)"),
     ],
 )
 def test_comments_of_protos(comment: str, shown: str) -> None:
-    assert as_markdown(comment, {"TensorSpec": "there"}.get).strip() == shown.strip()
+    assert as_markdown(comment, {"TensorSpec": "there", "Tensor.dtype": "it"}.get).strip() == shown.strip()
 
 
 def test_docstrings() -> None:
