@@ -1,0 +1,176 @@
+// The status page: receives documents from the server and gives them to the parts of the page.
+
+import { AccumulatorList, keyOf, PAGE } from "./accumulators.js";
+import { Connection, fetchStatus, TokenWanted } from "./connection.js";
+import { Detail } from "./detail.js";
+import { byId, setText } from "./elements.js";
+import { count, number, seconds } from "./format.js";
+import { Methods } from "./methods.js";
+import { Rates } from "./rates.js";
+import { Memory, Traffic } from "./resources.js";
+import { Table } from "./table.js";
+import { Tiles } from "./tiles.js";
+import { token, TokenForm } from "./token.js";
+import { readView, writeView } from "./view.js";
+import { Workers } from "./workers.js";
+import { bytes, plural } from "./format.js";
+
+const TYPING_MILLISECONDS = 250;
+
+const view = { ...readView(), limit: PAGE };
+const rates = new Rates();
+let latest;
+let paused = false;
+let connection;
+let asking = false;
+
+const workers = new Workers();
+const detail = new Detail((ranked, uptime) => workers.show(ranked, uptime));
+const tiles = new Tiles(byId("tiles"));
+const traffic = new Traffic();
+const memory = new Memory();
+const methods = new Methods();
+const layers = new Table("layers", [
+  { class: "id", write: (layer) => [layer.container, layer.name].filter(Boolean).join("/") },
+  { class: "number", write: (layer) => count(number(layer.num_forwards)) },
+  { class: "number", write: (layer) => bytes(number(layer.num_bytes)) },
+]);
+const errors = new Table("errors", [
+  { class: "code", write: (error) => error.code },
+  { class: "id", write: (error) => error.method.split(/[./]/).at(-1), title: (error) => error.method },
+  { class: "number", write: (error) => count(number(error.count)) },
+  { class: "number", write: (error) => `${seconds(Math.floor(Math.max(0, latest.uptime - number(error.at))))} ago` },
+  { class: "message", write: (error) => error.message },
+]);
+const list = new AccumulatorList({
+  select(accumulator) {
+    view.selected = { container: accumulator.container ?? "", name: accumulator.name };
+    writeView(view);
+    show();
+    showDetail();
+    if (byId("detail").getBoundingClientRect().top > window.innerHeight * 0.6) byId("detail").scrollIntoView({ block: "start" });
+  },
+  order(order) {
+    view.order = order;
+    writeView(view);
+    connect();
+  },
+  more() {
+    view.limit += PAGE;
+    connect();
+  },
+});
+const form = new TokenForm(connect);
+
+function connect() {
+  connection?.close();
+  byId("forget").hidden = !token();
+  const query = { order: view.order, max_accumulators: view.limit, max_rounds: 1, max_workers: 1 };
+  if (view.filter) query.name_contains = view.filter;
+  connection = new Connection(query, token(), {
+    document(status) {
+      state("live", paused ? "Paused" : "Live");
+      byId("lost").hidden = true;
+      byId("content").hidden = false;
+      if (paused) return;
+      latest = status;
+      rates.begin(status.incarnation, number(status.uptime));
+      view.selected ??= first(status);
+      show(true);
+      showDetail();
+    },
+    lost(reason, pause) {
+      state("lost", "No connection");
+      byId("lost").hidden = false;
+      setText(byId("lost-text"), `${latest ? "What you see is no longer live: " : ""}${reason}. Next attempt in ${seconds(pause)}.`);
+    },
+    token: wantToken,
+  });
+}
+
+function wantToken(error) {
+  connection?.close();
+  state("token", "Token needed");
+  byId("lost").hidden = true;
+  byId("content").hidden = true;
+  form.ask(error);
+  byId("forget").hidden = true;
+}
+
+function first(status) {
+  const [one] = status.accumulators ?? [];
+  return one && { container: one.container ?? "", name: one.name };
+}
+
+function state(name, text) {
+  byId("connection").dataset.state = name;
+  document.body.dataset.state = name;
+  setText(byId("connection"), text);
+}
+
+/** Shows the latest document; rates are computed only once for each. */
+function show(isNew = false) {
+  list.show(latest, view);
+  if (!isNew) return;
+  setText(byId("server"), `${latest.version} · ${latest.device}${latest.ops_prepared === false ? ", ops not ready yet" : ""} · up ${seconds(Math.floor(number(latest.uptime)))}`);
+  tiles.show(latest, rates);
+  traffic.show(latest.traffic ?? [], rates);
+  memory.show(latest.memory ?? []);
+  methods.show(latest.methods ?? [], rates);
+  layers.show(latest.layers ?? [], (layer) => JSON.stringify([layer.container, layer.name]));
+  errors.show(latest.errors ?? [], (error) => `${error.method} ${error.code}`);
+}
+
+/** Asks for all rounds of the selected accumulator alone: those of all would be much. */
+async function showDetail() {
+  const wanted = view.selected;
+  if (!wanted) return detail.show(undefined, undefined, 0);
+  if (asking) return;
+  asking = true;
+  try {
+    const query = { container: wanted.container, name_contains: [wanted.container, wanted.name].filter(Boolean).join("/"), order: "NAME", max_accumulators: PAGE, max_workers: 1 };
+    const status = await fetchStatus(query, token());
+    if (view.selected === wanted) detail.show((status.accumulators ?? []).find((one) => keyOf(one) === keyOf(wanted)), wanted, number(status.uptime));
+  } catch (error) {
+    if (error instanceof TokenWanted) wantToken(error);
+    // Whatever else is wrong, the stream finds it too, and says so.
+  } finally {
+    asking = false;
+    if (view.selected !== wanted) showDetail();
+  }
+}
+
+function pause() {
+  paused = !paused;
+  byId("pause").setAttribute("aria-pressed", String(paused));
+  setText(byId("pause"), paused ? "Resume" : "Pause");
+  if (document.body.dataset.state === "live") state("live", paused ? "Paused" : "Live");
+}
+
+let typing;
+byId("filter").value = view.filter;
+byId("filter").addEventListener("input", () => {
+  clearTimeout(typing);
+  typing = setTimeout(() => {
+    view.filter = byId("filter").value.trim();
+    view.limit = PAGE;
+    writeView(view);
+    connect();
+  }, TYPING_MILLISECONDS);
+});
+byId("pause").addEventListener("click", pause);
+byId("retry").addEventListener("click", () => connection.retryNow());
+byId("forget").addEventListener("click", () => {
+  form.forget();
+  connect();
+});
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select, textarea")) return;
+  if (event.key === "/") {
+    event.preventDefault();
+    byId("filter").focus();
+  } else if (event.key === "p") {
+    pause();
+  }
+});
+connect();

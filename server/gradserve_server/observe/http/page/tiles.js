@@ -1,0 +1,52 @@
+// The server as a whole: a number and its last two minutes each.
+
+import { html, setText } from "./elements.js";
+import { bytes, count, number, rate } from "./format.js";
+import { Keyed } from "./keyed.js";
+import { drawSparkline, sparkline } from "./sparkline.js";
+
+const sum = (items, pick) => items.reduce((total, item) => total + number(pick(item)), 0);
+const failures = (method) => sum(Object.entries(method.handled ?? {}), ([code, calls]) => (code === "OK" ? 0 : calls));
+
+/** The tiles of a document. */
+function tilesOf(status, rates) {
+  const { totals = {}, traffic = [], methods = [], accumulators = [] } = status;
+  const moved = (name, pick) => rates.rate(`tile ${name}`, sum(traffic, pick));
+  const dropped = number(totals.stale) + number(totals.refused);
+  const all = dropped + number(totals.accepted);
+  return [
+    { name: "Rounds", unit: "/s", value: rates.rate("tile rounds", number(totals.rounds)), write: rate, note: `${count(number(totals.rounds))} so far` },
+    { name: "Gradients", unit: "/s", value: rates.rate("tile gradients", number(totals.accepted)), write: rate,
+      note: dropped ? `${((100 * dropped) / all).toFixed(1)}% late or refused` : "none late or refused" },
+    { name: "Received", unit: "/s", value: moved("received", (way) => way.received_bytes), write: bytes },
+    { name: "Sent", unit: "/s", value: moved("sent", (way) => way.sent_bytes), write: bytes },
+    { name: "Waiting", unit: "", value: sum(accumulators, (one) => one.num_waiting), write: count,
+      note: accumulators.length < number(status.num_accumulators) ? "calls for the rounds listed" : "calls for rounds" },
+    { name: "Failed calls", unit: "/s", value: rates.rate("tile failed", sum(methods, failures)), write: rate,
+      note: `${count(sum(methods, failures))} so far`, alarming: true },
+  ];
+}
+
+export class Tiles {
+  constructor(list) {
+    this.tiles = new Keyed(list, () => this.#create(), (tile, item) => this.#fill(tile, item));
+  }
+
+  show(status, rates) {
+    this.rates = rates;
+    this.tiles.update(tilesOf(status, rates), (tile) => tile.name);
+  }
+
+  #create() {
+    const parts = { name: html("span", { class: "tile-name" }), value: html("span", { class: "tile-value" }), note: html("span", { class: "tile-note" }), spark: sparkline() };
+    return { ...parts, node: html("li", { class: "tile" }, parts.name, parts.value, parts.note, parts.spark.node) };
+  }
+
+  #fill(tile, item) {
+    setText(tile.name, item.name);
+    setText(tile.value, item.write(item.value) + item.unit);
+    setText(tile.note, item.note ?? "");
+    tile.node.classList.toggle("alarm", Boolean(item.alarming && item.value > 0));
+    drawSparkline(tile.spark, this.rates.remember(`tile ${item.name}`, item.value));
+  }
+}

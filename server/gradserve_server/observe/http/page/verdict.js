@@ -1,0 +1,38 @@
+// One sentence on who holds an accumulator up.
+
+import { number, plural, seconds } from "./format.js";
+
+const NAMES = 3;
+const OFTEN = 0.4;
+const MUCH = 0.2;
+const LONG = 3;
+
+const named = (worker) => worker.id || "A worker without an id";
+
+function list(workers) {
+  const names = workers.slice(0, NAMES).map(named);
+  if (workers.length > NAMES) return `${names.join(", ")} and ${plural(workers.length - NAMES, "other")}`;
+  return names.length > 1 ? `${names.slice(0, -1).join(", ")} and ${names.at(-1)}` : names[0];
+}
+
+/** Returns {text, alarming} for the accumulator and the analysis of its rounds. */
+export function verdict(accumulator, { rounds, workers }) {
+  const ended = rounds.filter((round) => !round.open);
+  const open = rounds.find((round) => round.open);
+  if (!ended.length) return { text: open ? "The first round is open." : "No round has ended yet, or none lately.", alarming: false };
+  const median = number(accumulator.median_round_seconds);
+  const expected = workers.filter((worker) => worker.cells.at(-1)?.kind === "expected");
+  if (open && expected.length && number(accumulator.num_waiting) && open.duration > LONG * Math.max(median, 0.1)) {
+    return { text: `The open round has lasted ${seconds(open.duration)}, while others took ${seconds(median)}: not here yet ${expected.length > 1 ? "are" : "is"} ${list(expected)}.`, alarming: true };
+  }
+  const costly = workers.filter((worker) => worker.last >= OFTEN * ended.length && worker.waitedFor >= MUCH * median * ended.length);
+  if (costly.length) {
+    const [worker] = costly.sort((one, other) => other.waitedFor - one.waitedFor);
+    return { text: `${named(worker)} holds the others up: it came last in ${worker.last} of ${plural(ended.length, "round")}, which waited ${seconds(worker.waitedFor / worker.last)} each for it alone.`, alarming: true };
+  }
+  const late = workers.filter((worker) => worker.stale + worker.missed >= OFTEN * ended.length);
+  if (late.length) {
+    return { text: `${list(late)} ${late.length > 1 ? "are" : "is"} often missing or too late: the rounds end without ${late.length > 1 ? "them" : "it"}.`, alarming: true };
+  }
+  return { text: `No worker stands out in the last ${plural(ended.length, "round")}.`, alarming: false };
+}
