@@ -1,11 +1,16 @@
 // The list of accumulators: which, in which order, and the one that is selected.
 
 import { byId, html, setText, svg } from "./elements.js";
-import { bytes, count, number, plural, rate } from "./format.js";
+import { bytes, count, number, rate } from "./format.js";
 import { Keyed } from "./keyed.js";
 
 export const PAGE = 50;
 const MOST = 1000;
+
+const DEFAULT_CONTAINER = "default";
+
+/** What people call an accumulator: its name, and before it the container, unless that is the default one. */
+export const titleOf = ({ container, name }) => (container && container !== DEFAULT_CONTAINER ? `${container}/${name}` : name);
 
 export const keyOf = ({ container, name }) => JSON.stringify([container, name]);
 
@@ -36,7 +41,7 @@ export class AccumulatorList {
     for (const head of this.table.querySelectorAll("th[data-order]")) {
       const sorted = head.dataset.order === order;
       head.toggleAttribute("data-sorted", sorted);
-      if (sorted) head.setAttribute("aria-sort", order === "NAME" ? "ascending" : "descending");
+      if (sorted) head.setAttribute("aria-sort", order === "name" ? "ascending" : "descending");
       else head.removeAttribute("aria-sort");
     }
     this.rows.update(this.#steady(status.accumulators ?? [], order), keyOf);
@@ -63,8 +68,9 @@ export class AccumulatorList {
   }
 
   #create(item) {
-    const container = html("span", { class: "container" }, item.container ? `${item.container}/` : "");
-    const button = html("button", { type: "button", class: "name", title: item.container ? `${item.container}/${item.name}` : item.name }, container, item.name);
+    const title = titleOf(item);
+    const container = html("span", { class: "container" }, title.slice(0, title.length - item.name.length));
+    const button = html("button", { type: "button", class: "name", title }, container, item.name);
     const bar = svg("rect", { class: "fill", height: "100%", width: "0" });
     const cells = { step: html("td", { class: "number" }), rate: html("td", { class: "number" }), fill: html("span", { class: "amount" }), waiting: html("td", { class: "number" }), size: html("td", { class: "number optional" }) };
     const track = svg("svg", { class: "bar", "aria-hidden": "true" }, bar);
@@ -103,9 +109,9 @@ export class AccumulatorList {
   }
 }
 
-/** A sentence with the state of the open round. */
+/** The state of the open round. */
 export function openRound(accumulator) {
   const needed = required(accumulator);
   const gathered = number(accumulator.num_accumulated);
-  return needed ? `${count(gathered)} of ${plural(needed, "gradient")}` : plural(gathered, "gradient");
+  return needed ? `${count(gathered)} of ${count(needed)}` : count(gathered);
 }

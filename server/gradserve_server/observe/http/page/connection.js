@@ -11,10 +11,9 @@ export class TokenWanted extends Error {}
 async function checked(path, query, token, signal) {
   const headers = token ? { Authorization: `Bearer ${token}` } : {};
   const response = await fetch(`${path}?${new URLSearchParams(query)}`, { headers, signal, cache: "no-store" });
-  if (response.status === 401) throw new TokenWanted("the server does not know this token");
-  if (response.status === 403) throw new TokenWanted("this token does not allow to see the status of the server");
-  if (!response.ok) throw new Error(`the server answers ${response.status} ${response.statusText}`.trim());
-  return response;
+  if (response.ok) return response;
+  const said = (await response.json().catch(() => ({}))).error || `the server answers ${response.status} ${response.statusText}`.trim();
+  throw response.status === 401 || response.status === 403 ? new TokenWanted(said) : new Error(said);
 }
 
 /** Fetches one document. */
@@ -24,7 +23,7 @@ export async function fetchStatus(query, token, signal) {
 
 /**
  * Receives documents until it is closed. When the server is gone it tries again, less and less often.
- * `on.document(document)`, `on.lost(reason, seconds)` with the pause before the next attempt, `on.token(error)`, after which nothing more comes.
+ * `on.status(status)`, `on.lost(reason, seconds)` with the pause before the next attempt, `on.token(error)`, after which nothing more comes.
  */
 export class Connection {
   #closing = new AbortController();
@@ -49,10 +48,10 @@ export class Connection {
     while (!closed.aborted) {
       let reason = "the server ended the connection";
       try {
-        for await (const document of this.#documents(query, token)) {
+        for await (const status of this.#documents(query, token)) {
           if (closed.aborted) return;
           failures = 0;
-          this.on.document(document);
+          this.on.status(status);
         }
       } catch (error) {
         if (closed.aborted) return;

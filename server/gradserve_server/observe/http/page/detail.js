@@ -1,6 +1,6 @@
 // The selected accumulator: its numbers, its last rounds, and which workers the others wait for.
 
-import { openRound } from "./accumulators.js";
+import { openRound, titleOf } from "./accumulators.js";
 import { byId, html, setText } from "./elements.js";
 import { bytes, count, number, plural, rate, seconds } from "./format.js";
 import { Keyed } from "./keyed.js";
@@ -40,7 +40,7 @@ export class Detail {
   show(accumulator, selected, uptime) {
     byId("detail-body").hidden = !accumulator;
     byId("detail-empty").hidden = Boolean(accumulator);
-    setText(byId("detail-title"), selected ? [selected.container, selected.name].filter(Boolean).join("/") : "Rounds");
+    setText(byId("detail-title"), selected ? titleOf(selected) : "Rounds");
     setText(byId("detail-empty"), selected ? "This accumulator does not exist, or not any longer." : "Select an accumulator to see its rounds.");
     if (!accumulator) {
       this.#shown = undefined;

@@ -42,6 +42,12 @@ export function seconds(value) {
   }, ["", Math.round(value)])[0].trim();
 }
 
+/** How long ago something was, in whole seconds. */
+export function ago(value) {
+  if (value < 1) return "now";
+  return `${value < 60 ? `${Math.floor(value)} s` : seconds(value)} ago`;
+}
+
 export const plural = (value, one, many = `${one}s`) => `${count(value)} ${value === 1 ? one : many}`;
 
 /** A name that may be long, with its ends: workers' ids often differ at the end. */

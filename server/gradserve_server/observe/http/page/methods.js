@@ -7,7 +7,7 @@ import { Sortable } from "./sortable.js";
 import { Table } from "./table.js";
 
 const VALUES = {
-  name: (row) => row.name,
+  name: (row) => row.method,
   rate: (row) => row.rate,
   calls: (row) => row.started,
   now: (row) => row.now,

@@ -1,6 +1,6 @@
-// Rates from the differences between documents, and their last two minutes.
+// Rates from the differences between documents, and their last minute.
 
-const SAMPLES = 120;
+const SAMPLES = 60;
 
 /** Turns counters that grow into rates per second. */
 export class Rates {
@@ -23,19 +23,23 @@ export class Rates {
     this.#uptime = uptime;
   }
 
+  /** Whether rates are known: not before the second document. */
+  get known() {
+    return this.#elapsed > 0;
+  }
+
   /** The rate of a counter since the last document; 0 for one that is new. */
   rate(key, value) {
     const before = this.#counters.get(key);
     this.#counters.set(key, value);
-    const rate = before === undefined || this.#elapsed <= 0 ? 0 : Math.max(0, value - before) / this.#elapsed;
-    return rate;
+    return before === undefined || !this.known ? 0 : Math.max(0, value - before) / this.#elapsed;
   }
 
-  /** Remembers a value and returns the last ones, the newest last. */
+  /** Remembers a value, if rates are known, and returns the last ones, the newest last. */
   remember(key, value) {
     const history = this.#histories.get(key) ?? [];
     if (!this.#histories.has(key)) this.#histories.set(key, history);
-    history.push(value);
+    if (this.known) history.push(value);
     if (history.length > SAMPLES) history.shift();
     return history;
   }

@@ -4,7 +4,7 @@ import { svg } from "./elements.js";
 
 const WIDTH = 120;
 const HEIGHT = 28;
-const SAMPLES = 120;
+const SAMPLES = 60;
 
 /** A picture without words: what it shows stands beside it as a number. */
 export function sparkline() {
@@ -15,6 +15,11 @@ export function sparkline() {
 }
 
 export function drawSparkline({ area, line }, values) {
+  if (!values.length) {
+    line.removeAttribute("d");
+    area.removeAttribute("d");
+    return;
+  }
   const highest = Math.max(...values, 1e-9);
   const from = SAMPLES - values.length;
   const points = values.map((value, i) => {

@@ -1,4 +1,4 @@
-// The server as a whole: a number and its last two minutes each.
+// The server as a whole: a number and its last minute each.
 
 import { html, setText } from "./elements.js";
 import { bytes, count, number, rate } from "./format.js";

@@ -7,13 +7,14 @@ import { density } from "./rounds.js";
 const LANE = 20;
 const STRIP = 34;
 const HEAD = 44;
-const NARROWEST = 34;
+const NARROWEST = 28;
 const INSET = 5;
 const CHARACTER = 6.7;
 
 /** Where things are in a picture of this width. */
-function layoutOf(width, numRounds) {
-  const label = Math.round(Math.min(190, Math.max(84, width * 0.2)));
+function layoutOf(width, numRounds, workers) {
+  const longest = Math.max(10, ...workers.map((worker) => worker.id.length));
+  const label = Math.round(Math.min(longest * CHARACTER + 14, Math.max(84, width * 0.25)));
   const value = 68;
   const shown = Math.max(1, Math.min(numRounds, Math.floor((width - label - value) / NARROWEST)));
   const column = (width - label - value) / shown;
@@ -36,7 +37,7 @@ function mark(kind, x, y) {
  * Returns {node, cellAt}: `cellAt(x, y)` is the text of what lies there, or undefined.
  */
 export function drawTimeline(analysis, workers, width) {
-  const layout = layoutOf(width, analysis.rounds.length);
+  const layout = layoutOf(width, analysis.rounds.length, workers);
   const first = analysis.rounds.length - layout.shown;
   const rounds = analysis.rounds.slice(first);
   const top = HEAD + STRIP;

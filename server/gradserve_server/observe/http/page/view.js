@@ -7,7 +7,7 @@ export function readView() {
   return {
     selected: name === null ? undefined : { container: fields.get("container") ?? "", name },
     filter: fields.get("filter") ?? "",
-    order: ["NAME", "RATE", "WAITING", "BYTES"].includes(fields.get("order")) ? fields.get("order") : "RATE",
+    order: ["name", "rate", "waiting", "bytes"].includes(fields.get("order")) ? fields.get("order") : "rate",
   };
 }
 
@@ -19,6 +19,6 @@ export function writeView({ selected, filter, order }) {
     fields.set("name", selected.name);
   }
   if (filter) fields.set("filter", filter);
-  if (order !== "RATE") fields.set("order", order);
+  if (order !== "rate") fields.set("order", order);
   history.replaceState(null, "", fields.size ? `#${fields}` : location.pathname + location.search);
 }

@@ -2,7 +2,7 @@
 
 import { bar, drawBar } from "./bar.js";
 import { byId, html, setText } from "./elements.js";
-import { count, plural, seconds } from "./format.js";
+import { ago, count, plural, seconds } from "./format.js";
 import { Sortable } from "./sortable.js";
 import { Table } from "./table.js";
 
@@ -31,10 +31,10 @@ export class Workers {
         setText(parts.text, worker.came + worker.stale ? `+${seconds(worker.mean)}` : "never came");
       } },
       { class: "number", write: (worker) => count(worker.last) },
-      { class: "number", write: (worker) => seconds(worker.waitedFor) },
+      { class: "number optional", write: (worker) => seconds(worker.waitedFor) },
       { class: "number", write: (worker) => count(worker.stale), mark: (worker) => worker.stale > 0 },
       { class: "number", write: (worker) => count(worker.missed), mark: (worker) => worker.missed > 0 },
-      { class: "number optional", write: (worker) => (worker.lastSeen ? `${seconds(Math.floor(Math.max(0, this.#uptime - worker.lastSeen)))} ago` : "–") },
+      { class: "number optional", write: (worker) => (worker.lastSeen ? ago(this.#uptime - worker.lastSeen) : "–") },
     ]);
   }
 
