@@ -42,7 +42,7 @@ async def documents() -> AsyncIterator[DocumentsServer]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def opened(browser: Browser, documents: DocumentsServer) -> AsyncIterator[OpenPage]:
-    """Opens pages, and closes them before the server. In the end, none of them may have had an error, or have asked another server for something."""
+    """Opens pages, and closes them before the server. None of them may have an error, or ask another server."""
     async with OpenPage(browser) as opened:
         yield opened
 
