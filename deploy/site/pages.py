@@ -9,7 +9,7 @@ from deploy.site.hidden import without_comments
 from deploy.site.links import files_below, relinked
 from deploy.site.places import ROOT, has_reference, is_page, is_shown, place_of, tracked
 
-_LANGUAGES = {".cc": "cpp", ".js": "javascript", ".proto": "proto", ".py": "python", ".sh": "bash", ".yml": "yaml"}
+_LANGUAGES = {".cc": "cpp", ".js": "javascript", ".py": "python", ".sh": "bash", ".yml": "yaml"}
 _LANDING = "---\ntemplate: home.html\nhide:\n  - navigation\n  - toc\n---\n\n"
 _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 

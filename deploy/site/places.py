@@ -20,7 +20,7 @@ _PLACES = {
 }
 """Where the site has a page about a file or a folder of the repository, by its path there."""
 
-_SHOWN = {".cc", ".cpp", ".js", ".proto", ".py", ".sh", ".toml", ".yaml", ".yml"}
+_SHOWN = {".cc", ".cpp", ".js", ".py", ".sh", ".toml", ".yaml", ".yml"}
 """The suffixes of files that are shown as pages of their own if a page links to them."""
 
 

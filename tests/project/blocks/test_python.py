@@ -1,6 +1,7 @@
 """The Python in the documentation runs as printed, each program against a server of its own."""
 
 import re
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,6 +52,9 @@ def run(program: list[Block], address: str, **names: Any) -> None:
         text = _ADDRESS.sub(namespace.get("server_address", address), block.text)
         exec(compile("\n" * (block.line - 1) + text, where, "exec"), namespace)  # noqa: S102
         exec(compile(block.said.get("check", ""), f"check of {block}", "exec"), namespace)  # noqa: S102
+    for thread in threading.enumerate():  # as the end of a process does
+        if getattr(getattr(thread, "_target", None), "__globals__", None) is namespace:
+            thread.join(PATIENCE_SECONDS)
     for value in namespace.values():
         if isinstance(value, gradserve.Client):
             value.close()
