@@ -34,7 +34,8 @@ class ServerThread:
             InvalidArgumentError: There is no such setting, or its value is not valid.
         """
         self.faults = Faults()
-        self._local = LocalServer(_configuration({"warm_up": False, "http_listen": "off", **settings}), Parts(interceptors=(self.faults,)))
+        config = _configuration({"warm_up": False, "http_listen": "off", **settings})
+        self._local = LocalServer(config, Parts(interceptors=(self.faults,)))
 
     @property
     def address(self) -> str:

@@ -20,6 +20,7 @@ from benchmarks.harness.environments import ROOT
 from gradserve.memory.mapped import MappedArray, MappedMemory
 from gradserve.memory.pool import BufferPool
 from gradserve.memory.sealed import make_region, map_region
+from gradserve_server.commands.kernels import compile_source
 from gradserve_server.config import RuntimeConfig, ServerConfig
 from gradserve_server.devices.cuda.device import CudaDevice
 from gradserve_server.devices.cuda.importing import import_cupy
@@ -29,7 +30,6 @@ from gradserve_server.devices.cuda.program import Launch, Program
 from gradserve_server.devices.cuda.reduction.reducer import CudaReducer
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
-from gradserve_server.kernels_command import compile_source
 from gradserve_server.ops.batch_norm.cuda.family import CudaBatchNorm
 from gradserve_server.ops.batch_norm.spec import ForwardAttributes, ForwardInputs, plan_forward
 from gradserve_server.ops.cudnn_rnn.checks import plan_forward as plan_network

@@ -1,0 +1,30 @@
+"""Results of commands as JSON."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+import click
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
+
+
+def echo_json(value: Any) -> None:
+    """Prints a dataclass, or a mapping with dataclasses in it, as JSON with the same names."""
+    click.echo(json.dumps(_plain(value), indent=2))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if hasattr(value, "tolist"):  # an array
+        return value.tolist()
+    if isinstance(value, Enum):
+        return value.name
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)

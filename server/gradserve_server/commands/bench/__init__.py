@@ -1,0 +1,1 @@
+"""`gradserve bench`: how fast a server answers from here."""

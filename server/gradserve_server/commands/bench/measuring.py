@@ -1,0 +1,112 @@
+"""Measures what a server and this machine can do."""
+
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+import gradserve
+from gradserve_server.commands.bench.results import Host, Way
+
+_SMALL_BYTES = 4096
+_WARM_UP_CALLS = 3
+_MOST_CALLS = 10_000
+
+
+def measure_way(client: gradserve.Client, way: str, num_bytes: int, seconds: float, container: str) -> Way:
+    """Measures one way to a server. What it makes there is private to the client, and deleted with it.
+
+    Args:
+        client: A client whose calls take that way.
+        way: The name of the way.
+        num_bytes: The size of large tensors.
+        seconds: How long each of four figures is measured.
+        container: Where it makes accumulators.
+
+    Raises:
+        gradserve.GradserveError: A call has failed.
+    """
+    small = _round_times(client, _SMALL_BYTES, seconds, container)
+    large = _round_times(client, num_bytes, seconds, container)
+    value = client.empty(num_bytes // 4, np.float32)
+    value.fill(1.0)
+    handles: list[gradserve.TensorHandle] = []
+
+    def put() -> None:
+        handles.append(client.put(value))
+        if len(handles) > 1:
+            client.delete(handles.pop(0))
+
+    try:
+        put_times = _times(put, seconds)
+        get_times = _times(lambda: client.get(handles[0]), seconds)
+    finally:
+        client.delete(*handles)
+    return Way(
+        way=way,
+        small_median_seconds=statistics.median(small),
+        small_p99_seconds=sorted(small)[int(len(small) * 0.99)],
+        round_bytes_per_second=num_bytes / statistics.median(large),
+        put_bytes_per_second=num_bytes / statistics.median(put_times),
+        get_bytes_per_second=num_bytes / statistics.median(get_times),
+    )
+
+
+def measure_host(num_bytes: int, seconds: float) -> Host:
+    """Measures this machine without a server, for so many seconds each."""
+    source, target = np.ones(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
+    copying = statistics.median(_times(lambda: np.copyto(target, source), seconds))
+    return Host(num_bytes / copying, num_bytes / statistics.median(_socket_times(num_bytes, seconds)))
+
+
+def _round_times(client: gradserve.Client, num_bytes: int, seconds: float, container: str) -> list[float]:
+    gradient = {"x": client.empty(num_bytes // 4, np.float32)}
+    gradient["x"].fill(1.0)
+    acc = client.gradient_accumulator(gradient, container=container)
+    step = 0
+
+    def one_round() -> None:
+        nonlocal step
+        step = acc.push_pull(gradient, num_required=1, local_step=step, copy=False).step
+
+    return _times(one_round, seconds)
+
+
+def _times(work: Callable[[], object], seconds: float) -> list[float]:
+    """Returns how long some work took each time, for about so many seconds, without the first few times."""
+    for _ in range(_WARM_UP_CALLS):
+        work()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < _MOST_CALLS:
+        began = time.perf_counter()
+        work()
+        now = time.perf_counter()
+        times.append(now - began)
+        if now >= end:
+            break
+    return times
+
+
+def _socket_times(num_bytes: int, seconds: float) -> list[float]:
+    data, received = bytes(num_bytes), bytearray(num_bytes)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        sender = socket.create_connection(listening.getsockname())
+        receiver, _ = listening.accept()
+
+    def receive() -> None:
+        left = memoryview(received)
+        while left:
+            left = left[receiver.recv_into(left) :]
+
+    def move() -> None:
+        thread = threading.Thread(target=sender.sendall, args=(data,))
+        thread.start()
+        receive()
+        thread.join()
+
+    with sender, receiver:
+        return _times(move, seconds)

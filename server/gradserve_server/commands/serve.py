@@ -1,0 +1,95 @@
+"""`gradserve serve`: runs a server."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gradserve_server.event_loop import new_event_loop
+from gradserve_server.garbage import ShortPauses
+from gradserve_server.process import allow_many_descriptors, end_process, silence_grpc, switch_threads_often
+from gradserve_server.settings import SettingsError, config_options, make_config, read_settings
+from gradserve_server.signals import StopSignals
+
+
+@click.command()
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="GRADSERVE_CONFIG",
+    help="TOML file with settings of the same names as the flags, e.g. max_bytes",
+)
+@config_options
+@click.pass_obj
+def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any) -> None:
+    """Run the server until SIGTERM or SIGINT.
+
+    Each flag is also an environment variable, e.g. GRADSERVE_MAX_BYTES, and an entry of the TOML file, e.g.
+    max_bytes = "4GiB".
+    """
+    settings = read_settings(flags, config_path)
+    if "log_level" not in settings or str(settings["log_level"].value).lower() != "debug":
+        silence_grpc()
+    config = make_config(settings)
+    logging.basicConfig(
+        level=config.runtime.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("numba").setLevel("INFO")  # its debug log has a megabyte for each kernel
+    signals = signals or StopSignals()
+
+    from gradserve.security.certificates import CertificateError
+    from gradserve_server.app import Server
+    from gradserve_server.devices.host.memory import keep_freed_memory
+    from gradserve_server.devices.host.products import use_one_blas_thread
+    from gradserve_server.devices.selection import NoSuchDeviceError
+    from gradserve_server.errors import ServiceError
+    from gradserve_server.security.access_file import AccessFileError
+    from gradserve_server.security.tls import setting_of
+    from gradserve_server.state.files.errors import DamagedError, StateError
+
+    allow_many_descriptors()
+    switch_threads_often()
+    keep_freed_memory()
+    use_one_blas_thread()
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        failures: list[str] = []
+
+        def fail(reason: str) -> None:
+            failures.append(reason)
+            stop.set()
+
+        server = Server(config, on_failure=fail)
+        signals.drain_with(lambda: loop.call_soon_threadsafe(stop.set), config.runtime.drain_seconds)
+        async with server:
+            with ShortPauses() as pauses:
+                looking = asyncio.create_task(pauses.look_at_all())
+                await stop.wait()
+                looking.cancel()
+                await asyncio.gather(looking, return_exceptions=True)
+        if failures:
+            raise click.ClickException(failures[0])
+
+    try:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(run())
+    except CertificateError as error:
+        name = setting_of(error)
+        source = settings[name].source if name in settings else f"--{name.replace('_', '-')}"
+        raise SettingsError(f"{source}: {error}") from None
+    except NoSuchDeviceError as error:
+        raise click.ClickException(f"{settings[error.setting].source}: {error}") from None
+    except AccessFileError as error:
+        raise SettingsError(f"{settings['access'].source}: {error}") from None
+    except DamagedError as error:
+        raise click.ClickException(
+            f"{error}; `gradserve state check` lists all that is damaged, `gradserve state repair` removes it"
+        ) from None
+    except (OSError, StateError, ServiceError) as error:
+        raise click.ClickException(str(error)) from None
+    end_process()

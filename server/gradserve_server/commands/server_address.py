@@ -1,0 +1,101 @@
+"""The server that a command talks to: its address, TLS, and what becomes of errors."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from gradserve_server.process import silence_grpc
+from gradserve_server.settings import SettingsError
+
+if TYPE_CHECKING:
+    import gradserve
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+address_argument = click.argument("address", default="localhost:50051", envvar="GRADSERVE_ADDRESS")
+"""The address, as the only argument."""
+_ADDRESS_OPTION = click.option(
+    "--address",
+    "-a",
+    default="localhost:50051",
+    show_default=True,
+    envvar="GRADSERVE_ADDRESS",
+    help="the server: HOST:PORT or unix:PATH",
+)
+_TIMEOUT_OPTION = click.option(
+    "--timeout", type=float, default=5.0, show_default=True, help="seconds to wait at most, or inf"
+)
+_TLS_OPTIONS = (
+    click.option(
+        "--tls", "uses_tls", is_flag=True, envvar="GRADSERVE_TLS", help="use TLS, with the authorities of the system"
+    ),
+    click.option(
+        "--tls-ca",
+        metavar="FILE",
+        envvar="GRADSERVE_TLS_CA",
+        help="use TLS, with the authorities whose certificates are in the file",
+    ),
+    click.option(
+        "--tls-client-certificate",
+        metavar="FILE",
+        envvar="GRADSERVE_TLS_CLIENT_CERTIFICATE",
+        help="use TLS, and show this certificate to the server",
+    ),
+    click.option(
+        "--tls-client-key",
+        metavar="FILE",
+        envvar="GRADSERVE_TLS_CLIENT_KEY",
+        help="the private key of the certificate",
+    ),
+)
+
+
+def connection_options(command: F) -> F:
+    """Gives a command the options --timeout and --tls..., for `connected` and `tls_of`."""
+    for option in (*reversed(_TLS_OPTIONS), _TIMEOUT_OPTION):
+        command = option(command)
+    return command
+
+
+def server_options(command: F) -> F:
+    """Gives a command --address and the options of `connection_options`."""
+    return _ADDRESS_OPTION(connection_options(command))
+
+
+def tls_of(
+    *, uses_tls: bool, tls_ca: str | None, tls_client_certificate: str | None, tls_client_key: str | None
+) -> "gradserve.TLS | None":
+    """Returns the `gradserve.TLS` of the options, None for none."""
+    import gradserve
+
+    if not (uses_tls or tls_ca or tls_client_certificate or tls_client_key):
+        return None
+    return gradserve.TLS(tls_ca or None, tls_client_certificate or None, tls_client_key or None)
+
+
+@contextmanager
+def connected(address: str, timeout: float, **options: Any) -> Iterator["gradserve.Client"]:
+    """Connects to a server, and turns errors of its client into messages of one line.
+
+    Args:
+        address: The address.
+        timeout: Seconds that each call waits.
+        **options: The TLS options; others go to `gradserve.connect`.
+
+    Raises:
+        SettingsError: The address or an option is not valid.
+        click.ClickException: A call has failed.
+    """
+    silence_grpc()
+    import gradserve
+
+    tls = {name: options.pop(name) for name in list(options) if name == "uses_tls" or name.startswith("tls_")}
+    try:
+        with gradserve.connect(address, timeout=timeout, tls=tls_of(**tls), **options) as client:
+            yield client
+    except gradserve.InvalidArgumentError as error:
+        raise SettingsError(str(error)) from None
+    except gradserve.GradserveError as error:
+        raise click.ClickException(f"{address}: {error}") from None

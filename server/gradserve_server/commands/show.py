@@ -1,0 +1,128 @@
+"""`gradserve show`: shows one accumulator, layer or tensor of a server."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gradserve_server.commands.as_json import echo_json, json_option
+from gradserve_server.commands.kinds import ACCUMULATORS, LAYERS, Kind, container_option
+from gradserve_server.commands.server_address import connected, server_options
+from gradserve_server.commands.wording import duration, size, table
+
+if TYPE_CHECKING:
+    import gradserve
+    from gradserve.server_status import AccumulatorStatus, RoundStatus
+
+_MOST_NAMED = 20
+
+
+@click.command()
+@click.argument("kind", type=Kind())
+@click.argument("name")
+@container_option
+@json_option
+@server_options
+def show(kind: str, name: str, address: str, timeout: float, container: str, as_json: bool, **tls: Any) -> None:
+    """Show one accumulator or layer by its name, or one tensor by its handle.
+
+    Of an accumulator, also its last rounds: who came when, who was late, and who is missing.
+    """
+    with connected(address, timeout, **tls) as client:
+        if kind == ACCUMULATORS:
+            info, status, uptime = _find_accumulator(client, name, container)
+            _echo(as_json, {"info": info, "status": status}, lambda: _accumulator(info, status, uptime))
+        elif kind == LAYERS:
+            layers = [each for each in client.list_batch_norm_layers(container) if each.name == name]
+            layer = _first(layers, kind, name, address)
+            _echo(as_json, {"layer": layer}, lambda: _layer(layer))
+        else:
+            tensors = [each for each in client.list_tensors() if each.handle == name]
+            tensor = _first(tensors, kind, name, address)
+            _echo(as_json, {"tensor": tensor}, lambda: f"{tensor.dtype} {list(tensor.shape)}")
+
+
+def _echo(as_json: bool, value: dict[str, Any], text: Any) -> None:
+    if as_json:
+        echo_json(value)
+    else:
+        click.echo(text())
+
+
+def _first(found: list[Any], kind: str, name: str, address: str) -> Any:
+    if not found:
+        raise click.ClickException(f"no {kind.removesuffix('s')} {name} on {address}")
+    return found[0]
+
+
+def _find_accumulator(
+    client: "gradserve.Client", name: str, container: str
+) -> "tuple[gradserve.AccumulatorInfo, AccumulatorStatus | None, float]":
+    place = container or "default"
+    found = [each for each in client.list_accumulators(place) if each.name == name]
+    info = _first(found, ACCUMULATORS, f"{place}/{name}", client.address)
+    status = client.server_status(container=place, name_contains=f"{place}/{name}", max_accumulators=1000)
+    seen = [each for each in status.accumulators if each.name == name]
+    return info, seen[0] if seen else None, status.uptime
+
+
+def _accumulator(info: "gradserve.AccumulatorInfo", status: "AccumulatorStatus | None", uptime: float) -> str:
+    lines = [
+        f"{info.container}/{info.name}: step {info.global_step}, {size(info.num_bytes)} on {info.device}"
+        + (", private to a client" if info.is_private else ""),
+        f"current round: {info.num_accumulated} gradients"
+        + (f" of {status.num_required}" if status is not None and status.num_required else "")
+        + f", {info.num_waiting} calls wait",
+    ]
+    if info.worker_ids:
+        lines.append(f"  from {_some(info.worker_ids)}")
+    if status is None:
+        return "\n".join(lines)
+    if status.missing:
+        lines.append(f"  missing from the round before: {_some(status.missing)}")
+    lines.append(
+        f"since the server started: {status.accepted} gradients accepted, {status.stale} stale, "
+        f"{status.duplicate} duplicate, {status.refused} refused; {status.rounds_per_second:.1f} rounds/s"
+    )
+    ended = [each for each in status.rounds if each.ended]
+    if ended:
+        lines += [
+            "",
+            table(_ROUND_COLUMNS, [_round(each, uptime) for each in reversed(ended)], frozenset({0, 1, 2, 3})),
+        ]
+    return "\n".join(lines)
+
+
+_ROUND_COLUMNS = ("STEP", "ENDED AGO", "TOOK", "GRADIENTS", "LAST", "LATE", "MISSING")
+
+
+def _round(described: "RoundStatus", uptime: float) -> tuple[str, ...]:
+    in_time = [each for each in described.arrivals if not each.stale]
+    last = in_time[-1] if in_time else None
+    return (
+        str(described.step),
+        duration(max(uptime - described.ended, 0.0)),
+        duration(described.ended - described.began),
+        str(len(in_time)),
+        f"{last.worker_id or '(no id)'} after {duration(last.after)}" if last else "",
+        _some(each.worker_id or "(no id)" for each in described.arrivals if each.stale),
+        _some(described.missing),
+    )
+
+
+def _layer(layer: "gradserve.BatchNormLayerInfo") -> str:
+    lines = [
+        f"{layer.container}/{layer.name}: {size(layer.num_bytes)}"
+        + (", private to a client" if layer.is_private else ""),
+        f"{layer.num_forwards} forwards kept, {layer.num_updates} updates of the moving averages",
+    ]
+    if layer.variables:
+        rows = [(each.name, str(each.dtype), str(list(each.shape))) for each in layer.variables]
+        lines += ["", table(("VARIABLE", "DTYPE", "SHAPE"), rows)]
+    return "\n".join(lines)
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(dict.fromkeys(names))
+    more = len(listed) - _MOST_NAMED
+    return ", ".join(listed[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

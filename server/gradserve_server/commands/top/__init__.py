@@ -1,0 +1,1 @@
+"""`gradserve top`: a server at work, in a terminal."""

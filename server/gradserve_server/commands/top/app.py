@@ -1,0 +1,212 @@
+"""The terminal program of `gradserve top`."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import ScrollableContainer
+from textual.widgets import DataTable, Footer, Input, Static, TabbedContent, TabPane
+
+from gradserve.errors import GradserveError
+from gradserve.server_status import AccumulatorStatus, ServerStatus
+from gradserve_server.commands.top.panels import errors_panel, headline, rounds_panel, server_panel, workers_panel
+from gradserve_server.commands.top.rates import Rates
+from gradserve_server.commands.wording import duration, size
+
+ORDERS = ("latest", "name", "rate", "waiting", "bytes")
+_PANELS = ("rounds", "workers", "server", "errors")
+_COLUMNS = ("NAME", "STEP", "ROUNDS/S", "IN ROUND", "WAIT", "STALE", "ROUND", "MEMORY")
+
+TakePicture = Callable[[str, str], Awaitable[ServerStatus]]
+"""Returns a picture of the server: takes a part of the names, and the order."""
+
+
+class TopApp(App[None]):
+    """Shows a server at work, and follows it."""
+
+    TITLE = "gradserve top"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #headline { height: 1; background: $primary; color: $text; }
+    #problem { height: 1; background: $error; color: $text; display: none; }
+    #problem.shown { display: block; }
+    #filter { display: none; height: 3; }
+    #filter.shown { display: block; }
+    DataTable { height: 1fr; min-height: 5; }
+    TabbedContent { height: 1fr; min-height: 8; }
+    TabPane { padding: 0 1; }
+    TabPane Static { width: auto; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "Quit"),
+        Binding("s", "next_order", "Sort"),
+        Binding("slash", "filter", "Filter", key_display="/"),
+        Binding("escape", "end_filter", "All", show=False),
+        Binding("p", "pause", "Pause"),
+        Binding("left_square_bracket,shift+tab", "panel(-1)", "Panel", key_display="["),
+        Binding("right_square_bracket,tab", "panel(1)", "Panel", key_display="]", priority=True),
+    ]
+
+    def __init__(self, address: str, take_picture: TakePicture, interval: float) -> None:
+        """Takes the server's address, what takes pictures of it, and the seconds between them."""
+        super().__init__()
+        self._address = address
+        self._take_picture = take_picture
+        self._interval = interval
+        self._order = ORDERS[0]
+        self._part = ""
+        self._is_paused = False
+        self._status: ServerStatus | None = None
+        self._rates = Rates()
+        self._look_again = asyncio.Event()
+
+    def compose(self) -> ComposeResult:
+        """Makes the widgets."""
+        yield Static(f"{self._address}: connecting", id="headline")
+        yield Static(id="problem", markup=False)
+        yield Input(placeholder="a part of container/name; Enter keeps it, Escape shows all", id="filter")
+        yield DataTable(cursor_type="row", zebra_stripes=True)
+        with TabbedContent(*(name.capitalize() for name in _PANELS)):
+            for name in _PANELS:
+                with TabPane(name.capitalize(), id=name), ScrollableContainer():
+                    yield Static(id=f"{name}-text", markup=False)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Begins to follow the server."""
+        self.query_one(DataTable).add_columns(*_COLUMNS)
+        self.query_one(DataTable).focus()
+        self.run_worker(self._follow(), exclusive=True)
+
+    async def _follow(self) -> None:
+        while True:
+            if not self._is_paused:
+                await self._look()
+            self._look_again.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval):
+                    await self._look_again.wait()
+
+    async def _look(self) -> None:
+        problem = self.query_one("#problem", Static)
+        try:
+            status = await self._take_picture(self._part, self._order)
+        except GradserveError as error:
+            problem.update(f"no answer: {error}")
+            problem.add_class("shown")
+            return
+        problem.remove_class("shown")
+        self._rates = Rates.between(self._status, status)
+        self._status = status
+        self._show(status)
+
+    def _show(self, status: ServerStatus) -> None:
+        state = "  PAUSED" if self._is_paused else ""
+        self.query_one("#headline", Static).update(
+            Text(headline(self._address, status, self._rates) + f"  by {self._order}{state}", no_wrap=True)
+        )
+        self._fill(status.accumulators)
+        self._show_panels()
+
+    def _fill(self, accumulators: tuple[AccumulatorStatus, ...]) -> None:
+        shown = self.query_one(DataTable)
+        selected, top = self._selected_key(), shown.scroll_y
+        shown.clear()
+        for each in accumulators:
+            key = f"{each.container}/{each.name}"
+            name = each.name if each.container == "default" else key
+            shown.add_row(Text(name, no_wrap=True), *map(_right, _cells(each)), key=key)
+        keys = [f"{each.container}/{each.name}" for each in accumulators]
+        if selected in keys:
+            shown.move_cursor(row=keys.index(selected), animate=False, scroll=False)
+        shown.scroll_to(y=top, animate=False)
+
+    def _show_panels(self) -> None:
+        status = self._status
+        if status is None:
+            return
+        texts = {
+            "rounds": rounds_panel(self._selected(), status.uptime),
+            "workers": workers_panel(status),
+            "server": server_panel(status, self._rates),
+            "errors": errors_panel(status),
+        }
+        for name, text in texts.items():
+            self.query_one(f"#{name}-text", Static).update(Text(text, no_wrap=True))
+
+    def _selected_key(self) -> str | None:
+        shown = self.query_one(DataTable)
+        if not shown.row_count:
+            return None
+        return shown.coordinate_to_cell_key(shown.cursor_coordinate).row_key.value
+
+    def _selected(self) -> AccumulatorStatus | None:
+        key = self._selected_key()
+        found = self._status.accumulators if self._status is not None else ()
+        return next((each for each in found if f"{each.container}/{each.name}" == key), None)
+
+    # What keys do
+
+    def on_data_table_row_highlighted(self) -> None:
+        """Shows the rounds of the selected accumulator."""
+        self._show_panels()
+
+    def action_next_order(self) -> None:
+        """Sorts by the next column that one can sort by."""
+        self._order = ORDERS[(ORDERS.index(self._order) + 1) % len(ORDERS)]
+        self._look_again.set()
+
+    def action_filter(self) -> None:
+        """Asks for a part of names."""
+        field = self.query_one("#filter", Input)
+        field.add_class("shown")
+        field.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Shows accumulators with that part in their names."""
+        self._part = event.value
+        self._look_again.set()
+
+    def on_input_submitted(self) -> None:
+        """Goes back to the table."""
+        self.query_one(DataTable).focus()
+
+    def action_end_filter(self) -> None:
+        """Shows all accumulators again."""
+        field = self.query_one("#filter", Input)
+        field.value = ""
+        field.remove_class("shown")
+        self.query_one(DataTable).focus()
+
+    def action_pause(self) -> None:
+        """Stops following the server, or goes on."""
+        self._is_paused = not self._is_paused
+        if self._status is not None:
+            self._show(self._status)
+        self._look_again.set()
+
+    def action_panel(self, step: int) -> None:
+        """Shows the next panel, or the one before."""
+        tabs = self.query_one(TabbedContent)
+        tabs.active = _PANELS[(_PANELS.index(tabs.active) + step) % len(_PANELS)]
+        self.query_one(DataTable).focus()
+
+
+def _cells(each: AccumulatorStatus) -> tuple[str, ...]:
+    return (
+        f"{each.global_step:,}",
+        f"{each.rounds_per_second:.1f}",
+        f"{each.num_accumulated}/{each.num_required}" if each.num_required else str(each.num_accumulated),
+        str(each.num_waiting),
+        str(each.stale),
+        duration(each.median_round_seconds) if each.median_round_seconds else "",
+        size(each.num_bytes),
+    )
+
+
+def _right(cell: str) -> Text:
+    return Text(cell, justify="right", no_wrap=True)

@@ -1,0 +1,143 @@
+"""The panels below the table of accumulators, as text."""
+
+from gradserve.server_status import AccumulatorStatus, RoundStatus, ServerStatus
+from gradserve_server.commands.top.rates import Rates
+from gradserve_server.commands.wording import duration, size, table
+
+_BAR = 28
+_MOST_ROUNDS = 8
+
+
+def headline(address: str, status: ServerStatus, rates: Rates) -> str:
+    """Returns a line about the whole server."""
+    received, sent = sum(rates.received.values()), sum(rates.sent.values())
+    return (
+        f"{address}  gradserve {status.version}  up {duration(status.uptime)}  {status.device}  "
+        f"{rates.rounds:.1f} rounds/s  in {size(received)}/s  out {size(sent)}/s"
+    )
+
+
+def rounds_panel(accumulator: AccumulatorStatus | None, uptime: float) -> str:
+    """Returns the last rounds of an accumulator: each a line, on which every gradient has its place in time.
+
+    A dot is a gradient, a figure several, an exclamation mark one that came too late.
+    """
+    if accumulator is None:
+        return "No accumulators. They appear here as soon as a worker makes one."
+    rounds = accumulator.rounds[-_MOST_ROUNDS:]
+    if not rounds:
+        return f"{accumulator.name}: no round has ended yet."
+    longest = max(_length(each) for each in rounds) or 1e-9
+    lines = [f"{accumulator.name}: from the first gradient of a round, {duration(longest)} to the right edge"]
+    for each in reversed(rounds):
+        ended = f"{duration(max(uptime - each.ended, 0.0))} ago" if each.ended else "open"
+        lines.append(f"{each.step:>8} {_timeline(each, longest)} {ended:>13}  {_remark(each)}")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def workers_panel(status: ServerStatus) -> str:
+    """Returns the workers, those for which others wait longest first."""
+    if not status.workers:
+        return "No workers with an id. Give worker_id=... to push_pull or apply_grad, and see who is slow."
+    rows = [
+        (
+            each.worker_id,
+            str(each.rounds),
+            duration(each.mean_lateness),
+            str(each.times_last),
+            duration(each.waited_for),
+            str(each.stale),
+            str(each.missed),
+            f"{duration(max(status.uptime - each.last_seen, 0.0))} ago",
+        )
+        for each in status.workers
+    ]
+    header = ("WORKER", "ROUNDS", "AFTER FIRST", "LAST", "WAITED FOR", "TOO LATE", "MISSED", "SEEN")
+    return table(header, rows, frozenset(range(1, 8)))
+
+
+def server_panel(status: ServerStatus, rates: Rates) -> str:
+    """Returns bytes by way, memory by purpose, and the calls that take most of the time."""
+    ways = [
+        (
+            each.way,
+            f"{size(rates.received.get(each.way, 0.0))}/s",
+            f"{size(rates.sent.get(each.way, 0.0))}/s",
+            f"{each.calls:,}",
+        )
+        for each in status.traffic
+    ]
+    memory = [
+        (each.purpose, size(each.num_bytes), size(each.max_bytes) if each.max_bytes else "")
+        for each in status.memory
+        if each.num_bytes or each.max_bytes
+    ]
+    methods = [
+        (
+            each.method,
+            f"{rates.calls.get((each.service, each.method), 0.0):.1f}",
+            duration(each.working_seconds / max(each.started - each.in_progress, 1)),
+            duration(each.waiting_seconds),
+            f"{sum(count for code, count in each.handled.items() if code != 'OK'):,}",
+            str(each.in_progress),
+        )
+        for each in sorted(status.methods, key=lambda each: -each.working_seconds)[:10]
+    ]
+    return "\n\n".join(
+        (
+            table(("WAY", "IN", "OUT", "CALLS"), ways, frozenset({1, 2, 3})),
+            table(("MEMORY", "IN USE", "LIMIT"), memory, frozenset({1, 2})),
+            table(("CALL", "PER S", "WORK EACH", "WAITED IN ALL", "FAILED", "NOW"), methods, frozenset(range(1, 6))),
+        )
+    )
+
+
+def errors_panel(status: ServerStatus) -> str:
+    """Returns the latest errors of calls."""
+    if not status.errors:
+        return "No call has failed, or you may not see which: that needs the role of an admin in all containers."
+    rows = [
+        (
+            f"{duration(max(status.uptime - each.at, 0.0))} ago",
+            f"{each.count:,}x",
+            each.method.rpartition(".")[2],
+            each.code,
+            each.message,
+        )
+        for each in status.errors
+    ]
+    return table(("LATEST", "COUNT", "CALL", "CODE", "MESSAGE"), rows, frozenset({1}))
+
+
+def _length(described: RoundStatus) -> float:
+    last = max([each.after for each in described.arrivals], default=0.0)
+    return max(last, described.ended - described.began if described.ended else 0.0)
+
+
+def _timeline(described: RoundStatus, longest: float) -> str:
+    counts, late = [0] * _BAR, [False] * _BAR
+    for each in described.arrivals:
+        at = min(int(each.after / longest * _BAR), _BAR - 1)
+        counts[at] += 1
+        late[at] = late[at] or each.stale
+    return "".join(
+        "!" if is_late else "-" if not count else "." if count == 1 else str(count) if count < 10 else "#"
+        for count, is_late in zip(counts, late, strict=True)
+    )
+
+
+def _remark(described: RoundStatus) -> str:
+    in_time = [each for each in described.arrivals if not each.stale]
+    late = [each.worker_id or "(no id)" for each in described.arrivals if each.stale]
+    parts = []
+    if described.ended and len(in_time) > 1:
+        parts.append(f"last: {in_time[-1].worker_id or '(no id)'}")
+    if late:
+        parts.append(f"too late: {_few(late)}")
+    if described.missing:
+        parts.append(f"missing: {_few(list(described.missing))}")
+    return "; ".join(parts)
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

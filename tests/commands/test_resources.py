@@ -1,0 +1,117 @@
+"""`gradserve ls`, `show` and `rm`."""
+
+import numpy as np
+import pytest
+
+import gradserve
+from tests.commands.conftest import CommandLine
+
+
+@pytest.mark.parametrize("kind", [(), ("accumulators",), ("accumulator",), ("Accumulators",)])
+def test_accumulators_are_listed(command_line: CommandLine, trained: str, kind: tuple[str, ...]) -> None:
+    done = command_line.run("ls", *kind, "--name", "RAINED/N")
+    assert done.exit_code == 0
+    header, line = done.stdout.splitlines()
+    assert header.split()[:3] == ["CONTAINER", "NAME", "STEP"]
+    assert line.split()[:3] == ["default", trained, "2"]
+
+
+def test_accumulators_are_listed_as_json(command_line: CommandLine, trained: str) -> None:
+    (found,) = command_line.json("ls", "--name", trained)["accumulators"]
+    assert (found["container"], found["name"], found["accepted"], found["stale"]) == ("default", trained, 4, 1)
+
+
+def test_all_containers_are_listed_unless_one_is_named(command_line: CommandLine, client: gradserve.Client) -> None:
+    for container in ("listed a", "listed b"):
+        client.conditional_accumulator("float32", (), shared_name="listed", container=container)
+    everywhere = command_line.json("ls", "--name", "/listed")["accumulators"]
+    assert [each["container"] for each in everywhere] == ["listed a", "listed b"]
+    (one,) = command_line.json("ls", "--container", "listed b")["accumulators"]
+    assert one["container"] == "listed b"
+
+
+def test_tensors_and_layers_are_listed_shown_and_deleted(command_line: CommandLine, client: gradserve.Client) -> None:
+    handle = client.put(np.zeros((2, 3), np.float32))
+    client.batch_norm(scope="commands/bn", input_shape=(None, 3), dtype="float32")
+    line = next(each for each in command_line.run("ls", "tensors").stdout.splitlines() if handle.handle in each)
+    assert line.split(maxsplit=1)[1].strip() == "float32  [2, 3]  24 B"
+    assert command_line.run("show", "tensor", handle.handle).stdout == "float32 [2, 3]\n"
+    assert "commands/bn" in command_line.run("ls", "layers").stdout
+    shown = command_line.run("show", "layer", "commands/bn").stdout
+    assert shown.startswith("default/commands/bn: ")
+    assert "moving_mean" in shown
+    assert command_line.json("show", "layer", "commands/bn")["layer"]["num_updates"] == 0
+    for kind, name in (("tensor", handle.handle), ("layer", "commands/bn")):
+        assert command_line.run("rm", kind, name, "--yes").stdout == f"deleted {name}\n"
+        done = command_line.run("rm", kind, name, "--yes")
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert f"no {kind}s {name} on " in done.stderr
+
+
+def test_an_accumulator_is_shown_with_its_rounds(command_line: CommandLine, trained: str) -> None:
+    lines = command_line.run("show", "accumulator", trained).stdout.splitlines()
+    assert lines[0].startswith(f"default/{trained}: step 2, ")
+    assert lines[1].startswith("current round: 1 gradients")
+    assert lines[2] == "  from fast"
+    assert lines[3].startswith("since the server started: 4 gradients accepted, 1 stale, 0 duplicate, 0 refused")
+    latest, first = lines[-2:]
+    assert latest.split()[0] == "2"
+    assert latest.split()[-2:] == ["slow", "slow"], "it was too late, and missing"
+    assert first.split()[0] == "1"
+    assert "slow after" in first
+
+
+def test_what_is_not_there_cannot_be_shown(command_line: CommandLine) -> None:
+    for kind, name in (("accumulator", "nothing"), ("layer", "nothing"), ("tensor", "nothing")):
+        done = command_line.run("show", kind, name)
+        assert done.exit_code == 1
+        assert f"no {kind} " in done.stderr
+
+
+def test_deleting_asks_first(command_line: CommandLine, client: gradserve.Client) -> None:
+    client.conditional_accumulator("float32", (), shared_name="asked")
+    done = command_line.run("rm", "accumulator", "asked", answer="n\n")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert f"Delete accumulator asked of {command_line.address}?" in done.stderr
+    done = command_line.run("rm", "accumulator", "asked", answer="y\n")
+    assert (done.exit_code, done.stdout) == (0, "deleted asked\n")
+    assert command_line.json("ls", "--name", "default/asked")["accumulators"] == []
+
+
+def test_what_is_there_is_deleted_even_if_something_else_is_not(
+    command_line: CommandLine, client: gradserve.Client
+) -> None:
+    client.conditional_accumulator("float32", (), shared_name="half")
+    done = command_line.run("rm", "accumulators", "missing", "half", "--yes", "--json")
+    assert done.exit_code == 1
+    assert '"missing": false' in done.stdout
+    assert '"half": true' in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("ls", "things"), "expected accumulators, layers or tensors, got 'things'"),
+        (("ls", "tensors", "--name", "x"), "--container and --name are for accumulators and layers"),
+        (("rm", "accumulator"), "Missing argument 'NAME...'"),
+        (("show",), "Missing argument"),
+        (("ls", "--address", "nonsense:99999"), "a port is a number from 1 to 65535"),
+        (("bench", "--size", "huge"), "expected a size from 4KiB to 1GiB, such as 10MiB, got 'huge'"),
+        (("bench", "--size", "1"), "expected a size from 4KiB to 1GiB"),
+        (("bench", "--way", "pigeon"), "'pigeon' is not one of"),
+        (("top", "--interval", "0"), "0.0 is not in the range"),
+        (("completion", "tcsh"), "'tcsh' is not one of"),
+    ],
+)
+def test_a_mistake_is_named(command_line: CommandLine, arguments: tuple[str, ...], message: str) -> None:
+    done = command_line.run(*arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize("command", [("ls",), ("show", "accumulator", "x"), ("bench",), ("top", "--json")])
+def test_a_server_that_is_not_there_is_an_error_of_one_line(command: tuple[str, ...]) -> None:
+    done = CommandLine("localhost:1").run(*command, "--timeout", "1")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("Error: localhost:1: ")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,81 @@
+"""`gradserve top`."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from textual.widgets import DataTable, Static, TabbedContent
+
+import gradserve.aio
+from gradserve.server_status import ServerStatus
+from gradserve_server.commands.top.app import TopApp
+from gradserve_server.commands.top.rates import Rates
+from gradserve_server.testing import LocalServer
+from tests.commands.conftest import CommandLine
+
+
+def text_of(app: TopApp, name: str) -> str:
+    return str(app.query_one(name, Static).render())
+
+
+async def shows(app: TopApp, pilot: object, condition: Callable[[], bool]) -> None:
+    """Waits until the program shows something."""
+    for _ in range(500):
+        if condition():
+            return
+        await pilot.pause(0.01)  # type: ignore[attr-defined]
+    raise AssertionError("the program does not show it within 5 s")
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 50)])
+async def test_the_keys_do_what_the_footer_says(local: LocalServer, trained: str, size: tuple[int, int]) -> None:
+    orders: list[tuple[str, str]] = []
+    async with gradserve.aio.connect(local.address) as client:
+
+        async def take_picture(part: str, order: str) -> ServerStatus:
+            orders.append((part, order))
+            return await client.server_status(name_contains=part, order=order)
+
+        app = TopApp(local.address, take_picture, 3600.0)
+        async with app.run_test(size=size) as pilot:
+            table = app.query_one(DataTable)
+            await shows(app, pilot, lambda: table.row_count > 0)
+            await pilot.press("slash", *"net", "enter")
+            await shows(app, pilot, lambda: table.row_count == 1)
+            assert trained in text_of(app, "#rounds-text")
+            assert "too late: slow" in text_of(app, "#rounds-text")
+            await pilot.press("s", "s")
+            await shows(app, pilot, lambda: orders[-1] == ("net", "rate"))
+            tabs = app.query_one(TabbedContent)
+            for wanted in ("workers", "server", "errors", "rounds"):
+                await pilot.press("right_square_bracket")
+                assert tabs.active == wanted
+            assert "slow" in text_of(app, "#workers-text")
+            assert "accumulators" in text_of(app, "#server-text")
+            await pilot.press("p")
+            assert "PAUSED" in text_of(app, "#headline")
+            await pilot.press("p", "escape")
+            await shows(app, pilot, lambda: orders[-1][0] == "")
+
+
+async def test_a_server_that_goes_away_is_said_to_be_gone() -> None:
+    async def take_picture(_part: str, _order: str) -> ServerStatus:
+        raise gradserve.UnavailableError("nobody listens there")
+
+    app = TopApp("h:1", take_picture, 3600.0)
+    async with app.run_test() as pilot:
+        await shows(app, pilot, lambda: "no answer: nobody listens there" in text_of(app, "#problem"))
+
+
+def test_one_picture_is_printed_as_json(command_line: CommandLine, trained: str) -> None:
+    found = command_line.json("top", "--name", trained)
+    assert [each["name"] for each in found["accumulators"]] == [trained]
+
+
+def test_rates_begin_again_with_another_run_of_the_server() -> None:
+    first = ServerStatus(incarnation="a", uptime=10.0)
+    totals = replace(first.totals, rounds=20, accepted=40)
+    later = replace(first, uptime=20.0, totals=totals)
+    assert (Rates.between(first, later).rounds, Rates.between(first, later).gradients) == (2.0, 4.0)
+    assert Rates.between(None, later) == Rates()
+    assert Rates.between(later, replace(later, incarnation="b", uptime=30.0)) == Rates()
