@@ -28,6 +28,7 @@ OTHER_PROGRAMS = {
     "grpcurl": "a tool of others for servers with reflection, which tests/rpc/server_info tries",
     "protoc": "a compiler of others",
     "sha256sum": "of the system",
+    "source": "of the shell",
     "sudo": "the command after it is checked",
 }
 """The programs of others, and why their arguments are not checked."""

@@ -121,7 +121,7 @@ def _timeline(described: RoundStatus, longest: float) -> str:
         counts[at] += 1
         late[at] = late[at] or each.stale
     return "".join(
-        "!" if is_late else "-" if not count else "." if count == 1 else str(count) if count < 10 else "#"
+        "!" if is_late else "·" if not count else "●" if count == 1 else str(count) if count < 10 else "#"
         for count, is_late in zip(counts, late, strict=True)
     )
 
