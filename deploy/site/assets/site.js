@@ -1,8 +1,8 @@
-// Code that is wider than the page can be scrolled from the keyboard.
+// What is wider than the page can be scrolled from the keyboard.
 function makeReachable() {
-  for (const code of document.querySelectorAll("pre > code")) {
-    if (code.scrollWidth > code.clientWidth) code.tabIndex = 0;
-    else code.removeAttribute("tabindex");
+  for (const wide of document.querySelectorAll("pre > code, .gs-charts figure")) {
+    if (wide.scrollWidth > wide.clientWidth) wide.tabIndex = 0;
+    else wide.removeAttribute("tabindex");
   }
 }
 makeReachable();

@@ -12,7 +12,7 @@ _INTRODUCTION = """\
 # Python client
 
 Everything that the client publishes, made from its docstrings. `gradserve` blocks; `gradserve.aio` has the same with
-`await`. Methods are safe to use from several threads unless their class says otherwise.
+`await`.
 """
 
 
