@@ -6,9 +6,8 @@ from html import escape
 
 from deploy.site.performance.measurements import Contestant, Measurement
 
-_AXIS, _RIGHT = 350, 76
-_CHARACTER = 7.5  # the width of one, about
-_ROW, _TOP, _BOTTOM = 24, 8, 34
+_WIDTH, _LEFT, _RIGHT = 400, 10, 66
+_ROW, _TOP, _BOTTOM = 38, 4, 26
 _STEPS = (1, 2, 5)
 
 
@@ -16,16 +15,15 @@ def as_svg(measurement: Measurement) -> str:
     """Returns a picture of a comparison as SVG, in the colours of the page; its text says all numbers."""
     low = min(each.lower for each in measurement.contestants)
     high = max(each.upper for each in measurement.contestants)
-    axis = _Axis(low, high, left=_CHARACTER * max(len(each.label) for each in measurement.contestants) + 10)
+    axis = _Axis(low, high)
     bottom = _TOP + _ROW * len(measurement.contestants)
     lines = [
-        f'<svg viewBox="0 0 {axis.left + _AXIS + _RIGHT:.0f} {bottom + _BOTTOM}" role="img" '
-        f'aria-label="{escape(in_words(measurement))}">',
+        f'<svg viewBox="0 0 {_WIDTH} {bottom + _BOTTOM}" role="img" aria-label="{escape(in_words(measurement))}">',
         *axis.lines(_TOP, bottom),
         *(
             line
             for row, each in enumerate(measurement.contestants)
-            for line in _row(each, axis, _TOP + row * _ROW + _ROW / 2)
+            for line in _row(each, axis, _TOP + row * _ROW + 14)
         ),
         "</svg>",
     ]
@@ -40,10 +38,9 @@ def in_words(measurement: Measurement) -> str:
 
 
 class _Axis:
-    """A logarithmic axis of time, which begins at `left`."""
+    """A logarithmic axis of time."""
 
-    def __init__(self, low: float, high: float, left: float) -> None:
-        self.left = left
+    def __init__(self, low: float, high: float) -> None:
         self._low = math.log10(low) - 0.06
         self._high = max(math.log10(high) + 0.06, self._low + 0.4)
         self._ticks = [
@@ -56,7 +53,7 @@ class _Axis:
     def at(self, seconds: float) -> float:
         """Returns where a time is."""
         share = (math.log10(seconds) - self._low) / (self._high - self._low)
-        return self.left + share * _AXIS
+        return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
 
     def lines(self, top: float, bottom: float) -> Iterator[str]:
         for tick in self._ticks:
@@ -66,13 +63,14 @@ class _Axis:
 
 
 def _row(each: Contestant, axis: _Axis, y: float) -> Iterator[str]:
+    """Yields the name of a contestant, and below it a dot where its median is."""
     kind = "ours" if each.is_ours else "peer"
-    x = axis.at(each.median)
-    beside = f'x="{axis.left - 10:.0f}" y="{y + 4}" text-anchor="end"'
-    yield f'<text class="label {kind}" {beside}>{escape(each.label)}</text>'
-    yield f'<line class="half {kind}" x1="{axis.at(each.lower):.1f}" x2="{axis.at(each.upper):.1f}" y1="{y}" y2="{y}"/>'
-    yield f'<circle class="{kind}" cx="{x:.1f}" cy="{y}" r="5"/>'
-    yield f'<text class="value" x="{axis.at(each.upper) + 10:.1f}" y="{y + 4}">{_milliseconds(each.median)}</text>'
+    dot = y + 12
+    yield f'<text class="label {kind}" x="0" y="{y}">{escape(each.label)}</text>'
+    half = f'x1="{axis.at(each.lower):.1f}" x2="{axis.at(each.upper):.1f}" y1="{dot}" y2="{dot}"'
+    yield f'<line class="half {kind}" {half}/>'
+    yield f'<circle class="{kind}" cx="{axis.at(each.median):.1f}" cy="{dot}" r="4.5"/>'
+    yield f'<text class="value" x="{axis.at(each.upper) + 10:.1f}" y="{dot + 4}">{_milliseconds(each.median)}</text>'
 
 
 def _milliseconds(seconds: float) -> str:
