@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tests.project.blocks.reading import Block
 
 _OPERATORS = set("();<>|&")
+_REDIRECTIONS = {">", ">>", "<", ">&"}
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
@@ -51,8 +52,11 @@ def _simple_commands(line: str) -> Iterator[tuple[dict[str, str], tuple[str, ...
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     words: list[str] = []
-    for token in [*lexer, "&"]:
-        if set(token) <= _OPERATORS:
+    tokens = iter([*lexer, "&"])
+    for token in tokens:
+        if token in _REDIRECTIONS:
+            next(tokens)  # the file
+        elif set(token) <= _OPERATORS:
             if words:
                 yield _without_variables(words)
             words = []
