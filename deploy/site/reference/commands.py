@@ -73,7 +73,7 @@ def _row(parameter: click.Parameter, context: click.Context) -> str:
     names = ", ".join(name for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("-"))
     takes_value = not (isinstance(parameter, click.Option) and (parameter.is_flag or parameter.count))
     metavar = parameter.make_metavar(context).removesuffix(" RANGE") if takes_value else ""
-    option = f"`{' '.join(filter(None, [names, metavar]))}`".replace("|", "\\|")
+    option = f"`{' '.join(filter(None, [names, metavar]))}`"
     variable = f"`{parameter.envvar}`" if parameter.envvar else ""
     meaning = _text(getattr(parameter, "help", None) or "")
     return f"| {option} | {variable} | {_default(parameter)} | {meaning} |"
