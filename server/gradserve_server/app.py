@@ -33,6 +33,7 @@ from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.leases.expiry import Expiry
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.loop_watch import LoopWatch
+from gradserve_server.observe.logs.summary import Summary
 from gradserve_server.observe.observed import Observed
 from gradserve_server.observe.port import ObservationPort
 from gradserve_server.observe.shown import Shown
@@ -329,6 +330,8 @@ class Server:
         if config.runtime.event_loop_warning_seconds is not None:
             self._watch = LoopWatch(config.runtime.event_loop_warning_seconds)
         self._expiry: asyncio.Task[None] | None = None
+        self.summary = Summary(observed, resources.memory)
+        self._summing_up: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
         self._trimming: asyncio.Task[None] | None = None
         self._address_file: OwnFile | None = None
@@ -371,6 +374,7 @@ class Server:
         await self._listener.serve()
         self.observation.serve()
         self._expiry = asyncio.create_task(self._leases.run())
+        self._summing_up = asyncio.create_task(self.summary.run())
         if self._watch is not None:
             self._watch.start()
         if self.access is not None:
@@ -418,7 +422,7 @@ class Server:
         self.lifetimes.clients.close(UnavailableError("the server is shutting down"))
         await asyncio.gather(self._listener.drain(grace), self._sockets.drain(grace))
         await self.observation.close()
-        for task in (self._expiry, self._following, self._trimming):
+        for task in (self._expiry, self._summing_up, self._following, self._trimming):
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):

@@ -407,10 +407,18 @@ class RuntimeConfig(_Concern):
         ),
         Expected("a number of seconds greater than 0, such as 0.02"),
     ] = None
+    log_format: Annotated[
+        Literal["text", "json"],
+        BeforeValidator(_lower_case),
+        Field(description="lines of the log: text for people, or json for programs"),
+        Expected("text or json"),
+    ] = "text"
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         BeforeValidator(_lower_case),
-        Field(description="lowest level that is logged: debug, info, warning or error; debug shows gRPC's log, too"),
+        Field(
+            description="lowest level that is logged: debug, info, warning or error; debug shows each call and round"
+        ),
         Expected("debug, info, warning or error"),
     ] = "info"
 

@@ -1,7 +1,6 @@
 """`gradserve serve`: runs a server."""
 
 import asyncio
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import click
 
 from gradserve_server.event_loop import new_event_loop
 from gradserve_server.garbage import ShortPauses
+from gradserve_server.observe.logs.formats import configure
 from gradserve_server.process import allow_many_descriptors, end_process, silence_grpc, switch_threads_often
 from gradserve_server.settings import SettingsError, config_options, make_config, read_settings
 from gradserve_server.signals import StopSignals
@@ -34,10 +34,7 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
     if "log_level" not in settings or str(settings["log_level"].value).lower() != "debug":
         silence_grpc()
     config = make_config(settings)
-    logging.basicConfig(
-        level=config.runtime.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("numba").setLevel("INFO")  # its debug log has a megabyte for each kernel
+    configure(config.runtime.log_level, config.runtime.log_format)
     signals = signals or StopSignals()
 
     from gradserve.security.certificates import CertificateError

@@ -1,9 +1,36 @@
 """The record of the call that is being answered."""
 
+import re
+import secrets
 import time
+from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 _CURRENT: "ContextVar[CallRecord | None]" = ContextVar("gradserve_call", default=None)
+_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,64}", re.ASCII)
+_ID_BYTES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a call came from.
+
+    Attributes:
+        peer: The client's address, in the notation of the transport; empty if unknown.
+        request_id: The id that the client has given the call; empty for none.
+    """
+
+    peer: str = ""
+    request_id: str = ""
+
+
+_NOWHERE = Origin()
+
+
+def nowhere() -> Origin:
+    """Returns the origin of a call of which nothing is known."""
+    return _NOWHERE
 
 
 class CallRecord:
@@ -12,22 +39,38 @@ class CallRecord:
     Attributes:
         method: The full name of its method.
         began: When it began, by `time.monotonic`.
+        origin: Returns where it came from.
         waited: Seconds that it has waited for other workers.
+        identity: The name of its caller, once that is known; empty on a server without access control.
+        has_ended: Whether its answer is ready.
     """
 
-    __slots__ = ("began", "method", "waited")
+    __slots__ = ("_request_id", "began", "has_ended", "identity", "method", "origin", "waited")
 
-    def __init__(self, method: str, began: float) -> None:
+    def __init__(self, method: str, began: float, origin: Callable[[], Origin] = nowhere) -> None:
         """Begins the record; from now on it is the current one of this context."""
         self.method = method
         self.began = began
+        self.origin = origin
         self.waited = 0.0
+        self.identity = ""
+        self.has_ended = False
+        self._request_id = ""
         _CURRENT.set(self)
+
+    @property
+    def request_id(self) -> str:
+        """The id of the call: that of the client if it is short and plain, otherwise a random one."""
+        if not self._request_id:
+            given = self.origin().request_id
+            self._request_id = given if _ID.fullmatch(given) else secrets.token_hex(_ID_BYTES)
+        return self._request_id
 
 
 def current_call() -> CallRecord | None:
-    """Returns the record of the call that this code runs for; None outside of calls."""
-    return _CURRENT.get()
+    """Returns the record of the call that this code runs for; None outside of calls, and once the answer is ready."""
+    call = _CURRENT.get()
+    return None if call is None or call.has_ended else call
 
 
 class Waiting:

@@ -17,6 +17,7 @@ from gradserve.v1 import (
     tensor_service_pb2,
 )
 from gradserve_server.observe.calls import Calls
+from gradserve_server.observe.logs.failures import FailureLog
 from gradserve_server.rpc.accumulators.reply_codec import reply_codecs
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
@@ -77,7 +78,7 @@ class Services:
         self.admission = Admission()
         described = reflection.ReflectionServicer([*names, _HEALTH.full_name, _REFLECTION.full_name])
         checks: tuple[Interceptor, ...] = () if access is None else (access,)
-        outermost: tuple[Interceptor, ...] = (ObservedCalls(calls), Faults(on_fault))
+        outermost: tuple[Interceptor, ...] = (ObservedCalls(calls, FailureLog()), Faults(on_fault))
         always: tuple[Interceptor, ...] = (*outermost, *checks, RefuseMalformed())
         chain: tuple[Interceptor, ...] = (
             *outermost,

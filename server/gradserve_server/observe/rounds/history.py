@@ -1,5 +1,6 @@
 """What has happened to one accumulator."""
 
+import logging
 import math
 import sys
 from array import array
@@ -15,6 +16,8 @@ from gradserve_server.observe.call_record import Waiting
 from gradserve_server.observe.rounds.record import RoundRecord
 from gradserve_server.observe.rounds.totals import Totals
 from gradserve_server.resources import ResourceKey
+
+_log = logging.getLogger("gradserve_server.rounds")
 
 KEPT_ROUNDS = 20
 _MOST_ARRIVALS = 1000
@@ -131,6 +134,15 @@ class History:
         workers.clear()
         times.clear()
         self._keeper.has_more(self, len(record.workers) - num_dropped)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "%s: %d gradients led to step %d after %.6f s; the last one was from %r",
+                self.key,
+                len(record.workers),
+                record.step,
+                now - record.began,
+                record.workers[-1] if record.workers else "",
+            )
 
     def on_close(self) -> None:
         """See `AccumulatorObserver`."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from google.protobuf.descriptor import MethodDescriptor
 
+from gradserve_server.observe.call_record import current_call
 from gradserve_server.resources import DEFAULT_CONTAINER
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.chain import Handle
@@ -36,6 +37,9 @@ class AccessChecks:
         async def admitted(request: Any, call: Call) -> Any:
             container = container_of(request)
             found = access.admit(call.credentials(), name, rule, container)
+            record = current_call()
+            if record is not None:
+                record.identity = found.identity.name
             known = replace(call, identity=found.identity, may_only_open=found.may_only_open)
             with calls.call_of(found.identity):
                 return await handle(request, known)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradserve_server.errors import ServiceError
+from gradserve_server.observe.call_record import Origin, nowhere
 from gradserve_server.security.credentials import Credentials, no_credentials
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.security.peer import PeerCertificate
@@ -27,6 +28,7 @@ class Call:
         endings: What has been entered and is left once the reply has left, or cannot leave any more.
         credentials: Returns what its caller has shown.
         identity: Its caller, once it is admitted.
+        origin: Returns where it came from.
         prepare: What must be done to the payload before anybody looks at it; None if nothing must.
         may_only_open: The error for creating what does not exist, if its caller may only open what does.
     """
@@ -40,6 +42,7 @@ class Call:
     endings: list[AbstractContextManager[object]] = field(default_factory=list)
     credentials: Callable[[], Credentials] = no_credentials
     identity: Identity = ANONYMOUS
+    origin: Callable[[], Origin] = nowhere
     prepare: Callable[[], Awaitable[None]] | None = None
     may_only_open: ServiceError | None = None
 

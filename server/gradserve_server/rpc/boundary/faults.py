@@ -7,6 +7,7 @@ from typing import Any
 from google.protobuf.descriptor import MethodDescriptor
 
 from gradserve_server.errors import InternalError, ResourceExhaustedError, ServiceError
+from gradserve_server.observe.call_record import current_call
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.chain import Handle
 
@@ -42,6 +43,8 @@ class Faults:
             except Exception:
                 _log.exception("%s failed", name)
                 self._on_fault()
-                raise InternalError("internal error; the server's log has the details") from None
+                call_record = current_call()
+                where = "" if call_record is None else f" under {call_record.request_id}"
+                raise InternalError(f"internal error; the server's log has the details{where}") from None
 
         return told

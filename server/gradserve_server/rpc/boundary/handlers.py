@@ -18,6 +18,7 @@ from gradserve_server.rpc.boundary.call import Call, StreamedCall
 from gradserve_server.rpc.boundary.codec import Codec
 from gradserve_server.rpc.boundary.credentials import credentials_of
 from gradserve_server.rpc.boundary.long_requests import RequestReader
+from gradserve_server.rpc.boundary.origin import origin_of
 from gradserve_server.rpc.boundary.service import Service
 from gradserve_server.rpc.boundary.status import Context, end_with, write
 from gradserve_server.rpc.boundary.traffic import Traffic
@@ -81,7 +82,13 @@ def _method_handler(
     async def unary(_requests: Any, context: Context) -> bytes:
         way.calls += 1
         shown = peer(context)
-        call = Call(name, _deadline(context), peer=shown, credentials=partial(credentials_of, context, shown))
+        call = Call(
+            name,
+            _deadline(context),
+            peer=shown,
+            credentials=partial(credentials_of, context, shown),
+            origin=partial(origin_of, context),
+        )
         try:
             traffic.calls.begin(context, is_health=is_health)
             request = await receive(read, context)
@@ -108,7 +115,14 @@ def _method_handler(
             traffic.calls.begin(context, is_health=is_health)
             shown = peer(context)
             credentials = partial(credentials_of, context, shown)
-            call = StreamedCall(name, _deadline(context), peer=shown, credentials=credentials, send=send)
+            call = StreamedCall(
+                name,
+                _deadline(context),
+                peer=shown,
+                credentials=credentials,
+                origin=partial(origin_of, context),
+                send=send,
+            )
             await handle(await receive(read, context), call)
         except ServiceError as error:
             await end_with(error, context)

@@ -1,6 +1,7 @@
 """Counts and times every call."""
 
 import asyncio
+import logging
 import time
 from typing import Any
 
@@ -9,9 +10,12 @@ from google.protobuf.descriptor import MethodDescriptor
 from gradserve_server.errors import ServiceError
 from gradserve_server.observe.call_record import CallRecord
 from gradserve_server.observe.calls import Calls
+from gradserve_server.observe.logs.failures import FailureLog
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.chain import Handle
 from gradserve_server.rpc.boundary.status import CODE_NAMES
+
+_log = logging.getLogger("gradserve_server.calls")
 
 _KINDS = {
     (False, False): "unary",
@@ -27,13 +31,14 @@ class ObservedCalls:
     A call ends here when its answer is ready; serializing and sending that is not included.
     """
 
-    def __init__(self, calls: Calls) -> None:
-        """Takes what counts the calls."""
+    def __init__(self, calls: Calls, failures: FailureLog) -> None:
+        """Takes what counts the calls, and what logs those that fail."""
         self._calls = calls
+        self._failures = failures
 
     def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
         """Returns a handle that notes each call."""
-        all_calls, clock = self._calls, time.monotonic
+        all_calls, failures, clock = self._calls, self._failures, time.monotonic
         kind = _KINDS[method.client_streaming, method.server_streaming]
         calls = all_calls.of(method.containing_service.full_name, method.name, kind)
         name = method.full_name
@@ -41,7 +46,7 @@ class ObservedCalls:
         async def observed(request: Any, call: Call) -> Any:
             calls.started += 1
             began = clock()
-            record = CallRecord(name, began)
+            record = CallRecord(name, began, call.origin)
             code = "CANCELLED"
             try:
                 response = await handle(request, call)
@@ -49,13 +54,18 @@ class ObservedCalls:
             except ServiceError as error:
                 code = CODE_NAMES[type(error)]
                 all_calls.failed(name, code, error.message)
+                failures.failed(record, code, error.message)
                 raise
             except asyncio.CancelledError:
                 if call.time_left() == 0.0:
                     code = "DEADLINE_EXCEEDED"
                 raise
             finally:
-                calls.end(code, clock() - began, record.waited)
+                record.has_ended = True
+                seconds = clock() - began
+                calls.end(code, seconds, record.waited)
+                if _log.isEnabledFor(logging.DEBUG):
+                    _log.debug("%s: %s after %.6f s, %.6f of them waiting", name, code, seconds, record.waited)
             return response
 
         return observed

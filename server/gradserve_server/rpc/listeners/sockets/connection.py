@@ -34,6 +34,7 @@ from gradserve_server.errors import (
     ServiceError,
     UnavailableError,
 )
+from gradserve_server.observe.call_record import Origin
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.status import status_message, unimplemented
 from gradserve_server.rpc.boundary.streamed_reply import StreamedReply
@@ -289,6 +290,7 @@ class Connection:
             streams_results=self._grant.to_client and not self._stream.strands,
             peer=self._grant.peer,
             credentials=self._credentials,
+            origin=self._origin,
             prepare=partial(self._payloads.prepare_on_gpu, in_place=method.reads_gpu_in_place)
             if payload.on_gpu
             else None,
@@ -297,6 +299,9 @@ class Connection:
             return await self._answer(method, message, call)
         finally:
             call.end()
+
+    def _origin(self) -> Origin:
+        return Origin(self._stream.peer_name())
 
     async def _read_head(self, header: FrameHeader) -> memoryview:
         """Reads what comes before the payload; if that is long, once there is room for what arrives."""

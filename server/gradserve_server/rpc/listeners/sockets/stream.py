@@ -85,6 +85,15 @@ class FrameStream:
         """Returns the process at the other end, as the kernel says; None over TCP."""
         return self._peer()[0]
 
+    def peer_name(self) -> str:
+        """Returns the other end for people: "127.0.0.1:4711", or "process 4711" at a Unix socket."""
+        if self._sock.family == socket.AF_UNIX:
+            return f"process {self.peer_pid()}"
+        with contextlib.suppress(OSError):
+            host, port, *_ = self._sock.getpeername()
+            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return ""
+
     def _peer(self) -> tuple[int | None, int | None]:
         if self._sock.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
             return None, None

@@ -1,0 +1,23 @@
+"""A server with access control; and no call is left behind that a test has begun."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from gradserve_server.observe.call_record import current_call
+from gradserve_server.testing import LocalServer
+from tests.security.serving import all_entries, serving
+
+
+@pytest.fixture(scope="package")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    with serving(tmp_path_factory.mktemp("access") / "access.toml", all_entries()) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def no_call_is_left() -> Iterator[None]:
+    yield
+    call = current_call()
+    if call is not None:
+        call.has_ended = True
