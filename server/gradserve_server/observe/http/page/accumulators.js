@@ -70,7 +70,8 @@ export class AccumulatorList {
   #create(item) {
     const title = titleOf(item);
     const container = html("span", { class: "container" }, title.slice(0, title.length - item.name.length));
-    const button = html("button", { type: "button", class: "name", title }, container, item.name);
+    const parts = item.name.split("/").flatMap((part, place) => (place ? ["/", html("wbr"), part] : [part]));
+    const button = html("button", { type: "button", class: "name", title }, container, ...parts);
     const bar = svg("rect", { class: "fill", height: "100%", width: "0" });
     const cells = { step: html("td", { class: "number" }), rate: html("td", { class: "number" }), fill: html("span", { class: "amount" }), waiting: html("td", { class: "number" }), size: html("td", { class: "number optional" }) };
     const track = svg("svg", { class: "bar", "aria-hidden": "true" }, bar);

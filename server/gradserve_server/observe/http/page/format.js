@@ -42,11 +42,11 @@ export function seconds(value) {
   }, ["", Math.round(value)])[0].trim();
 }
 
-/** How long ago something was, in whole seconds. */
-export function ago(value) {
-  if (value < 1) return "now";
-  return `${value < 60 ? `${Math.floor(value)} s` : seconds(value)} ago`;
-}
+/** A duration in whole seconds. */
+export const wholeSeconds = (value) => (value < 60 ? `${Math.floor(value)} s` : seconds(value));
+
+/** How long ago something was. */
+export const ago = (value) => (value < 1 ? "now" : `${wholeSeconds(value)} ago`);
 
 export const plural = (value, one, many = `${one}s`) => `${count(value)} ${value === 1 ? one : many}`;
 

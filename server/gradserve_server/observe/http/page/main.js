@@ -4,7 +4,7 @@ import { AccumulatorList, keyOf, PAGE, titleOf } from "./accumulators.js";
 import { Connection, fetchStatus, TokenWanted } from "./connection.js";
 import { Detail } from "./detail.js";
 import { byId, setText } from "./elements.js";
-import { ago, bytes, count, number, seconds } from "./format.js";
+import { ago, bytes, count, number, wholeSeconds } from "./format.js";
 import { Methods } from "./methods.js";
 import { Rates } from "./rates.js";
 import { Memory, Traffic } from "./resources.js";
@@ -71,7 +71,7 @@ function connect() {
     status(status) {
       state("live", paused ? "Paused" : "Live");
       byId("lost").hidden = true;
-      byId("content").hidden = false;
+      byId("content").hidden = byId("pause").hidden = false;
       if (paused) return;
       latest = status;
       rates.begin(status.incarnation, number(status.uptime));
@@ -82,7 +82,7 @@ function connect() {
     lost(reason, pause) {
       state("lost", "No connection");
       byId("lost").hidden = false;
-      setText(byId("lost-text"), `${latest ? "What you see is no longer live: " : ""}${reason}. Next attempt in ${seconds(pause)}.`);
+      setText(byId("lost-text"), `${latest ? "What you see is no longer live: " : ""}${reason}. The next attempt follows in ${Math.ceil(pause)} s.`);
     },
     token: wantToken,
   });
@@ -93,6 +93,7 @@ function wantToken(error) {
   state("token", "Token needed");
   byId("lost").hidden = true;
   byId("content").hidden = true;
+  byId("pause").hidden = true;
   form.ask(error);
   byId("forget").hidden = true;
 }
@@ -112,7 +113,7 @@ function state(name, text) {
 function show(isNew = false) {
   list.show(latest, view);
   if (!isNew) return;
-  setText(byId("server"), `${location.host} · ${latest.version} · ${latest.device}${latest.ops_prepared === false ? ", ops not ready yet" : ""} · up ${seconds(Math.floor(number(latest.uptime)))}`);
+  setText(byId("server"), `${location.host} · ${latest.version} · ${latest.device}${latest.ops_prepared === false ? ", ops not ready yet" : ""} · up ${wholeSeconds(number(latest.uptime))}`);
   tiles.show(latest, rates);
   traffic.show(latest.traffic ?? [], rates);
   memory.show(latest.memory ?? []);

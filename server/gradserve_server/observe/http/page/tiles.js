@@ -11,17 +11,17 @@ const failures = (method) => sum(Object.entries(method.handled ?? {}), ([code, c
 /** The tiles of a document. */
 function tilesOf(status, rates) {
   const { totals = {}, traffic = [], methods = [], accumulators = [] } = status;
-  const moved = (name, pick) => rates.rate(`tile ${name}`, sum(traffic, pick));
+  const moved = (name, pick) => ({ name, unit: "/s", value: rates.rate(`tile ${name}`, sum(traffic, pick)), write: bytes, note: `${bytes(sum(traffic, pick))} so far` });
   const dropped = number(totals.stale) + number(totals.refused);
   const all = dropped + number(totals.accepted);
   return [
     { name: "Rounds", unit: "/s", value: rates.rate("tile rounds", number(totals.rounds)), write: rate, note: `${count(number(totals.rounds))} so far` },
     { name: "Gradients", unit: "/s", value: rates.rate("tile gradients", number(totals.accepted)), write: rate,
       note: dropped ? `${((100 * dropped) / all).toFixed(1)}% late or refused` : "none late or refused" },
-    { name: "Received", unit: "/s", value: moved("received", (way) => way.received_bytes), write: bytes },
-    { name: "Sent", unit: "/s", value: moved("sent", (way) => way.sent_bytes), write: bytes },
+    moved("Received", (way) => way.received_bytes),
+    moved("Sent", (way) => way.sent_bytes),
     { name: "Waiting", unit: "", value: sum(accumulators, (one) => one.num_waiting), write: count,
-      note: accumulators.length < number(status.num_accumulators) ? "calls for the rounds listed" : "calls for rounds" },
+      note: accumulators.length < number(status.num_accumulators) ? "calls in the list below" : "calls wait for rounds" },
     { name: "Failed calls", unit: "/s", value: rates.rate("tile failed", sum(methods, failures)), write: rate,
       note: `${count(sum(methods, failures))} so far`, alarming: true },
   ];

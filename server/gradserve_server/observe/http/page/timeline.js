@@ -46,15 +46,16 @@ export function drawTimeline(analysis, workers, width) {
   const xOf = (place, after) => layout.label + place * layout.column + INSET + Math.min(1, after / analysis.scale) * (layout.column - 2 * INSET);
 
   const every = Math.ceil(62 / layout.column);
+  const texts = [];
   rounds.forEach((round, place) => {
     const x = layout.label + place * layout.column;
     if (place % 2 === 0 || round.open) node.append(svg("rect", { class: round.open ? "column open" : "column", x, y: HEAD - 40, width: layout.column, height: height - HEAD + 40 }));
+    if ((rounds.length - 1 - place) % every) return;
     const middle = x + layout.column / 2;
-    if ((rounds.length - 1 - place) % every === 0) {
-      node.append(svg("text", { class: "step", x: middle, y: 17 }, round.open ? "open" : ends(String(round.step), Math.floor((layout.column * every) / CHARACTER) - 1)),
-        svg("text", { class: "took", x: middle, y: 33 }, seconds(round.duration)));
-    }
+    const step = round.open ? "open" : ends(String(round.step), Math.floor((layout.column * every) / CHARACTER) - 1);
+    texts.push(svg("text", { class: "step", x: middle, y: 17 }, step), svg("text", { class: "took", x: middle, y: 33 }, seconds(round.duration)));
   });
+  node.append(...texts);
   node.append(...strip(analysis, rounds, layout, top));
   workers.forEach((worker, lane) => node.append(...laneOf(worker, rounds, first, top + lane * LANE + LANE / 2, layout, xOf)));
   const cellAt = (x, y) => {

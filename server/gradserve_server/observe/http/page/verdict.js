@@ -6,6 +6,7 @@ const NAMES = 3;
 const OFTEN = 0.4;
 const MUCH = 0.2;
 const LONG = 3;
+const LONG_SECONDS = 2;
 
 const named = (worker) => worker.id || "A worker without an id";
 
@@ -22,7 +23,7 @@ export function verdict(accumulator, { rounds, workers }) {
   if (!ended.length) return { text: open ? "The first round is open." : "No round has ended yet, or none lately.", alarming: false };
   const median = number(accumulator.median_round_seconds);
   const expected = workers.filter((worker) => worker.cells.at(-1)?.kind === "expected");
-  if (open && expected.length && number(accumulator.num_waiting) && open.duration > LONG * Math.max(median, 0.1)) {
+  if (open && expected.length && number(accumulator.num_waiting) && open.duration > Math.max(LONG * median, median + LONG_SECONDS)) {
     return { text: `The open round has lasted ${seconds(open.duration)}, while others took ${seconds(median)}: not here yet ${expected.length > 1 ? "are" : "is"} ${list(expected)}.`, alarming: true };
   }
   const costly = workers.filter((worker) => worker.last >= OFTEN * ended.length && worker.waitedFor >= MUCH * median * ended.length);

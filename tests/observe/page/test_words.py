@@ -1,0 +1,81 @@
+"""What the status page says about rounds, and how it writes numbers."""
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from playwright.async_api import Page
+
+from gradserve.server_status import AccumulatorStatus, ArrivalStatus, RoundStatus
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+_SENTENCES = """async cases => {
+    const { analyse } = await import(new URL("rounds.js", location.href));
+    const { verdict } = await import(new URL("verdict.js", location.href));
+    return cases.map(([one, uptime]) => verdict(one, analyse(one.rounds, one.missing, uptime)));
+}"""
+
+
+def ended(step: int, **after: float) -> RoundStatus:
+    """A round of a second; gradients after its end were too late."""
+    arrivals = tuple(ArrivalStatus(worker, at, stale=at > 1) for worker, at in after.items())
+    return RoundStatus(step, 10.0 * step, 10.0 * step + 1, 3, arrivals)
+
+
+def net(*rounds: RoundStatus, missing: tuple[str, ...] = (), num_waiting: int = 1) -> AccumulatorStatus:
+    median = 1.0 if len(rounds) > 1 else 0.0
+    return AccumulatorStatus(
+        "default", "net", rounds=rounds, missing=missing, num_waiting=num_waiting, median_round_seconds=median
+    )
+
+
+_OPEN = RoundStatus(4, 40.0, 0.0, 3, (ArrivalStatus("a"),))
+_EVEN = [ended(1, a=0, b=0.5, c=0.6), ended(2, b=0, c=0.5, a=0.6), ended(3, c=0, a=0.5, b=0.6)]
+
+
+_VERDICTS: list[tuple[AccumulatorStatus, float, str, bool]] = [
+    (net(), 50.0, "No round has ended yet, or none lately.", False),
+    (net(_OPEN), 40.5, "The first round is open.", False),
+    (net(*_EVEN), 50.0, "No worker stands out in the last 3 rounds.", False),
+    (net(*_EVEN, _OPEN, missing=("b",)), 42.5, "No worker stands out in the last 3 rounds.", False),
+    (
+        net(*_EVEN, _OPEN, missing=("b", "c")), 60.0,
+        "The open round has lasted 20.0 s, while others took 1.00 s: not here yet are b and c.", True,
+    ),
+    (net(*_EVEN, _OPEN, missing=("b",), num_waiting=0), 60.0, "No worker stands out in the last 3 rounds.", False),
+    (
+        net(*[ended(step, a=0, b=0.1, slow=0.9) for step in (1, 2, 3)]), 50.0,
+        "slow holds the others up: it came last in 3 of 3 rounds, which waited 800 ms each for it alone.", True,
+    ),
+    (
+        net(_EVEN[0], *[ended(step, a=0, b=0.1, c=0.2, late=1.5) for step in (2, 3)]), 50.0,
+        "late is often missing or too late: the rounds end without it.", True,
+    ),
+]  # fmt: skip
+
+
+async def test_a_sentence_says_who_holds_the_rounds_up(page: Page) -> None:
+    cases = [[asdict(accumulator), uptime] for accumulator, uptime, *_ in _VERDICTS]
+    written = await page.evaluate(_SENTENCES, cases)
+    assert written == [{"text": text, "alarming": alarming} for *_, text, alarming in _VERDICTS]
+
+
+async def test_numbers_have_three_digits_and_a_unit(page: Page) -> None:
+    cases: list[tuple[str, list[Any], str]] = [
+        ("bytes", [999], "999 B"), ("bytes", [1_234_567], "1.23 MB"), ("bytes", [45_600_000_000], "45.6 GB"),
+        ("seconds", [0], "0 s"), ("seconds", [0.00042], "420 µs"), ("seconds", [0.0042], "4.2 ms"),
+        ("seconds", [0.42], "420 ms"), ("seconds", [4.2], "4.20 s"), ("seconds", [125], "2 min 5 s"),
+        ("seconds", [11_040], "3 h 4 min"), ("seconds", [172_800], "2 d"), ("rate", [0.001], "<0.01"),
+        ("rate", [12.34], "12.3"), ("count", [1_234_567], "1,234,567"), ("count", [123_456_789], "123 M"),
+        ("ago", [0.4], "now"), ("ago", [59.9], "59 s ago"), ("plural", [1, "round"], "1 round"),
+        ("plural", [2, "round"], "2 rounds"), ("ends", ["worker-of-rack-7-slot-12", 12], "worke…lot-12"),
+    ]  # fmt: skip
+    written = await page.evaluate(
+        """async cases => {
+            const format = await import(new URL("format.js", location.href));
+            return cases.map(([name, values]) => format[name](...values));
+        }""",
+        [case[:2] for case in cases],
+    )
+    assert written == [case[2] for case in cases]
