@@ -61,15 +61,13 @@ async def compute(client: aio.Client) -> None:
     draw = np.random.default_rng().standard_normal
     x = draw((32, 14, 14, 64)).astype(np.float32)
     ones = np.ones(64, np.float32)
-    cell = {
-        "x": draw((64, 32)), "h_prev": draw((64, 48)), "w_ru": draw((80, 96)), "w_c": draw((80, 48)),
-        "b_ru": np.ones(96), "b_c": np.zeros(48),
-    }  # fmt: skip
-    cell = {name: value.astype(np.float32) for name, value in cell.items()}
+    step, state, w_ru, w_c, b_ru, b_c = [
+        draw(shape).astype(np.float32) for shape in ((64, 32), (64, 48), (80, 96), (80, 48), (96,), (48,))
+    ]
     layers = [await client.batch_norm(scope=f"resnet50/bn{number}") for number in range(1, 6)]
     while True:
         await client.raw_ops.FusedBatchNormV3(x=x, scale=ones, offset=ones, mean=ones[:0], variance=ones[:0])
-        await client.raw_ops.GRUBlockCell(**cell)
+        await client.raw_ops.GRUBlockCell(x=step, h_prev=state, w_ru=w_ru, w_c=w_c, b_ru=b_ru, b_c=b_c)
         for layer in layers:
             await layer(x[:4])
         await asyncio.sleep(0.1)
@@ -126,4 +124,6 @@ async def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images"))
+    chosen = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images"
+    chosen.mkdir(parents=True, exist_ok=True)
+    asyncio.run(main(chosen))
