@@ -12,11 +12,13 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from PIL import Image
-from playwright.async_api import Browser, async_playwright
+from playwright.async_api import Browser, FloatRect, async_playwright
 
 import gradserve
 from gradserve import aio
@@ -26,13 +28,21 @@ ROOT = Path(__file__).parents[1]
 NUM_WORKERS = 16
 NUM_REQUIRED = 15
 SECONDS = 70.0
-PICTURES = {
-    "status_page_light": ("light", 1440, 1000, 1640, 1),
-    "status_page_dark": ("dark", 1440, 1000, 1640, 1),
-    "status_page_phone_light": ("light", 390, 844, 1340, 2),
-    "status_page_phone_dark": ("dark", 390, 844, 1340, 2),
-}
-"""The colours, the size of the window, the height of the picture, and the pixels of a point."""
+GAP = 40
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window of the browser: its size, the height of its picture, and the pixels of a point."""
+
+    width: int
+    height: int
+    tall: int
+    scale: int
+
+
+DESKTOP = Window(1440, 1000, 1640, 1)
+PHONE = Window(390, 844, 1340, 2)
 
 
 async def train(client: aio.Client, name: str, shape: tuple[int, ...], pause: Callable[[], float], worker: str) -> None:
@@ -94,36 +104,52 @@ async def work(address: str) -> None:
         group.create_task(fail(client))
 
 
-async def picture(browser: Browser, url: str, path: Path) -> None:
-    """Opens the page, waits, and takes the picture."""
-    scheme, width, height, tall, scale = PICTURES[path.stem]
+async def picture(browser: Browser, url: str, scheme: Literal["light", "dark"], window: Window) -> Image.Image:
+    """Opens the page, waits, and returns its picture."""
     page = await browser.new_page(
-        viewport={"width": width, "height": height},
-        color_scheme="dark" if scheme == "dark" else "light",
-        device_scale_factor=scale,
+        viewport={"width": window.width, "height": window.height},
+        color_scheme=scheme,
+        device_scale_factor=window.scale,
     )
     await page.goto(f"{url}#container=default&name=resnet50%2Fgradients")
     await page.locator("#timeline svg").wait_for()
     await asyncio.sleep(SECONDS)
-    taken = await page.screenshot(full_page=True, clip={"x": 0, "y": 0, "width": width, "height": tall})
-    Image.open(io.BytesIO(taken)).convert("RGB").save(path, lossless=True, quality=100)
+    clip: FloatRect = {"x": 0, "y": 0, "width": window.width, "height": window.tall}
+    return Image.open(io.BytesIO(await page.screenshot(full_page=True, clip=clip))).convert("RGBA")
 
 
-async def main(folder: Path) -> None:
-    """Trains, and takes the pictures in the end."""
+def beside(left: Image.Image, right: Image.Image) -> Image.Image:
+    """Returns a picture of two."""
+    both = Image.new("RGBA", (left.width + GAP + right.width, left.height))
+    both.paste(left, (0, 0))
+    both.paste(right, (left.width + GAP, 0))
+    return both
+
+
+async def pictures() -> dict[str, Image.Image]:
+    """Trains, and returns the pictures by name."""
     with LocalServer() as local:
         url = local.inspect(lambda server: server.observation.url)
         async with asyncio.TaskGroup() as group, async_playwright() as started:
             working = group.create_task(work(local.address))
             browser = await started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-            async with asyncio.TaskGroup() as pictures:
-                for name in PICTURES:
-                    pictures.create_task(picture(browser, url, folder / f"{name}.webp"))
+            light, dark, phone_light, phone_dark = await asyncio.gather(
+                picture(browser, url, "light", DESKTOP),
+                picture(browser, url, "dark", DESKTOP),
+                picture(browser, url, "light", PHONE),
+                picture(browser, url, "dark", PHONE),
+            )
             await browser.close()
             working.cancel()
+    return {"light": light, "dark": dark, "phone": beside(phone_light, phone_dark)}
+
+
+def main(folder: Path) -> None:
+    """Writes the pictures into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, taken in asyncio.run(pictures()).items():
+        taken.save(folder / f"status_page_{name}.webp", lossless=True, quality=100)
 
 
 if __name__ == "__main__":
-    chosen = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images"
-    chosen.mkdir(parents=True, exist_ok=True)
-    asyncio.run(main(chosen))
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images")
