@@ -45,6 +45,8 @@ async def test_everything_of_a_busy_server_is_shown(opened: OpenPage, busy: Loca
     await expect(page.locator("#list-count")).to_have_text("50 of 1,000")
     await expect(page.locator("#facts")).to_contain_text("Open round498")
     await expect(page.locator("#accumulators tbody tr")).to_have_count(50)
+    await page.locator("#worker-filter").fill("worker-49")
+    await expect(page.locator("#timeline .lane-label")).to_have_count(1 + 10)
     marks = {kind: await page.locator(f"#timeline .{kind}").count() for kind in ("missing", "expected")}
     assert marks == {"missing": 1, "expected": 1}
     await expect(page.locator("#errors tbody tr").first).to_contain_text("INVALID_ARGUMENT")
