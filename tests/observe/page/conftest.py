@@ -5,11 +5,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page, async_playwright, expect
 
 from tests.observe.page.documents import document
 from tests.observe.page.documents_server import START_SECONDS, DocumentsServer
 from tests.observe.page.open_page import OpenPage
+from tests.servers.polling import PATIENCE_SECONDS
 
 _CHROMIUM = shutil.which("chromium")
 _FLAGS = (
@@ -27,6 +28,7 @@ _FLAGS = (
 async def browser() -> AsyncIterator[Browser]:
     if _CHROMIUM is None:
         pytest.skip("needs Chromium")
+    expect.set_options(timeout=1000 * PATIENCE_SECONDS)
     async with async_playwright() as started:
         browser = await started.chromium.launch(executable_path=_CHROMIUM, args=_FLAGS)
         yield browser

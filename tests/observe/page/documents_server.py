@@ -44,6 +44,7 @@ class _Documents(StatusSource):
 
     async def picture(self, request: StatusRequest) -> ServerStatus:
         self._server.requests.append(request)
+        await self._server.talks.wait()
         whole = self._server.document
         whole = whole if isinstance(whole, ServerStatus) else whole(asyncio.get_running_loop().time())
         part = request.name_contains.casefold()
@@ -64,12 +65,15 @@ class DocumentsServer:
         document: What it shows: a document, or a function of the time that returns one.
         token: The token that it wants; None for everybody.
         requests: What clients have asked for.
+        talks: Set while it answers; without it, connections stay open and nothing comes.
     """
 
     def __init__(self, shown: ServerStatus | Callable[[float], ServerStatus]) -> None:
         self.document = shown
         self.token: str | None = None
         self.requests: list[StatusRequest] = []
+        self.talks = asyncio.Event()
+        self.talks.set()
         self._address = "127.0.0.1:0"
         self._port = self._new_port()
 
@@ -77,6 +81,10 @@ class DocumentsServer:
     def url(self) -> str:
         """The address of the page."""
         return self._port.url
+
+    async def num_requests(self) -> int:
+        """How often clients have asked for something."""
+        return len(self.requests)
 
     def start(self) -> None:
         """Begins to serve, at the same address as before."""

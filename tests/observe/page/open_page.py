@@ -6,6 +6,8 @@ from urllib.parse import urlsplit
 
 from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, Request
 
+from tests.servers.polling import PATIENCE_SECONDS
+
 DESKTOP = (1440, 1000)
 PHONE = (390, 844)
 
@@ -39,7 +41,7 @@ class OpenPage:
             viewport={"width": width, "height": height}, color_scheme=scheme, device_scale_factor=1
         )
         self._contexts.append(context)
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(1000 * PATIENCE_SECONDS)
         page = await context.new_page()
         page.on("console", self._note)
         page.on("pageerror", lambda error: self._messages.append(str(error)))

@@ -1,12 +1,16 @@
 """How people use the status page: with a keyboard, with a token, and when the server is gone."""
 
+from typing import Literal
+
 import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, expect
 
 from gradserve_server.observe.status.request import Order
-from tests.observe.page.documents_server import DocumentsServer
+from tests.observe.page.documents import document
+from tests.observe.page.documents_server import START_SECONDS, DocumentsServer
 from tests.observe.page.open_page import DESKTOP, PHONE, OpenPage
+from tests.servers.polling import eventually_async
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -17,12 +21,11 @@ async def violations(page: Page) -> str:
     return found.generate_report() if found.violations_count else ""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (DESKTOP, "dark"), (PHONE, "dark")])
 async def test_everybody_can_read_it(
-    opened: OpenPage, documents: DocumentsServer, size: tuple[int, int], scheme: str
+    opened: OpenPage, documents: DocumentsServer, size: tuple[int, int], scheme: Literal["light", "dark"]
 ) -> None:
-    page = await opened.at(documents.url, size=size, scheme="dark" if scheme == "dark" else "light")
+    page = await opened.at(documents.url, size=size, scheme=scheme)
     await page.locator("#rounds-details summary").click()
     assert await violations(page) == ""
 
@@ -82,6 +85,31 @@ async def test_a_lost_connection_is_said_and_comes_back(
     await page.locator("#retry").click()
     await expect(page.locator("#connection")).to_have_text("Live")
     await expect(page.locator("#lost")).to_be_hidden()
+
+
+async def test_a_server_that_is_silent_is_lost_too(page: Page, documents: DocumentsServer) -> None:
+    await page.clock.install()
+    await page.locator("#filter").fill("norm")  # which makes a new connection
+    await page.clock.run_for(300)
+    await expect(page.locator("#accumulators tbody tr")).to_have_count(1)
+    documents.talks.clear()
+    await page.clock.run_for(11_000)
+    await expect(page.locator("#lost-text")).to_contain_text("nothing came from the server for a while")
+    documents.talks.set()
+    await page.clock.run_for(11_000)
+    await expect(page.locator("#connection")).to_have_text("Live")
+
+
+async def test_a_pause_keeps_what_is_seen(opened: OpenPage, documents: DocumentsServer) -> None:
+    documents.document = lambda time: document(START_SECONDS + time)
+    page = await opened.at(documents.url)
+    await page.locator("#pause").click()
+    seen = await page.locator("#content").inner_text()
+    before = len(documents.requests)
+    await eventually_async(documents.num_requests, lambda number: number >= before + 2)
+    assert await page.locator("#content").inner_text() == seen
+    await page.locator("#pause").click()
+    await expect(page.locator("#content")).not_to_have_text(seen)
 
 
 async def test_a_token_is_asked_for_and_kept_in_the_tab(opened: OpenPage, documents: DocumentsServer) -> None:
