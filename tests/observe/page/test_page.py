@@ -6,6 +6,7 @@ import pytest
 from playwright.async_api import Page, expect
 
 from gradserve.server_status import AccumulatorStatus, ArrivalStatus, ErrorStatus, RoundStatus
+from gradserve_server.limits import MAX_NAME_BYTES
 from tests.observe.page.documents import document, idle
 from tests.observe.page.documents_server import START_SECONDS, DocumentsServer
 from tests.observe.page.open_page import PHONE, OpenPage
@@ -135,6 +136,16 @@ async def test_1000_accumulators_and_500_workers_stay_readable_and_quick(
     await expect(page.locator("#list-count")).to_have_text("100 of 1,000")
     assert max(request.max_accumulators for request in documents.requests) == 100
     assert all(request.max_rounds == 1 or request.max_accumulators == 1 for request in documents.requests)
+
+
+async def test_an_accumulator_with_the_longest_name_is_found(opened: OpenPage, documents: DocumentsServer) -> None:
+    names = [letter * (MAX_NAME_BYTES // 2) for letter in ("\u00c4", "\u00e4")]
+    named = [replace(idle(name, 1), container="\u00fc" * (MAX_NAME_BYTES // 2)) for name in names]
+    documents.document = replace(document(START_SECONDS), accumulators=tuple(named))
+    page = await opened.at(documents.url, shown="#list-count")
+    await page.locator("#accumulators .name").nth(1).click()
+    await expect(page.locator("#detail-title")).to_have_text(f"{named[1].container}/{named[1].name}")
+    await expect(page.locator("#verdict")).to_have_text("No round has ended yet, or none lately.")
 
 
 async def test_on_a_phone_nothing_is_wider_than_the_screen(opened: OpenPage, documents: DocumentsServer) -> None:

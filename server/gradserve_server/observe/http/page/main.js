@@ -16,6 +16,8 @@ import { Workers } from "./workers.js";
 
 const TYPING_MILLISECONDS = 250;
 const NAMESAKES = 10;
+const MOST_BYTES = 1024; // of a part of a name that the server looks for
+const BYTES_OF_CHARACTER = 4;
 
 const view = { ...readView(), limit: PAGE };
 const rates = new Rates();
@@ -142,7 +144,9 @@ async function showDetail() {
 
 /** By name, the wanted one comes before those whose names go on; a few others can have the same name in capitals. */
 async function fetchSelected(wanted) {
-  const query = { container: wanted.container, name_contains: `${wanted.container}/${wanted.name}`, order: "name", max_workers: 1 };
+  const whole = `${wanted.container}/${wanted.name}`;
+  const part = new TextEncoder().encode(whole).length > MOST_BYTES ? [...whole].slice(-MOST_BYTES / BYTES_OF_CHARACTER).join("") : whole;
+  const query = { container: wanted.container, name_contains: part, order: "name", max_workers: 1 };
   for (const most of [1, NAMESAKES]) {
     const status = await fetchStatus({ ...query, max_accumulators: most }, token());
     const found = (status.accumulators ?? []).find((one) => keyOf(one) === keyOf(wanted));
