@@ -43,7 +43,7 @@ CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-frameworks install-node install-cpp install-chromium cpp demo serve test coverage lint types protos check-protos dist check-pythons check-floors sbom face-types check-processors check-cudnn check-gpu golden bench simulate fuzz chaos soak image docs constraints clean
+.PHONY: help install install-frameworks install-node install-cpp install-chromium install-prometheus cpp demo serve test coverage lint types protos check-protos dist check-pythons check-floors sbom face-types check-processors check-cudnn check-gpu golden bench simulate fuzz chaos soak image docs constraints clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -93,6 +93,10 @@ install-cpp:  ## Install gRPC for C++, which its example needs, on Debian as roo
 install-chromium:  ## Install the browser that tests of the status page need, on Debian as root
 	apt-get update -qq
 	DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends chromium
+
+install-prometheus:  ## Install Prometheus, which the tests of the alert rules need, on Debian as root
+	apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends prometheus
 
 cpp:  ## Build the C++ example into build/cpp
 	$(MAKE) --no-print-directory -f examples/cpp/Makefile BUILD=build/cpp

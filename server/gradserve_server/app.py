@@ -307,6 +307,7 @@ class Server:
             max_message_bytes=limits.max_message_bytes,
             identify=_anybody if self.access is None else self.access.identify,
             traffic=observed.traffic,
+            refuse=self._services.observed.refuse,
             gpu=GpuAccess(self._gpu_sharing, config.listen.gpu_sharing),
             user_key=_no_key if self.access is None else self.access.user_key,
             on_fault=self._device_watch.suspect,

@@ -90,6 +90,14 @@ def test_rounds_of_idle_accumulators_are_forgotten_first() -> None:
     assert list(watched.all.latest()) == [busy]
 
 
+def test_an_accumulator_whose_first_round_has_begun_is_among_the_latest(watched: Watched) -> None:
+    older, newer = watched.begin("older"), watched.begin("newer")
+    watched.round(older, 1, ["a"])
+    assert list(watched.all.latest()) == [older]
+    newer.on_answer(Contribution(0, worker_id="a"), Outcome.ACCEPTED, 4)
+    assert list(watched.all.latest()) == [newer, older]
+
+
 def test_a_round_of_very_many_gradients_keeps_the_first_and_the_latest(watched: Watched) -> None:
     history = watched.begin()
     watched.round(history, 1, [f"worker {number}" for number in range(1500)], gap=0.01)

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import ByteSize
 
 import gradserve
-from gradserve_server.config import ServerConfig
+from gradserve_server.config import LimitsConfig, ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.observe.http_client import get, url_of
 from tests.servers.runtime import NOT_WARMED_UP
@@ -91,6 +92,20 @@ def test_gradients_count_by_outcome(local: LocalServer) -> None:
     } == {"accepted": 1, "stale": 1, "duplicate": 0, "refused": 1}
     assert after.value("gradserve_gradient_bytes_total", outcome="stale") == GRADIENT.nbytes
     assert after.value("gradserve_accumulator_rounds_total", container="default", accumulator="metrics/outcomes") == 1
+
+
+@pytest.mark.parametrize("way", ["bulk", "shared_memory"])
+def test_a_payload_that_cannot_be_received_is_a_failed_call(way: Any) -> None:
+    config = ServerConfig(limits=LimitsConfig(max_bytes=ByteSize(10_000_000)), runtime=NOT_WARMED_UP)
+    with LocalServer(config) as small, gradserve.connect(small.address, transport=way) as client:
+        with pytest.raises(gradserve.ResourceExhaustedError):
+            client.put(np.ones(5_000_000, np.float32))
+        found = Metrics(small)
+    labels = {"grpc_type": "unary", "grpc_service": "gradserve.v1.TensorService", "grpc_method": "StoreTensors"}
+    assert found.value("grpc_server_handled_total", grpc_code="RESOURCE_EXHAUSTED", **labels) >= 1
+    assert found.value("grpc_server_started_total", **labels) == found.value(
+        "grpc_server_handled_total", grpc_code="RESOURCE_EXHAUSTED", **labels
+    )
 
 
 def test_memory_counts_for_its_purpose(local: LocalServer) -> None:

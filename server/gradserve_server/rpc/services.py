@@ -78,7 +78,9 @@ class Services:
         self.admission = Admission()
         described = reflection.ReflectionServicer([*names, _HEALTH.full_name, _REFLECTION.full_name])
         checks: tuple[Interceptor, ...] = () if access is None else (access,)
-        outermost: tuple[Interceptor, ...] = (ObservedCalls(calls, FailureLog()), Faults(on_fault))
+        self.observed = ObservedCalls(calls, FailureLog())
+        """Counts and times the calls."""
+        outermost: tuple[Interceptor, ...] = (self.observed, Faults(on_fault))
         always: tuple[Interceptor, ...] = (*outermost, *checks, RefuseMalformed())
         chain: tuple[Interceptor, ...] = (
             *outermost,

@@ -13,7 +13,7 @@ from gradserve_server.observe.rounds.totals import Totals
 from gradserve_server.observe.traffic import WireTraffic
 
 MOST_ACCUMULATORS = 100
-"""Accumulators with metrics of their own: those whose last rounds ended last."""
+"""Accumulators with metrics of their own: those whose rounds began or ended last."""
 
 _CALL_LABELS = ("grpc_type", "grpc_service", "grpc_method")
 
@@ -80,16 +80,16 @@ def gradient_families(totals: Totals) -> Iterator[Metric]:
 
 
 def accumulator_families(histories: Histories) -> Iterator[Metric]:
-    """Returns the families of single accumulators: of those whose last rounds ended last."""
+    """Returns the families of single accumulators: of those whose rounds began or ended last."""
     labels = ("container", "accumulator")
     rounds = CounterMetricFamily(
         "gradserve_accumulator_rounds",
-        f"Rounds of an accumulator, of the {MOST_ACCUMULATORS} whose last rounds ended last.",
+        f"Rounds of an accumulator, of the {MOST_ACCUMULATORS} whose rounds began or ended last.",
         labels=labels,
     )
     stale = CounterMetricFamily("gradserve_accumulator_stale_gradients", "Its stale gradients.", labels=labels)
     ended = GaugeMetricFamily(
-        "gradserve_accumulator_last_round_age_seconds", "Seconds since its last round ended.", labels=labels
+        "gradserve_accumulator_last_round_age_seconds", "Seconds since its last round ended, if one has.", labels=labels
     )
     arrived = GaugeMetricFamily(
         "gradserve_accumulator_open_round_age_seconds",
@@ -101,7 +101,8 @@ def accumulator_families(histories: Histories) -> Iterator[Metric]:
         names = (history.key.container, history.key.name)
         rounds.add_metric(names, history.num_rounds)
         stale.add_metric(names, history.stale)
-        ended.add_metric(names, now - history.last_round_ended)
+        if history.rounds:
+            ended.add_metric(names, now - history.last_round_ended)
         arrived.add_metric(names, now - history.times[0] if history.times else 0.0)
     yield from (rounds, stale, ended, arrived)
 

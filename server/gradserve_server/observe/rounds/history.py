@@ -30,7 +30,7 @@ class Keeper(Protocol):
     """Bounds the memory of the rounds of all accumulators."""
 
     def has_more(self, history: "History", num_arrivals: int) -> None:
-        """Notes that a round of an accumulator has ended, so that more arrivals are kept."""
+        """Notes that a round of an accumulator has begun or ended, and how many more arrivals are kept since."""
         ...
 
     def remove(self, history: "History") -> None:
@@ -92,6 +92,8 @@ class History:
             self.accepted += 1
             totals.accepted += 1
             totals.accepted_bytes += num_bytes
+            if not self.times:
+                self._keeper.has_more(self, 0)
             self._previous, self._latest = self._latest, now
             if len(self.times) < _MOST_ARRIVALS:
                 self.workers.append(contribution.worker_id)

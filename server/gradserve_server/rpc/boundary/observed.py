@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 from google.protobuf.descriptor import MethodDescriptor
 
 from gradserve_server.errors import ServiceError
-from gradserve_server.observe.call_record import CallRecord
-from gradserve_server.observe.calls import Calls
+from gradserve_server.observe.call_record import CallRecord, Origin
+from gradserve_server.observe.calls import Calls, MethodCalls
 from gradserve_server.observe.logs.failures import FailureLog
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.chain import Handle
@@ -36,11 +37,25 @@ class ObservedCalls:
         self._calls = calls
         self._failures = failures
 
+    def refuse(self, method: MethodDescriptor, origin: Callable[[], Origin], error: ServiceError) -> None:
+        """Notes a call that was refused before the chain, because its payload could not be received."""
+        calls = self._calls_of(method)
+        calls.started += 1
+        code = CODE_NAMES[type(error)]
+        self._calls.failed(method.full_name, code, error.message)
+        record = CallRecord(method.full_name, time.monotonic(), origin)
+        self._failures.failed(record, code, error.message)
+        record.has_ended = True
+        calls.end(code, 0.0, 0.0)
+
+    def _calls_of(self, method: MethodDescriptor) -> MethodCalls:
+        kind = _KINDS[method.client_streaming, method.server_streaming]
+        return self._calls.of(method.containing_service.full_name, method.name, kind)
+
     def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
         """Returns a handle that notes each call."""
         all_calls, failures, clock = self._calls, self._failures, time.monotonic
-        kind = _KINDS[method.client_streaming, method.server_streaming]
-        calls = all_calls.of(method.containing_service.full_name, method.name, kind)
+        calls = self._calls_of(method)
         name = method.full_name
 
         async def observed(request: Any, call: Call) -> Any:

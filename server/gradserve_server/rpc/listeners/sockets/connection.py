@@ -268,10 +268,12 @@ class Connection:
         try:
             in_place = method is None or method.reads_in_place
             payload = await self._payloads.open(header, head, allowed, in_place=in_place)
-        except ServiceError as error:
+        except (ServiceError, MemoryError) as failure:
+            no_memory = ResourceExhaustedError("the server has no memory left for this call")
+            error = failure if isinstance(failure, ServiceError) else no_memory
+            if method is not None:
+                self._context.refuse(method.descriptor, self._origin, error)
             return await self._reply_error(error)
-        except MemoryError:
-            return await self._reply_error(ResourceExhaustedError("the server has no memory left for this call"))
         if method is None:
             try:
                 await self._payloads.fill()

@@ -5,10 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from google.protobuf.descriptor import MethodDescriptor
 from numpy.typing import NDArray
 
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.host.shared_blocks import Readers, SharedMemory
+from gradserve_server.errors import ServiceError
+from gradserve_server.observe.call_record import Origin
 from gradserve_server.observe.traffic import WireTraffic
 from gradserve_server.rpc.boundary.admission import Admission
 from gradserve_server.rpc.listeners.sockets.fair_sockets import FairSockets
@@ -43,6 +46,7 @@ class SocketContext:
         user_key: Returns the key with which the user of a connection makes calls over gRPC; empty if it needs none.
         on_fault: Called after a fault of the server that no answer tells of.
         traffic: Counts bytes and calls.
+        refuse: Notes calls whose payloads cannot be received: takes the method, where it came from, and the error.
         gpu: The GPU of the ops, for clients that have tensors on it.
         strand_keys: The keys to connections that get strands.
     """
@@ -64,4 +68,5 @@ class SocketContext:
     on_fault: Callable[[], object]
     gpu: GpuAccess
     traffic: WireTraffic
+    refuse: Callable[[MethodDescriptor, Callable[[], Origin], ServiceError], None]
     strand_keys: StrandKeys = field(default_factory=StrandKeys)

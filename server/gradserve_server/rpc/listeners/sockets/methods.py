@@ -4,6 +4,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from google.protobuf.descriptor import MethodDescriptor
+
 from gradserve_server.rpc.boundary.chain import Handle
 from gradserve_server.rpc.boundary.long_requests import RequestReader
 from gradserve_server.rpc.boundary.service import Service
@@ -33,6 +35,7 @@ class Method:
 
     Attributes:
         name: Its full name.
+        descriptor: Its descriptor.
         read: Reads a request.
         handle: Answers a call.
         reads_in_place: Whether it can read tensors in memory that the client may change meanwhile.
@@ -41,6 +44,7 @@ class Method:
     """
 
     name: str
+    descriptor: MethodDescriptor
     read: Callable[[bytes], Awaitable[Any]]
     handle: Handle
     reads_in_place: bool
@@ -57,6 +61,7 @@ def methods_of(services: Sequence[Service]) -> Mapping[bytes, Method]:
                 continue
             found[method.full_name.encode()] = Method(
                 method.full_name,
+                method,
                 RequestReader(method.input_type).read,
                 service.handle(method),
                 reads_in_place=method.full_name in _ADDING_GRADIENTS,
