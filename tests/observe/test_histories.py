@@ -63,7 +63,7 @@ def test_late_gradients_belong_to_the_round_that_they_missed(watched: Watched) -
         watched.now += 0.5
         history.on_answer(Contribution(local_step, worker_id="slow"), Outcome.STALE, 4)
     assert [len(each.late) for each in history.rounds] == [1, 1, 1]
-    assert history.rounds[1].late == [("slow", 103.5)]
+    assert list(history.rounds[1].late) == [("slow", 103.5)]
     assert history.stale == watched.all.totals.stale == 4
     assert watched.all.totals.staleness.total == 2 + 3 + 1 + 8
     for _ in range(2 * MOST_LATE):

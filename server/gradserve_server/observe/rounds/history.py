@@ -4,7 +4,6 @@ import logging
 import math
 import sys
 from array import array
-from collections import deque
 from contextlib import AbstractContextManager
 from statistics import median
 from typing import Protocol
@@ -78,7 +77,7 @@ class History:
         self._totals = totals
         self._keeper = keeper
         self.accepted = self.stale = self.duplicate = self.refused = self.num_rounds = 0
-        self.rounds: deque[RoundRecord] = deque()
+        self.rounds: list[RoundRecord] = []  # an empty deque takes ten times the memory
         self.workers: list[str] = []
         self.times: list[float] = []
         self._latest = self._previous = self._rate = 0.0
@@ -131,7 +130,7 @@ class History:
         self.num_rounds += 1
         self._rate = self._faded(now) + 1.0 / _RATE_SECONDS
         self._rated = now
-        num_dropped = len(rounds.popleft().workers) if len(rounds) == KEPT_ROUNDS else 0
+        num_dropped = len(rounds.pop(0).workers) if len(rounds) == KEPT_ROUNDS else 0
         rounds.append(record)
         workers.clear()
         times.clear()

@@ -1,7 +1,8 @@
 """A round that has ended."""
 
 from array import array
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 MOST_LATE = 64
 
@@ -24,7 +25,7 @@ class RoundRecord:
     num_required: int
     workers: tuple[str, ...]
     times: "array[float]"
-    late: list[tuple[str, float]] = field(default_factory=list)
+    late: Sequence[tuple[str, float]] = ()
 
     @property
     def began(self) -> float:
@@ -34,4 +35,4 @@ class RoundRecord:
     def add_late(self, worker_id: str, now: float) -> None:
         """Adds a gradient that came too late."""
         if len(self.late) < MOST_LATE:
-            self.late.append((worker_id, now))
+            self.late = (*self.late, (worker_id, now))
