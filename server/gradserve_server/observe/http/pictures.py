@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Mapping
 
 from gradserve_server.devices.compute import Compute
@@ -50,27 +49,21 @@ class Pictures:
         """Takes what takes pictures, and threads."""
         self._source = source
         self._compute = compute
-        self._latest: dict[StatusRequest, tuple[float, asyncio.Task[bytes]]] = {}
+        self._latest: dict[StatusRequest, asyncio.Task[bytes]] = {}
 
     async def json(self, request: StatusRequest) -> bytes:
         """Returns a picture as JSON with the names of GetServerStatusResponse, not older than a second."""
-        now = time.monotonic()
-        self._latest = {
-            key: (taken, task)
-            for key, (taken, task) in self._latest.items()
-            if now - taken < EVERY_SECONDS or not task.done()
-        }
-        found = self._latest.get(request)
-        if found is None:
-            found = self._latest[request] = now, asyncio.create_task(self._take(request))
-        return await asyncio.shield(found[1])
+        taking = self._latest.get(request)
+        if taking is None:
+            taking = self._latest[request] = asyncio.create_task(self._take(request))
+            asyncio.get_running_loop().call_later(EVERY_SECONDS, self._latest.pop, request, None)
+        return await asyncio.shield(taking)
 
     async def close(self) -> None:
         """Ends what is under way."""
-        tasks = [task for _, task in self._latest.values()]
-        for task in tasks:
+        for task in self._latest.values():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._latest.values(), return_exceptions=True)
 
     async def _take(self, request: StatusRequest) -> bytes:
         status = await self._source.picture(request)
