@@ -60,15 +60,15 @@ define install_extra
 endef
 
 $(SERVER_INSTALLED): pyproject.toml constraints.txt
-	$(call install_extra,server,350 MB,the server with NumPy and Numba)
+	$(call install_extra,server,390 MB,the server with NumPy and Numba)
 	@touch $@
 
 $(DEMO_INSTALLED): pyproject.toml constraints.txt
-	$(call install_extra,demo,660 MB,the server and the demo with scikit-learn and Matplotlib)
+	$(call install_extra,demo,690 MB,the server and the demo with scikit-learn and Matplotlib)
 	@touch $(SERVER_INSTALLED) $@
 
 $(INSTALLED): pyproject.toml constraints.txt
-	$(call install_extra,dev,1.4 GB,everything for development with compilers for C and CUDA)
+	$(call install_extra,dev,1.6 GB,everything for development with compilers for C and CUDA)
 	@touch $(SERVER_INSTALLED) $(DEMO_INSTALLED) $@
 
 # The packages on an index may bring what a GPU needs: several GB more. What is installed already in these versions stays.

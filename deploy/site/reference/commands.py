@@ -39,7 +39,8 @@ def commands_below(group: click.Group, path: str) -> Iterator[tuple[str, click.C
 def _section(path: str, command: click.Command) -> Iterator[str]:
     level = "#" * (1 + path.count(" "))
     yield f"{level} `{path}` {{#{path.replace(' ', '-')}}}"
-    with click.Context(command, info_name=path) as context:
+    # The command keeps its --help option, so that must have the names that the command line gives it.
+    with click.Context(command, info_name=path, **cli.context_settings) as context:
         usage = " ".join(command.collect_usage_pieces(context))
         yield f"```text\n{path} {usage}\n```"
         yield from _paragraphs(inspect.cleandoc(command.help or ""))
