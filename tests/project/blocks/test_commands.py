@@ -83,8 +83,15 @@ def check_pip(command: Command, _monkeypatch: pytest.MonkeyPatch) -> None:
             assert set(found[1].split(",")) <= extras.keys()
 
 
+def check_kubectl(command: Command, _monkeypatch: pytest.MonkeyPatch) -> None:
+    for word in command.words[1:]:
+        path = word.rpartition("=")[2]
+        assert not path.startswith(("deploy/", "examples/")) or (ROOT / path).exists()
+
+
 CHECKS: dict[str, Callable[[Command, pytest.MonkeyPatch], None]] = {
     "gradserve": check_gradserve,
+    "kubectl": check_kubectl,
     "make": check_make,
     "pip": check_pip,
     "python": check_python,
@@ -125,6 +132,7 @@ def test_commands_exist_and_take_these_arguments(block: Block, monkeypatch: pyte
         "GRADSERVE_MAX_BITES=4GiB gradserve serve",
         "gradserve info localhost:1 and-more",
         "docker run --detach gradserve gradserve serve --no-such-flag",
+        "kubectl apply -k deploy/kubernetes/overlays/no-such-overlay",
         "make no-such-target",
         "pip install '.[no-such-extra]'",
         "python no_such_file.py",

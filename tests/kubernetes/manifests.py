@@ -1,0 +1,50 @@
+"""The manifests in deploy/kubernetes as kubectl renders them; `python -m tests.kubernetes.manifests` does so anew."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
+KUBECTL = shutil.which("kubectl")
+SOURCES = {path.name: path for path in [*sorted((FOLDER / "overlays").iterdir()), FOLDER / "jobset"]}
+"""The folders that can be applied, by the names of their files in rendered/."""
+
+Manifest: TypeAlias = dict[str, Any]
+
+
+def render(source: Path) -> str:
+    """Returns what `kubectl kustomize` makes of a folder.
+
+    Raises:
+        subprocess.CalledProcessError: It is not valid.
+    """
+    assert KUBECTL is not None
+    return subprocess.run(
+        [KUBECTL, "kustomize", str(source)], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+
+
+def rendered_file(name: str) -> Path:
+    return FOLDER / "rendered" / f"{name}.yaml"
+
+
+def manifests(name: str) -> list[Manifest]:
+    """Returns the objects of an overlay, of "jobset", as they were rendered last."""
+    return list(yaml.safe_load_all(rendered_file(name).read_text()))
+
+
+def one(kind: str, of: list[Manifest]) -> Manifest:
+    (found,) = [manifest for manifest in of if manifest["kind"] == kind]
+    return found
+
+
+def main() -> None:
+    for name, source in SOURCES.items():
+        rendered_file(name).write_text(render(source))
+
+
+if __name__ == "__main__":
+    main()

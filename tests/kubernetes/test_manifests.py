@@ -1,0 +1,184 @@
+"""What Kubernetes is told: valid, up to date, and in harmony with the server's own settings and the image."""
+
+import re
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
+
+from gradserve_server.config import RuntimeConfig
+from tests.kubernetes.manifests import FOLDER, KUBECTL, SOURCES, Manifest, manifests, one, render, rendered_file
+
+OVERLAYS = sorted(set(SOURCES) - {"jobset"})
+OLDEST = "1.29"  # the first with ReadWriteOncePod for everybody
+VERSIONS = [OLDEST, "1.32", kubernetes_validate.latest_version()]
+OTHERS_RESOURCES = {"JobSet", "PodMonitor"}
+CUT_OFF_SECONDS = 1
+"""Anything that delays the exit is cut off so long after the drain time."""
+
+
+def pods(name: str) -> list[Manifest]:
+    """Returns the templates of all pods."""
+    everything = manifests(name)
+    if name == "jobset":
+        return [job["template"]["spec"]["template"] for job in one("JobSet", everything)["spec"]["replicatedJobs"]]
+    return [one("StatefulSet", everything)["spec"]["template"]]
+
+
+def settings(name: str) -> dict[str, str]:
+    data: dict[str, str] = one("ConfigMap", manifests(name))["data"]
+    return data
+
+
+def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    return bool(selector["matchLabels"]) and selector["matchLabels"].items() <= labels.items()
+
+
+@pytest.mark.skipif(KUBECTL is None, reason="there is no kubectl")
+@pytest.mark.parametrize("name", SOURCES)
+def test_rendered_files_are_up_to_date(name: str) -> None:
+    assert rendered_file(name).read_text() == render(SOURCES[name]), "python -m tests.kubernetes.manifests"
+
+
+def test_every_overlay_is_rendered() -> None:
+    assert {path.stem for path in (FOLDER / "rendered").iterdir()} == SOURCES.keys()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_schemas_of_kubernetes_accept_it(name: str, version: str) -> None:
+    for manifest in manifests(name):
+        if manifest["kind"] not in OTHERS_RESOURCES:
+            kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_schemas_of_kubernetes_accept_the_jobs_of_the_job_set(version: str) -> None:
+    for job in one("JobSet", manifests("jobset"))["spec"]["replicatedJobs"]:
+        whole = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}, **job["template"]}
+        kubernetes_validate.validate(whole, version, strict=True)
+
+
+def test_the_schemas_refuse_what_does_not_exist() -> None:
+    wrong = one("StatefulSet", manifests("durable"))
+    wrong["spec"]["template"]["spec"]["terminationGraceSeconds"] = 40
+    with pytest.raises(kubernetes_validate.ValidationError, match="terminationGraceSeconds"):
+        kubernetes_validate.validate(wrong, OLDEST, strict=True)
+
+
+def contains(whole: object, part: object) -> bool:
+    if isinstance(part, dict):
+        return isinstance(whole, dict) and all(key in whole and contains(whole[key], part[key]) for key in part)
+    if isinstance(part, list):
+        return isinstance(whole, list) and len(whole) == len(part) and all(map(contains, whole, part))
+    return whole == part
+
+
+def test_the_model_of_job_sets_knows_every_field() -> None:
+    job_set = one("JobSet", manifests("jobset"))
+    read = JobsetV1alpha2JobSet.from_dict(job_set)
+    assert read is not None
+    assert contains(read.to_dict(), job_set)  # it drops what it does not know, and adds defaults
+
+
+def test_a_model_of_job_sets_drops_unknown_fields() -> None:
+    job_set = one("JobSet", manifests("jobset"))
+    job_set["spec"]["replicatedJobs"][0]["replica"] = 1
+    read = JobsetV1alpha2JobSet.from_dict(job_set)
+    assert read is not None
+    assert not contains(read.to_dict(), job_set)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_pods_have_no_privileges_and_the_user_of_the_image(name: str) -> None:
+    dockerfile = (FOLDER.parents[1] / "Dockerfile").read_text()
+    user, group = re.findall(r"^USER (\d+):(\d+)$", dockerfile, re.MULTILINE)[0]
+    for pod in pods(name):
+        security = pod["spec"]["securityContext"]
+        assert (security["runAsNonRoot"], security["runAsUser"], security["runAsGroup"]) == (
+            True,
+            int(user),
+            int(group),
+        )
+        assert security["fsGroup"] == int(group)
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["spec"]["automountServiceAccountToken"] is False
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & pod["spec"].keys()
+        for container in pod["spec"]["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_servers_get_more_time_to_stop_than_they_take(name: str) -> None:
+    for pod in pods(name):
+        (container,) = pod["spec"]["containers"]
+        if container["name"] == "server":
+            own = {variable["name"]: variable["value"] for variable in container.get("env", ())}
+            drain = float((own or settings(name))["GRADSERVE_DRAIN_SECONDS"])
+            assert drain == RuntimeConfig().drain_seconds
+            assert pod["spec"]["terminationGracePeriodSeconds"] >= drain + CUT_OFF_SECONDS + 5
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_selectors_select_the_server_and_all_clients_reach_it(name: str) -> None:
+    (server,) = pods(name)
+    everything = manifests(name)
+    labels = server["metadata"]["labels"]
+    policy = one("NetworkPolicy", everything)["spec"]
+    assert one("Service", everything)["spec"]["selector"].items() <= labels.items()
+    assert selects(one("StatefulSet", everything)["spec"]["selector"], labels)
+    assert selects(policy["podSelector"], labels)
+    assert policy["egress"] == []
+    ports = {port["name"] for port in server["spec"]["containers"][0]["ports"]}
+    assert {port["port"] for rule in policy["ingress"] for port in rule["ports"]} == ports
+    # Any pod with this label, whatever else it is.
+    assert policy["ingress"][0]["from"] == [{"podSelector": {"matchLabels": {"gradserve-client": "true"}}}]
+    for manifest in everything:
+        if manifest["kind"] in ("PodDisruptionBudget", "PodMonitor"):
+            assert selects(manifest["spec"]["selector"], labels)
+
+
+@pytest.mark.parametrize(
+    ("name", "budget"),
+    [
+        ("development", None),
+        ("gpu", {"minAvailable": 1}),
+        ("tls-and-tokens", {"minAvailable": 1}),
+        ("durable", {"maxUnavailable": 1}),
+        ("production", {"maxUnavailable": 1}),
+    ],
+)
+def test_only_servers_that_keep_their_state_may_be_moved(name: str, budget: dict[str, int] | None) -> None:
+    budgets = [manifest["spec"] for manifest in manifests(name) if manifest["kind"] == "PodDisruptionBudget"]
+    assert [{key: value for key, value in spec.items() if key != "selector"} for spec in budgets] == (
+        [] if budget is None else [budget]
+    )
+
+
+def test_a_gpu_is_asked_for_with_the_image_that_uses_it() -> None:
+    (container,) = pods("gpu")[0]["spec"]["containers"]
+    assert container["image"] == "gradserve:cuda13"
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+def test_prometheus_has_what_a_server_with_tls_and_tokens_asks_for() -> None:
+    (endpoint,) = one("PodMonitor", manifests("production"))["spec"]["podMetricsEndpoints"]
+    assert endpoint["scheme"] == "https"
+    assert endpoint["tlsConfig"]["serverName"] == "gradserve-0.gradserve"
+    assert endpoint["authorization"]["credentials"] == {"name": "gradserve-metrics", "key": "token"}
+
+
+def test_the_job_set_waits_in_a_queue_and_its_workers_know_the_server() -> None:
+    job_set = one("JobSet", manifests("jobset"))
+    server, worker = job_set["spec"]["replicatedJobs"]
+    assert job_set["metadata"]["labels"]["kueue.x-k8s.io/queue-name"]
+    host = f"{job_set['metadata']['name']}-{server['name']}-0-0.{job_set['spec']['network']['subdomain']}"
+    (container,) = worker["template"]["spec"]["template"]["spec"]["containers"]
+    assert container["args"][0] == f"{host}:50051"
+    assert container["args"][-2:] == ["--required", str(worker["template"]["spec"]["parallelism"])]
+    assert job_set["spec"]["successPolicy"]["targetReplicatedJobs"] == [worker["name"]]
