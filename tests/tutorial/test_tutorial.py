@@ -1,0 +1,111 @@
+"""The tutorial, typed as it is printed, on two hosts. Only its installation is that of the tests."""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.site.hidden import without_comments
+from tests.tutorial.hosts import Host, can_make_hosts, two_hosts, until
+
+PAGE = Path("docs/tutorial.md")
+_BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class Printed:
+    """The blocks of the tutorial, each of which is used once, in their order."""
+
+    def __init__(self) -> None:
+        self._blocks = _BLOCK.findall(without_comments(PAGE.read_text()))
+        self._next = 0
+
+    def program(self) -> str:
+        """Returns the next block, which is a program."""
+        kind, text = self._take()
+        assert kind == "python"
+        return text
+
+    def commands(self) -> str:
+        """Returns what is typed in the next block."""
+        kind, text = self._take()
+        assert kind == "console"
+        lines = text.splitlines()
+        typed = [
+            line.removeprefix("$ ")
+            for number, line in enumerate(lines)
+            if line.startswith("$ ") or (number and lines[number - 1].endswith("\\"))
+        ]
+        return "\n".join(typed)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all have been used."""
+        return self._next == len(self._blocks)
+
+    def _take(self) -> tuple[str, str]:
+        self._next += 1
+        kind, text = self._blocks[self._next - 1]
+        return kind, text
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
+    if not can_make_hosts():
+        pytest.skip("needs network namespaces: root, and ip of iproute2")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    kept = {name: os.environ[name] for name in ("HOME", "PYTHONPATH") if name in os.environ}
+    with two_hosts(tmp_path, {"PATH": path, "PYTHONUNBUFFERED": "1", **kept}) as made:
+        yield made
+
+
+def test_the_tutorial_does_what_it_says(hosts: tuple[Host, Host]) -> None:
+    first, second = hosts
+    printed = Printed()
+    assert "pip install '.[server]'" in printed.commands()
+
+    server = first.begin(printed.commands())
+    until(lambda: "serving on 127.0.0.1:50051" in server.output, "the server serves")
+    assert first.run(printed.commands()) == "localhost:50051: SERVING\n"
+
+    (first.folder / "worker.py").write_text(printed.program().replace("time.sleep(0.05)", "time.sleep(0.01)"))
+    start_anna, start_ben = printed.commands(), printed.commands()
+    anna, ben = first.begin(start_anna), first.begin(start_ben)
+    looking = printed.commands().replace("gradserve top", "gradserve top --json")
+    until(lambda: "ENDED AGO" in first.run("gradserve show accumulator line || true"), "rounds end")
+    assert "line" in first.run(looking)
+    anna.wait()
+    ben.wait()
+    lines = [each.output.splitlines()[-1].partition(": ")[2] for each in (anna, ben)]
+    assert lines[0] == lines[1]
+    assert re.fullmatch(r"step 300, y = (3\.0|2\.9)\d+ \* x \+ -(1\.0|0\.9)\d+", lines[0]), lines[0]
+
+    assert first.run(printed.commands()) == "deleted line\n"
+    anna, ben = first.begin(start_anna), first.begin(start_ben)
+    until(lambda: "ENDED AGO" in first.run("gradserve show accumulator line || true"), "rounds end")
+    ben.interrupt()
+    until(
+        lambda: "missing from the round before: ben" in first.run("gradserve show accumulator line"), "ben is missing"
+    )
+    again = first.begin(start_ben)
+    anna.wait()
+    again.wait()
+    assert anna.output.splitlines()[-1].partition(": ")[2] == again.output.splitlines()[-1].partition(": ")[2]
+    server.interrupt()
+
+    guarded = first.begin(printed.commands())
+    until(lambda: "serving on 0.0.0.0:50051" in guarded.output, "the server serves other hosts")
+    for file in ("worker.py", "certificates/ca.pem", "token.txt"):
+        shutil.copy(first.folder / file, second.folder)
+    anna, ben = first.begin(printed.commands()), second.begin(printed.commands())
+    anna.wait()
+    ben.wait()
+    assert anna.output.splitlines()[-1].partition(": ")[2] == ben.output.splitlines()[-1].partition(": ")[2]
+    assert printed.is_over
+
+    refused = second.begin("GRADSERVE_TOKEN=gradserve_wrong python worker.py eve 10.0.0.1:50051 ca.pem")
+    assert refused.process.wait(60) != 0
+    assert "UnauthenticatedError" in refused.output
