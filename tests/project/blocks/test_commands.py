@@ -18,6 +18,7 @@ from tests.project.blocks.shell import Command, commands_in
 
 BLOCKS = all_blocks("console", "sh", "bash")
 OTHER_PROGRAMS = {
+    ".": "of the shell",
     "apt-get": "installs packages of Debian",
     "build/cpp/words_worker": "tests/languages runs it",
     "buildah": "needs privileges; `make image` tries the image",
@@ -26,6 +27,7 @@ OTHER_PROGRAMS = {
     "docker": "needs Docker; `make image` tries the image",
     "export": "of the shell",
     "git": "of the developer",
+    "grep": "of the system",
     "grpcurl": "a tool of others for servers with reflection, which tests/rpc/server_info tries",
     "protoc": "a compiler of others",
     "python3": "tests/tutorial runs the program; the environment is that of the tests",
