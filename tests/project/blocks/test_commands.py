@@ -28,6 +28,7 @@ OTHER_PROGRAMS = {
     "export": "of the shell",
     "git": "of the developer",
     "grep": "of the system",
+    "mkdir": "of the system",
     "grpcurl": "a tool of others for servers with reflection, which tests/rpc/server_info tries",
     "protoc": "a compiler of others",
     "python3": "tests/tutorial runs the program; the environment is that of the tests",
