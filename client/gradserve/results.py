@@ -302,6 +302,7 @@ class ServerInfo:
         containers: What containers use, likewise; see GetServerInfoResponse in the protos.
         why_no_gpu: Why there is no GPU among `devices`; empty if there is.
         device_usage: What the GPU that ops run on does, as in DeviceUsage in the protos; empty if ops run on the CPU.
+        http_url: Where its status page and metrics are, as the server names it; empty if it has no HTTP port.
     """
 
     version: str
@@ -318,3 +319,4 @@ class ServerInfo:
     containers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     why_no_gpu: str = ""
     device_usage: Mapping[str, float] = field(default_factory=dict)
+    http_url: str = ""

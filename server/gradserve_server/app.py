@@ -281,6 +281,7 @@ class Server:
                 incarnation=run.incarnation,
                 status=self.status,
                 compute=self._compute,
+                http_url=lambda: self.observation.url,
             ),
             sockets=SocketServicer(tickets, self._socket_addresses),
             access=None if self.access is None else AccessChecks(self.access, FairCalls(limits.max_calls, rules)),

@@ -96,6 +96,8 @@ def test_an_accumulator_whose_first_round_has_begun_is_among_the_latest(watched:
     assert list(watched.all.latest()) == [older]
     newer.on_answer(Contribution(0, worker_id="a"), Outcome.ACCEPTED, 4)
     assert list(watched.all.latest()) == [newer, older]
+    watched.round(older, 2, ["a"])
+    assert list(watched.all.latest()) == [older, newer]
 
 
 def test_a_round_of_very_many_gradients_keeps_the_first_and_the_latest(watched: Watched) -> None:

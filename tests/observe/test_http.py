@@ -42,6 +42,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
 
 def test_the_port_is_on_this_machine_alone_by_default(local: LocalServer) -> None:
     assert urlsplit(url_of(local)).hostname == "127.0.0.1"
+    with gradserve.connect(local.address) as client:
+        assert client.server_info().http_url == url_of(local)
+    assert f"status page: {url_of(local)}\n" in run_cli("info", local.address).stdout
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "TRACE", "NONSENSE"])

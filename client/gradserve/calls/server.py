@@ -34,6 +34,7 @@ def server_info() -> Operation[ServerInfo]:
         containers=_shares(reply.containers),
         why_no_gpu=reply.why_no_gpu,
         device_usage=_numbers(reply.device_usage) if reply.HasField("device_usage") else {},
+        http_url=reply.http_url,
     )
 
 

@@ -36,6 +36,8 @@ def _show(description: "gradserve.ServerInfo") -> None:
         click.echo(f"  no GPU: {description.why_no_gpu}")
     reason = description.transport.why_not_faster
     click.echo(f"calls from here take: {description.transport.way}" + (f" ({reason})" if reason else ""))
+    if description.http_url:
+        click.echo(f"status page: {description.http_url}")
     figures = [("limits", description.limits), ("in use", description.usage)]
     if description.device_usage:
         figures.append((description.device, description.device_usage))

@@ -91,7 +91,7 @@ class History:
             self.accepted += 1
             totals.accepted += 1
             totals.accepted_bytes += num_bytes
-            if not self.times:
+            if not self.rounds and not self.times:
                 self._keeper.has_more(self, 0)
             self._previous, self._latest = self._latest, now
             if len(self.times) < _MOST_ARRIVALS:
@@ -122,11 +122,12 @@ class History:
         totals, workers, times, rounds = self._totals, self.workers, self.times, self.rounds
         now = totals.clock()
         assert ended.step is not None, "the round has ended"
+        began = times[0] if times else now
         record = RoundRecord(ended.step, now, num_required, tuple(map(sys.intern, workers)), array("d", times))
-        totals.rounds.observe(now - record.began)
-        totals.gathering.observe(self._latest - record.began if times else 0.0)
+        totals.rounds.observe(now - began)
+        totals.gathering.observe(self._latest - began if times else 0.0)
         if len(times) > 1:
-            totals.wait_for(record.workers[-1], self._latest - self._previous)
+            totals.wait_for(workers[-1], self._latest - self._previous)
         self.num_rounds += 1
         self._rate = self._faded(now) + 1.0 / _RATE_SECONDS
         self._rated = now
@@ -141,7 +142,7 @@ class History:
                 self.key,
                 len(record.workers),
                 record.step,
-                now - record.began,
+                now - began,
                 record.workers[-1] if record.workers else "",
             )
 

@@ -35,8 +35,10 @@ class ServerServicer:
         incarnation: str,
         status: StatusSource,
         compute: Compute,
+        http_url: Callable[[], str],
     ) -> None:
         """Takes the name of the `device` that ops run on, whether they are prepared, and an `uptime` in seconds."""
+        self._http_url = http_url
         self._status = status
         self._compute = compute
         self._version = version
@@ -89,6 +91,7 @@ class ServerServicer:
             containers=self._usage.of_containers(call.identity) if request.with_shares else (),
             uptime=encode_duration(self._uptime()),
             sockets=self._sockets.message(),
+            http_url=self._http_url(),
         )
 
     async def GetServerStatus(
