@@ -239,10 +239,11 @@ class ServerStatus:
         workers: The workers in their rounds, those for which others wait longest first.
         traffic: What came and went, by way.
         memory: What is in use, by purpose.
-        layers: Batch normalization layers, at most 100.
+        layers: Batch normalization layers, at most 1,000.
         methods: The methods that were called.
         errors: The latest error of each method and code, the newest first; only for admins of all containers.
         totals: The gradients and rounds of all accumulators.
+        num_layers: How many layers there are that were asked for.
     """
 
     version: str = ""
@@ -259,3 +260,4 @@ class ServerStatus:
     methods: tuple[MethodStatus, ...] = ()
     errors: tuple[ErrorStatus, ...] = ()
     totals: GradientTotals = field(default_factory=GradientTotals)
+    num_layers: int = 0

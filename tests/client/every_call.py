@@ -10,6 +10,7 @@ import gradserve.aio
 
 CALLS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "server_info": lambda client, _: client.server_info(),
+    "server_status": lambda client, _: client.server_status(),
     "list_accumulators": lambda client, _: client.list_accumulators(),
     "delete_accumulator": lambda client, _: client.delete_accumulator("nobody's"),
     "delete_batch_norm_layer": lambda client, _: client.delete_batch_norm_layer("nobody's"),

@@ -36,7 +36,9 @@ def test_tensors_and_layers_are_listed_shown_and_deleted(command_line: CommandLi
     line = next(each for each in command_line.run("ls", "tensors").stdout.splitlines() if handle.handle in each)
     assert line.split(maxsplit=1)[1].strip() == "float32  [2, 3]  24 B"
     assert command_line.run("show", "tensor", handle.handle).stdout == "float32 [2, 3]\n"
-    assert "commands/bn" in command_line.run("ls", "layers").stdout
+    assert "commands/bn" in command_line.run("ls", "layers", "--name", "COMMANDS/B").stdout
+    assert command_line.json("ls", "layers", "--name", "commands/bn")["num_layers"] == 1
+    assert command_line.run("ls", "layers", "--name", "no such layer").stdout == "no layers\n"
     shown = command_line.run("show", "layer", "commands/bn").stdout
     assert shown.startswith("default/commands/bn: ")
     assert "moving_mean" in shown

@@ -58,6 +58,21 @@ async def test_the_keys_do_what_the_footer_says(local: LocalServer, trained: str
             await shows(app, pilot, lambda: orders[-1][0] == "")
 
 
+async def test_a_name_from_the_command_line_is_the_first_filter() -> None:
+    asked: list[str] = []
+
+    async def take_picture(part: str, _order: str) -> ServerStatus:
+        asked.append(part)
+        return ServerStatus()
+
+    app = TopApp("h:1", take_picture, 3600.0, "net")
+    async with app.run_test() as pilot:
+        await shows(app, pilot, lambda: bool(asked))
+        assert set(asked) == {"net"}
+        await pilot.press("escape")
+        await shows(app, pilot, lambda: asked[-1] == "")
+
+
 async def test_a_server_that_goes_away_is_said_to_be_gone() -> None:
     async def take_picture(_part: str, _order: str) -> ServerStatus:
         raise gradserve.UnavailableError("nobody listens there")

@@ -233,9 +233,9 @@ def test_who_sees_what_is_in_use(local: LocalServer) -> None:
         assert {name: each["num_bytes"] for name, each in seen[admin].containers.items()} == {"mine": MIB, "other": MIB}
         assert list(seen[idle].containers) == ["mine"]
         shown = CliRunner().invoke(cli, ["info", local.address], env={"GRADSERVE_TOKEN": TOKENS["worker"]}).output
-        assert "in use by identity:\n  worker: num_bytes 3,145,728, num_handles 1, num_accumulators 2, book" in shown
+        assert "in use by identity:\n  worker: num_bytes 3.0 MiB, num_handles 1, num_accumulators 2, book" in shown
         assert "in use by container:\n" in shown
-        assert "  mine: num_bytes 1,048,576, num_accumulators 1, book" in shown
+        assert "  mine: num_bytes 1.0 MiB, num_accumulators 1, book" in shown
         worker.delete(handle)
         worker.delete_accumulator("a0", container="mine")
         worker.delete_accumulator("a1", container="other")

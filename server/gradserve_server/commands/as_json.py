@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
@@ -13,7 +14,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 def echo_json(value: Any) -> None:
     """Prints a dataclass, or a mapping with dataclasses in it, as JSON with the same names."""
-    click.echo(json.dumps(_plain(value), indent=2))
+    click.echo(json.dumps(_plain(value), indent=2, allow_nan=False))
 
 
 def _plain(value: Any) -> Any:
@@ -27,4 +28,6 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, Enum):
         return value.name
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has no other word for it
     return value if isinstance(value, str | int | float | bool) or value is None else str(value)

@@ -37,11 +37,13 @@ def ls(kind: str, address: str, timeout: float, container: str, name: str, as_js
             container=container, name_contains=name, order="name", max_accumulators=_MOST_ACCUMULATORS, max_rounds=1
         )
     if kind == LAYERS:
-        layers = [each for each in status.layers if name.casefold() in f"{each.container}/{each.name}".casefold()]
-        _show_all({LAYERS: layers}, as_json, _layers(layers))
-        return
-    _show_all({ACCUMULATORS: status.accumulators}, as_json, _accumulators(status.accumulators))
-    missing = status.num_accumulators - len(status.accumulators)
+        found = {LAYERS: status.layers, "num_layers": status.num_layers}
+        _show_all(found, as_json, _layers(status.layers))
+        missing = status.num_layers - len(status.layers)
+    else:
+        found = {ACCUMULATORS: status.accumulators, "num_accumulators": status.num_accumulators}
+        _show_all(found, as_json, _accumulators(status.accumulators))
+        missing = status.num_accumulators - len(status.accumulators)
     if missing > 0:
         click.echo(f"and {missing:,} more; choose with --container or --name", err=True)
 
@@ -73,7 +75,7 @@ def _accumulators(found: "tuple[gradserve.server_status.AccumulatorStatus, ...]"
     return table(header, rows, frozenset({2, 3, 4, 5, 6, 7}))
 
 
-def _layers(found: "list[gradserve.server_status.LayerStatus]") -> str:
+def _layers(found: "tuple[gradserve.server_status.LayerStatus, ...]") -> str:
     rows = [(each.container, each.name, str(each.num_forwards), size(each.num_bytes)) for each in found]
     return table(("CONTAINER", "NAME", "FORWARDS", "MEMORY"), rows, frozenset({2, 3}))
 

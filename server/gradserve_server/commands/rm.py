@@ -37,14 +37,16 @@ def rm(
     if not yes:
         what = kind.removesuffix("s") if len(names) == 1 else f"{len(names)} {kind}"
         click.confirm(f"Delete {what} {', '.join(names)} of {address}?", abort=True, err=True)
-    with connected(address, timeout, **tls) as client:
-        deleted = {name: _delete(client, kind, name, container) for name in dict.fromkeys(names)}
-    if as_json:
-        echo_json({"deleted": deleted})
-    else:
-        for name, was_there in deleted.items():
-            if was_there:
-                click.echo(f"deleted {name}")
+    deleted: dict[str, bool] = {}
+    try:
+        with connected(address, timeout, **tls) as client:
+            for name in dict.fromkeys(names):
+                deleted[name] = _delete(client, kind, name, container)
+                if deleted[name] and not as_json:
+                    click.echo(f"deleted {name}")
+    finally:
+        if as_json:  # what was deleted before a call has failed, too
+            echo_json({"deleted": deleted})
     missing = [name for name, was_there in deleted.items() if not was_there]
     if missing:
         raise click.ClickException(f"no {kind} {', '.join(missing)} on {address}")

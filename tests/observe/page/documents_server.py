@@ -39,7 +39,7 @@ class _Documents(StatusSource):
             ops_prepared=lambda: True,
             memory=tuple,
             resources=dict,
-            layers=lambda _user, _container, _most: (),
+            layers=lambda _request: ((), 0),
         )
 
     async def picture(self, request: StatusRequest) -> ServerStatus:

@@ -43,7 +43,7 @@ class ClientCalls(AccumulatorsOfClient, LayersOfClient, TensorsOfClient):
 
         Args:
             container: The only container; empty for all in which the caller has a role.
-            name_contains: A part of "container/name" of the accumulators, whatever its case.
+            name_contains: A part of "container/name" of accumulators and layers, whatever its case.
             order: The order of accumulators: "latest" for those whose last round ended last, "name", "rate" for the
                 most rounds per second, "waiting" for the most waiting calls, or "bytes" for the most memory.
             max_accumulators: How many accumulators to describe, at most 1,000.

@@ -100,7 +100,10 @@ def _socket_times(num_bytes: int, seconds: float) -> list[float]:
     def receive() -> None:
         left = memoryview(received)
         while left:
-            left = left[receiver.recv_into(left) :]
+            num_bytes = receiver.recv_into(left)
+            if not num_bytes:
+                raise ConnectionError("the other end of the socket has closed it")
+            left = left[num_bytes:]
 
     def move() -> None:
         thread = threading.Thread(target=sender.sendall, args=(data,))

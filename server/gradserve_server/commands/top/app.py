@@ -51,14 +51,14 @@ class TopApp(App[None]):
         Binding("right_square_bracket,tab", "panel(1)", "Panel", key_display="]", priority=True),
     ]
 
-    def __init__(self, address: str, take_picture: TakePicture, interval: float) -> None:
-        """Takes the server's address, what takes pictures of it, and the seconds between them."""
+    def __init__(self, address: str, take_picture: TakePicture, interval: float, name: str = "") -> None:
+        """Takes the server's address, what takes pictures of it, the seconds between them, and a part of names."""
         super().__init__()
         self._address = address
         self._take_picture = take_picture
         self._interval = interval
         self._order = ORDERS[0]
-        self._part = ""
+        self._part = name
         self._is_paused = False
         self._status: ServerStatus | None = None
         self._rates = Rates()
@@ -68,7 +68,12 @@ class TopApp(App[None]):
         """Makes the widgets."""
         yield Static(f"{self._address}: connecting", id="headline")
         yield Static(id="problem", markup=False)
-        yield Input(placeholder="a part of container/name; Enter keeps it, Escape shows all", id="filter")
+        yield Input(
+            self._part,
+            placeholder="a part of container/name; Enter keeps it, Escape shows all",
+            id="filter",
+            classes="shown" if self._part else "",
+        )
         yield DataTable(cursor_type="row", zebra_stripes=True)
         with TabbedContent(*(name.capitalize() for name in _PANELS)):
             for name in _PANELS:

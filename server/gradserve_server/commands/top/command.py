@@ -14,7 +14,7 @@ from gradserve_server.commands.server_address import address_argument, connected
 @click.option(
     "--interval", type=click.FloatRange(0.2, 3600), default=1.0, show_default=True, help="seconds between pictures"
 )
-@click.option("--name", metavar="TEXT", default="", help="with --json: only accumulators whose names contain this")
+@click.option("--name", metavar="TEXT", default="", help="only accumulators whose names contain this")
 @json_option
 @connection_options
 def top(address: str, timeout: float, interval: float, name: str, as_json: bool, **tls: Any) -> None:
@@ -37,6 +37,6 @@ def top(address: str, timeout: float, interval: float, name: str, as_json: bool,
             async def take_picture(part: str, order: str) -> ServerStatus:
                 return await client.server_status(name_contains=part, order=order)
 
-            await TopApp(address, take_picture, interval).run_async()
+            await TopApp(address, take_picture, interval, name).run_async()
 
     asyncio.run(run())

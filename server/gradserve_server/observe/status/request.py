@@ -5,6 +5,7 @@ from enum import Enum
 
 from gradserve_server.errors import InvalidArgumentError, PermissionDeniedError
 from gradserve_server.limits import MAX_NAME_BYTES, check_length, quoted
+from gradserve_server.resources import ResourceKey
 from gradserve_server.security.identity import ANONYMOUS, Identity
 
 
@@ -44,6 +45,12 @@ class StatusRequest:
     max_accumulators: int = 100
     max_rounds: int = 20
     max_workers: int = 50
+
+    def asks_for(self, key: ResourceKey) -> bool:
+        """Returns whether it asks for what has this name, and the user may see it."""
+        if self.container not in ("", key.container) or self.user.role_in(key.container) is None:
+            return False
+        return not self.name_contains or self.name_contains.casefold() in str(key).casefold()
 
     def __post_init__(self) -> None:
         """Checks the request.

@@ -1,7 +1,7 @@
 """Takes pictures of the server."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest, nsmallest
 from typing import Any
@@ -24,7 +24,6 @@ from gradserve_server.observe.status.accumulators import accumulator_status
 from gradserve_server.observe.status.request import Order, StatusRequest
 from gradserve_server.observe.status.workers import WorkerRanking
 from gradserve_server.resources import ResourceKey
-from gradserve_server.security.identity import Identity
 
 _ARRIVALS_AT_ONCE = 2_000
 """After describing so many gradients, other work of the event loop gets its turn."""
@@ -45,7 +44,7 @@ class ServerFacts:
         ops_prepared: Returns whether their kernels are there.
         memory: Returns bytes in use, by purpose.
         resources: Returns how many there are of each kind of thing, and how many there may be; 0 for no limit.
-        layers: Returns layers that somebody may see, at most so many of a container, or of all for None.
+        layers: Returns the layers that a request asks for, or the first of many, and their number.
     """
 
     version: str
@@ -54,7 +53,7 @@ class ServerFacts:
     ops_prepared: Callable[[], bool]
     memory: Callable[[], Iterable[MemoryStatus]]
     resources: Callable[[], Mapping[str, tuple[int, int]]]
-    layers: Callable[[Identity, str, int], Iterable[LayerStatus]]
+    layers: Callable[[StatusRequest], tuple[Sequence[LayerStatus], int]]
 
 
 class StatusSource:
@@ -98,6 +97,7 @@ class StatusSource:
         self, request: StatusRequest, shown: tuple[AccumulatorStatus, ...], ranking: WorkerRanking, count: int
     ) -> ServerStatus:
         facts, user = self.facts, request.user
+        layers, num_layers = facts.layers(request)
         return ServerStatus(
             version=facts.version,
             incarnation=facts.incarnation,
@@ -114,7 +114,8 @@ class StatusSource:
                 ]
             ),
             memory=tuple(facts.memory()),
-            layers=tuple(facts.layers(user, request.container, 100)),
+            layers=tuple(layers),
+            num_layers=num_layers,
             methods=tuple(self._methods()),
             errors=tuple(self._errors()) if user.reaches_all else (),
             totals=self._totals(),
@@ -122,15 +123,12 @@ class StatusSource:
 
     async def _found(self, request: StatusRequest) -> list[_Found]:
         """Returns the accumulators that a request asks for, in no particular order."""
-        part, user, container = request.name_contains.casefold(), request.user, request.container
         found = []
-        for number, (key, accumulator) in enumerate(self._registry.all_reached(user)):
+        for number, (key, accumulator) in enumerate(self._registry.all_reached(request.user)):
             if number % _LOOKS_AT_ONCE == _LOOKS_AT_ONCE - 1:
                 await asyncio.sleep(0)
-            if container not in ("", key.container) or user.role_in(key.container) is None:
-                continue
             history = self._histories.of(key)
-            if history is not None and (not part or part in str(key).casefold()):
+            if history is not None and request.asks_for(key):
                 found.append((key, accumulator, history))
         return found
 
