@@ -42,7 +42,7 @@ class Histories:
         return len(self._by_key)
 
     def latest(self) -> Iterator[History]:
-        """Returns the accumulators with gradients; those whose last round ended (or first one began) last come first."""
+        """Returns the accumulators with gradients: where a round ended, or the first began, last, comes first."""
         return reversed(self._active)
 
     def has_more(self, history: History, num_arrivals: int) -> None:
