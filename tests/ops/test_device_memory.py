@@ -12,6 +12,7 @@ from pydantic import ByteSize
 
 import gradserve
 from gradserve_server.cli import cli
+from gradserve_server.commands.wording import figure
 from gradserve_server.config import LimitsConfig, ServerConfig
 from gradserve_server.devices.compute import DEVICE_THREADS
 from gradserve_server.parts import Parts
@@ -185,7 +186,10 @@ def test_the_figures_are_in_info(server: LocalServer, client: gradserve.Client) 
     }
     assert client.server_info().device_usage == figures
     shown, described_in_json = (CliRunner().invoke(cli, ["info", server.address, *more]) for more in ([], ["--json"]))
-    assert "separate:0:\n" + "".join(f"  {name}: {value:,}\n" for name, value in figures.items()) in shown.stdout
+    assert (
+        "separate:0:\n" + "".join(f"  {name}: {figure(name, value)}\n" for name, value in figures.items())
+        in shown.stdout
+    )
     described = json.loads(described_in_json.stdout)
     assert described["device_usage"] == figures
     assert described["device"] == "separate:0"

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed: make install-frameworks")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The default process group of PyTorch, of this process alone."""
     from tests.torch.process_group import alone

@@ -171,6 +171,28 @@ def test_the_last_worker_leaves_just_before_it_is_asked(
     assert leaving.requesters() == ()
 
 
+def test_two_workers_that_send_their_states_at_once_leave_one_that_can_be_read(
+    client: gradserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first to send its state is the last to say so; by then, the state of the other has taken its place."""
+    slow, quick, late = (Joining(client, name, "", each) for each in ("slow", "quick", "late"))
+    values = {
+        each: Carried.of(State({"w": np.full(2, number, np.float32)})) for number, each in enumerate(("slow", "quick"))
+    }
+    send = slow._send
+
+    def send_while_the_other_does(accumulator: gradserve.GradientAccumulator, sent: object) -> int:
+        if accumulator is slow._answers:
+            quick.answer(values["quick"], 7)
+        return send(accumulator, sent)
+
+    monkeypatch.setattr(slow, "_send", send_while_the_other_does)
+    slow.answer(values["slow"], 7)
+    received = late.receive(0.0, lambda _step: True)
+    assert received.step == 7
+    assert np.array_equal(np.asarray(received.state.tensors["w"]), [1.0, 1.0])
+
+
 def test_nobody_is_left_to_answer(client: gradserve.Client, name: str) -> None:
     first = Replica(client, name, "first", 1).begin()
     first.train()

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ _MOST_ANSWERS = 10
 """How many answers a worker that joins waits for, if each is too old when it has arrived."""
 _KEPT_SECONDS = 24 * 3600.0
 """How long after the last use by a worker the rest is kept."""
+_ANSWERS_KEPT = 16
+"""How many answers are kept: workers that answer at once may say so in another order than they sent their states."""
 _STATES_KEPT_SECONDS = 3600.0
 """How long after its last use a state is kept, which takes as much memory as a model with its optimizer."""
 
@@ -58,7 +60,7 @@ class Joining:
         self._container = container
         self._worker_id = worker_id
         self._requests = self._accumulator("requests", {"request": DenseSpec("float32", ())})
-        self._answers = self._accumulator("answers", {"text": TEXT})
+        self._answers = self._accumulator("answers", {"text": TEXT}, keep_averages=_ANSWERS_KEPT)
 
     def requesters(self) -> Collection[str]:
         """Returns the ids of the workers that wait for a state."""
@@ -134,38 +136,44 @@ class Joining:
 
     def newest_step(self) -> int:
         """Returns the step of the state that was sent last, -1 if there is none."""
-        answer = self._newest_answer()
-        return -1 if answer is None else int(answer["step"])
+        return next((int(answer["step"]) for answer in self._latest_answers()), -1)
 
-    def _newest_answer(self) -> dict[str, Any] | None:
-        if not self._answers.info().kept_steps:
-            return None
-        answer: dict[str, Any] = of_text(self._answers.read_average()["text"])
-        return answer
+    def _latest_answers(self) -> Iterator[dict[str, Any]]:
+        """Returns the answers that are kept, the latest first."""
+        for kept in reversed(self._answers.info().kept_steps):
+            with contextlib.suppress(OutOfRangeError):  # replaced meanwhile
+                yield of_text(self._answers.read_average(kept)["text"])
 
     def _read(self, is_new_enough: Callable[[int], bool]) -> Received | None:
         """Returns the state that was sent last; None if it is of no use, gone, or about to be replaced."""
-        text = self._newest_answer()
-        if text is None or not is_new_enough(text["step"]):
-            return None
-        try:
-            average = self._states(text["layout"]).read_average(text["kept"], timeout=0.0)
-        except (AbortedError, DeadlineExceededError, NotFoundError, OutOfRangeError):
-            return None
-        return Received(State(restored(average, text["layout"]), text["metadata"]), text["step"])
+        for text in self._latest_answers():
+            if not is_new_enough(text["step"]):
+                continue
+            try:
+                average = self._states(text["layout"]).read_average(text["kept"], timeout=0.0)
+            except (AbortedError, DeadlineExceededError, NotFoundError, OutOfRangeError):
+                continue  # another worker has sent its state since
+            return Received(State(restored(average, text["layout"]), text["metadata"]), text["step"])
+        return None
 
     def _states(self, layout: dict[str, object]) -> GradientAccumulator:
         digest = hashlib.sha256(json.dumps(layout, sort_keys=True).encode()).hexdigest()[:16]
         return self._accumulator(f"state-{digest}", specs_of(layout), _STATES_KEPT_SECONDS)
 
     def _accumulator(
-        self, purpose: str, components: dict[str, DenseSpec], idle_lease: float = _KEPT_SECONDS
+        self,
+        purpose: str,
+        components: dict[str, DenseSpec],
+        idle_lease: float = _KEPT_SECONDS,
+        *,
+        keep_averages: int = 1,
     ) -> GradientAccumulator:
         return self._client.gradient_accumulator(
             components,
             shared_name=f"{self._name}/{purpose}",
             container=self._container,
             idle_lease=idle_lease,
+            keep_averages=keep_averages,
             durability="none",
             device="cpu",
         )
