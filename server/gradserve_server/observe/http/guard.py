@@ -58,20 +58,14 @@ class Guard:
         async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
             try:
                 self._check_request(request)
-                response = await handler(request)
-            except web.HTTPException as error:
-                error.headers.update(_HEADERS)
-                raise
+                return await handler(request)
             except ServiceError as error:
                 return self._refusal(error)
-            if not response.prepared:
-                response.headers.update(_HEADERS)
-            return response
 
         return check
 
     async def on_prepare(self, _request: web.Request, response: web.StreamResponse) -> None:
-        """Adds the headers to answers that are streamed."""
+        """Adds the headers that every answer has."""
         response.headers.update(_HEADERS)
 
     def identity(self, request: web.Request) -> Identity:
@@ -125,6 +119,6 @@ class Guard:
     @staticmethod
     def _refusal(error: ServiceError) -> web.Response:
         status = _STATUS.get(type(error), 400)
-        headers = {**_HEADERS, **({"WWW-Authenticate": "Bearer"} if status == 401 else {})}
+        headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
         message = error.message if error.field is None else f"{error.field}: {error.message}"
         return web.json_response({"error": message}, status=status, headers=headers)

@@ -95,5 +95,4 @@ class Views:
 
 def _page_files() -> Mapping[str, bytes]:
     folder = resources.files("gradserve_server.observe.http") / "page"
-    files = folder.iterdir() if folder.is_dir() else ()
-    return {each.name: each.read_bytes() for each in files if each.name.rpartition(".")[2] in _TYPES}
+    return {each.name: each.read_bytes() for each in folder.iterdir() if each.name.rpartition(".")[2] in _TYPES}
