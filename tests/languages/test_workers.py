@@ -64,14 +64,20 @@ class Run:
 
     def wait_until(self, client: gradserve.Client, step: int, num_accumulated: int) -> None:
         """Waits until the run is at a step, with so many gradients in the round."""
-        zeros = {"weights": np.zeros(WORDS, np.float32), "bias": np.zeros((), np.float32)}
-        accumulator = client.gradient_accumulator(zeros, self.name, keep_averages=8, idle_lease=3600)
 
         def look() -> tuple[int, int]:
-            info = accumulator.info()
+            info = self._look(client)
             return info.global_step, info.num_accumulated
 
         eventually(look, lambda seen: seen == (step, num_accumulated))
+
+    def wait_until_waiting(self, client: gradserve.Client, num_waiting: int) -> None:
+        """Waits until so many workers wait for the end of the round."""
+        eventually(lambda: self._look(client).num_waiting, lambda seen: seen == num_waiting)
+
+    def _look(self, client: gradserve.Client) -> gradserve.AccumulatorInfo:
+        zeros = {"weights": np.zeros(WORDS, np.float32), "bias": np.zeros((), np.float32)}
+        return client.gradient_accumulator(zeros, self.name, keep_averages=8, idle_lease=3600).info()
 
 
 @pytest.fixture
@@ -156,7 +162,9 @@ def test_a_worker_that_is_started_again_counts_once(
     killed = run.start(language, "a", "--steps", 3)
     run.wait_until(gradserve_client, 0, 1)
     killed.kill()
+    run.wait_until_waiting(gradserve_client, 0)
     again = run.start(language, "a", "--steps", 3)
+    run.wait_until_waiting(gradserve_client, 1)  # otherwise the round could end before it has begun
     other = run.start("python", "b", "--steps", 3)
     assert again.result() == other.result()
 
