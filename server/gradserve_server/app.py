@@ -325,7 +325,7 @@ class Server:
                 identify=shared.identify,
                 asks_for_token=self.access is not None,
                 hosts=config.listen.http_host,
-                tls=None if self._certificates is None else partial(context_of, self._certificates),
+                tls=None if self._certificates is None else context_of(self._certificates),
             ),
         )
         self._watch = None

@@ -1,8 +1,11 @@
 """Certificates that are replaced while calls go on."""
 
 import shutil
+import ssl
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 import gradserve
 from gradserve_server.security.authority import Authority
 from gradserve_server.testing import LocalServer
+from tests.observe.http_client import connect, get, url_of
 from tests.servers.certificates import HOSTS, Certificates, make_certificates
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 
@@ -109,3 +113,32 @@ def test_who_is_not_trusted_any_more_is_refused(own: Certificates, server: Local
         pytest.raises(gradserve.UnavailableError, match="gets none that it accepts"),
     ):
         client.server_info()
+
+
+def http_context(own: Certificates, name: str = "worker-1") -> ssl.SSLContext:
+    """What a program that reads the HTTP port trusts and shows, as the files are now."""
+    context = ssl.create_default_context(cafile=str(own.ca))
+    context.load_cert_chain(own.folder / f"{name}.pem", own.folder / f"{name}.key")
+    return context
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_the_http_port_follows_too(own: Certificates, loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if loop == "asyncio":
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+    with LocalServer(own.config(asks_clients=True)) as server:
+        url = url_of(server)
+        before = http_context(own)
+        assert get(url, "/healthz", tls=before).status == 200
+        with closing(connect(url, before)) as open_before:
+            open_before.connect()
+            replace_authority(own)
+            look_now(server)
+            assert get(url, "/healthz", tls=http_context(own)).status == 200
+            with pytest.raises(ssl.SSLCertVerificationError, match="CERTIFICATE_VERIFY_FAILED"):
+                get(url, "/healthz", tls=before)
+            before.load_verify_locations(own.ca)
+            with pytest.raises(OSError, match="unknown ca|reset by peer|closed|Broken pipe|EOF"):
+                get(url, "/healthz", tls=before)
+            open_before.request("GET", "/healthz")
+            assert open_before.getresponse().status == 200

@@ -22,7 +22,7 @@ class Shown:
         identify: Returns the identity of credentials; raises UnauthenticatedError.
         asks_for_token: Whether requests have to show a token.
         hosts: The names of this server in Host headers, beside localhost.
-        tls: Returns the certificates; None if the port is not encrypted.
+        tls: The certificates; None if the port is not encrypted.
     """
 
     observed: Observed
@@ -31,4 +31,4 @@ class Shown:
     identify: Callable[[Credentials], Identity]
     asks_for_token: bool
     hosts: tuple[str, ...]
-    tls: Callable[[], ssl.SSLContext] | None
+    tls: ssl.SSLContext | None

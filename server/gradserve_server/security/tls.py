@@ -36,8 +36,28 @@ def server_certificates(config: TlsConfig) -> CertificateFiles | None:
 
 
 def context_of(certificates: CertificateFiles) -> ssl.SSLContext:
-    """Returns the certificates as they are now, for a listener."""
-    return certificates.current().context
+    """Returns a context for a server of asyncio: each connection uses the certificates as they are when it begins."""
+    context = _NewestContext(ssl.PROTOCOL_TLS_SERVER)
+    context.certificates = certificates
+    return context
+
+
+class _NewestContext(ssl.SSLContext):
+    """A context without certificates of its own, which event loops give their connections to."""
+
+    certificates: CertificateFiles
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        """Begins a connection. asyncio and uvloop call this for each one."""
+        newest = self.certificates.current().context
+        return newest.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
 
 
 def setting_of(error: CertificateError) -> str:

@@ -24,8 +24,8 @@ class HttpPort:
     Connections are bounded in number, and those that send no request within some seconds are ended.
     """
 
-    def __init__(self, guard: Guard, views: Views, tls: Callable[[], ssl.SSLContext] | None) -> None:
-        """Takes what checks requests, what answers them, and what returns the certificates if there are any."""
+    def __init__(self, guard: Guard, views: Views, tls: ssl.SSLContext | None) -> None:
+        """Takes what checks requests, what answers them, and the certificates if there are any."""
         self._silent: set[asyncio.BaseTransport] = set()
         self._num_connections = 0
         app = web.Application(middlewares=[_noting(self._silent.discard), guard.middleware], client_max_size=1)
@@ -41,8 +41,7 @@ class HttpPort:
     async def serve(self, bound: socket.socket) -> None:
         """Takes requests from now on, and returns."""
         await self._runner.setup()
-        context = None if self._tls is None else self._tls()
-        self._server = await asyncio.get_running_loop().create_server(self._protocol, sock=bound, ssl=context)
+        self._server = await asyncio.get_running_loop().create_server(self._protocol, sock=bound, ssl=self._tls)
 
     async def close(self) -> None:
         """Closes the port, and ends requests that do not end by themselves within a second."""
