@@ -250,6 +250,35 @@ class TestCheckpoint:
         ):
             second.begin(join=False)
 
+    def test_too_old_for_the_only_worker(self, client: gradserve.Client, name: str) -> None:
+        """The averages in between are gone, and nobody has another state: the error says what to do, and that works."""
+        first = Replica(client, name, "first", 1, keep_averages=2).begin()
+        checkpoint = first.weights
+        for _ in range(5):
+            first.train()
+        first.worker.close()
+        again = Replica(client, name, "again", 1, keep_averages=2, timeout=0.1)
+        again.begin(start_step=1)
+        with pytest.raises(gradserve.DeadlineExceededError) as raised:
+            again.train()
+        again.worker.close()
+        assert raised.value.__notes__ == [
+            f"Training run '{name}' is at step 5 and this worker at step 1, but the server keeps averages only "
+            "from step 4 on, and no other worker has sent its state in time. Go on from a checkpoint of step 3 or"
+            f" later; or repeat the steps since then: delete accumulator '{name}' and start all workers with "
+            "start_step=1. So that it does not happen again, save checkpoints more often, or start all workers "
+            "with a larger keep_averages than 2: at least the number of steps between two checkpoints."
+        ]
+        with Replica(client, name, "of step 3", 1, keep_averages=2, timeout=0.1) as later:
+            assert len(later.begin(start_step=3).train().averages) == 2
+        client.delete_accumulator(name)
+        with Replica(client, name, "repeats", 1, keep_averages=4) as repeats:
+            repeats.weights = checkpoint
+            repeats.begin(start_step=1)
+            repeats.train()
+            assert repeats.step == 2
+            assert repeats.num_loaded == 0
+
 
 class TestRestartOfTheServer:
     """The workers go on by themselves."""

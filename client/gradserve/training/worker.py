@@ -216,7 +216,9 @@ class Worker:
             InvalidArgumentError: A gradient is missing, or does not have the parameter's shape.
             AbortedError: The accumulator was deleted, or put back to an earlier step.
             DeadlineExceededError: Too few gradients arrived in time; the message says which workers are missing. The
-                gradient counts: the next `exchange` waits for the same round.
+                gradient counts: the next `exchange` waits for the same round. Or this worker is further behind than
+                averages are kept, after a start from an old checkpoint for example, and no other worker has sent its
+                state in time; a note says what to do.
             GradserveError: See `GradientAccumulator.push_pull`.
         """
         if self._attendant is None:
@@ -308,14 +310,29 @@ class Worker:
                 self._timeout, lambda step: self.accumulator.info().global_step - step <= kept
             )
         except DeadlineExceededError as error:
-            error.add_note(
-                f"Training run {self._name!r} is at step {reached}, and none of its workers has sent its state in "
-                f"time. If they have ended, go on from a checkpoint with start_step=..., or begin anew: delete "
-                f"accumulator {self._name!r} or use another name."
-            )
+            is_too_far_behind = self._attendant is not None and reached - self.step > kept
+            error.add_note(self._too_far_behind(reached) if is_too_far_behind else self._nobody_answers(reached))
             raise
         self.step = received.step
         return received
+
+    def _nobody_answers(self, reached: int) -> str:
+        return (
+            f"Training run {self._name!r} is at step {reached}, and none of its workers has sent its state in "
+            f"time. If they have ended, go on from a checkpoint with start_step=..., or begin anew: delete "
+            f"accumulator {self._name!r} or use another name."
+        )
+
+    def _too_far_behind(self, reached: int) -> str:
+        kept = self._options["keep_averages"]
+        return (
+            f"Training run {self._name!r} is at step {reached} and this worker at step {self.step}, but the server"
+            f" keeps averages only from step {reached - kept + 1} on, and no other worker has sent its state in "
+            f"time. Go on from a checkpoint of step {reached - kept} or later; or repeat the steps since then: "
+            f"delete accumulator {self._name!r} and start all workers with start_step={self.step}. So that it does"
+            " not happen again, save checkpoints more often, or start all workers with a larger keep_averages "
+            f"than {kept}: at least the number of steps between two checkpoints."
+        )
 
     def _found(self) -> GradientAccumulator:
         try:
