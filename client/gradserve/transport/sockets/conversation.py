@@ -103,16 +103,21 @@ def call(
     outgoing = payloads.outgoing(contents)
     try:
         while outgoing.new_regions:
+            has_all = True
             for region in outgoing.new_regions:
                 yield payloads.handing_over(region)
                 answer, body = yield from _receive_reply(payloads, inbox)
                 refusal = _error_in(answer, body) if answer.code else None
                 payloads.handed_over(region, refusal)
+                has_all = has_all and refusal is None
                 if isinstance(refusal, UnavailableError):
                     payloads.abandon(outgoing)
                     return refusal  # the server ends the connection
-            again = payloads.outgoing(contents)
-            outgoing = replace(again, prefix=outgoing.prefix + again.prefix)
+            if has_all and contents is not None and not contents.elsewhere:
+                outgoing = replace(outgoing, new_regions=())  # what was copied to them is still there
+            else:
+                again = payloads.outgoing(contents)
+                outgoing = replace(again, prefix=outgoing.prefix + again.prefix)
         if not outgoing.is_possible:
             if outgoing.prefix:
                 yield Send((outgoing.prefix,))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import gradserve
+from gradserve.calls.exchange import Unary
 from gradserve.memory.pool import BufferPool
 from gradserve.memory.regions import RegionPool
 from gradserve.memory.sealed import make_region
@@ -17,7 +18,8 @@ from gradserve.transport.sockets.inbox import Inbox
 from gradserve.transport.sockets.region_payloads import RegionPayloads
 from gradserve.transport.sockets.steps import Receive, Send
 from gradserve.v1 import tensor_messages_pb2, tensor_pb2
-from gradserve.wire.frames import FrameHeader, FrameKind, Segment, pack_segments
+from gradserve.wire.contents import Contents, WithContents
+from gradserve.wire.frames import HEADER_BYTES, FrameHeader, FrameKind, Segment, pack_segments
 from tests.client.transport.sockets.test_conversation import READ
 
 NUM_BYTES = 1 << 16
@@ -39,10 +41,12 @@ def reply(offset: int, num_bytes: int, number: int = 7) -> bytes:
     return header.pack() + segments + message
 
 
-def carry_out(payloads: RegionPayloads, frames: list[tuple[bytes, list[int]]]) -> tuple[Any, bytes]:
+def carry_out(
+    payloads: RegionPayloads, frames: list[tuple[bytes, list[int]]], unary: Unary = READ
+) -> tuple[Any, bytes]:
     """Returns the reply and what the client sent; each frame of the server may bring descriptors."""
     inbox = Inbox(takes_descriptors=True)
-    conversation = call(READ, math.inf, payloads, inbox)
+    conversation = call(unary, math.inf, payloads, inbox)
     sent = b""
     try:
         step = next(conversation)
@@ -125,3 +129,19 @@ def test_what_is_no_region() -> None:
     finally:
         os.close(read)
         os.close(write)
+
+
+def test_an_array_is_copied_once_into_a_region_that_is_new() -> None:
+    array = np.arange(NUM_BYTES, dtype=np.uint8)
+    contents = Contents()
+    request = tensor_messages_pb2.StoreTensorsRequest(tensors=contents.tensors([array]))
+    message = tensor_messages_pb2.StoreTensorsResponse(tensors=[{"handle": "h"}]).SerializeToString()
+    stored = FrameHeader(FrameKind.REPLY, message_bytes=len(message)).pack() + message
+    welcome = FrameHeader(FrameKind.REPLY).pack()
+    payloads = RegionPayloads(BufferPool(0), RegionPool(0))
+    received, sent = carry_out(
+        payloads, [(welcome, []), (stored, [])], Unary("TensorService", "StoreTensors", WithContents(request, contents))
+    )
+    assert received.message.tensors[0].handle == "h"
+    assert FrameHeader.unpack(sent[:HEADER_BYTES]).kind is FrameKind.REGION
+    assert FrameHeader.unpack(sent[HEADER_BYTES : 2 * HEADER_BYTES]).kind is FrameKind.CALL
