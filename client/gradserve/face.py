@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from gradserve.calls.exchange import Operation
+from gradserve.calls.progress import CallbackError
 from gradserve.errors import GradserveError
 from gradserve.public_names import HiddenConstructor, described_as, name_methods, shown
 from gradserve.transport.interface import AsyncTransport, BlockingTransport
@@ -71,7 +72,13 @@ class BriefErrors:
 
 
 def shorten(error: GradserveError, handled: BaseException | None) -> None:
-    """Removes the frames of an error, as `BriefErrors` does; `handled` is what its caller was handling."""
+    """Removes the frames of an error, as `BriefErrors` does; `handled` is what its caller was handling.
+
+    Raises:
+        Exception: What a callback of the caller's has raised, if that has ended the call.
+    """
+    if isinstance(error, CallbackError):
+        error.raise_error()
     error.__traceback__ = None
     if error.__suppress_context__ and error.__cause__ is None:  # raised from None, inside the caller's handler
         error.__context__ = handled

@@ -14,10 +14,12 @@ from gradserve.calls.exchange import (
     Operation,
     Reply,
     Together,
+    Track,
     Whole,
 )
 from gradserve.results import TransportInfo
 from gradserve.transport.carrying import carry_out
+from gradserve.transport.progress import TransferProgress
 
 T = TypeVar("T")
 
@@ -65,4 +67,6 @@ def _perform(answer: Callable[[Exchange], Any], exchange: Exchange) -> Any:
             return np.empty(shape, dtype)
         case DescribeTransport():
             return TransportInfo("grpc", "it is a test")
+        case Track():
+            return TransferProgress.of(exchange)
     return answer(exchange)

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import traceback
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,6 +64,33 @@ async def test_a_call_aio(server_address: str, call: Call, left_in_cycles: Calla
             await call(client, accumulator, layer)
         await client.server_info()
         assert left_in_cycles() == []
+
+
+def refuse(num_done: int, _num_bytes: int) -> None:
+    if num_done:
+        raise ValueError
+
+
+@pytest.mark.parametrize("transport", ["grpc", "bulk", "shared_memory"])
+def test_a_callback_that_raises(
+    server_address: str, transport: Any, left_in_cycles: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradserve.transport.progress.INTERVAL_SECONDS", 0)
+    with gradserve.connect(server_address, transport=transport) as client:
+        with pytest.raises(ValueError, match="^$"):
+            client.put(np.zeros((4, *LARGE)), progress=refuse)
+        assert [each for each in left_in_cycles() if "/client/gradserve/" in each] == []
+
+
+@pytest.mark.parametrize("transport", ["grpc", "bulk", "shared_memory"])
+async def test_a_callback_that_raises_aio(
+    server_address: str, transport: Any, left_in_cycles: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradserve.transport.progress.INTERVAL_SECONDS", 0)
+    async with gradserve.aio.connect(server_address, transport=transport) as client:
+        with pytest.raises(ValueError, match="^$"):
+            await client.put(np.zeros((4, *LARGE)), progress=refuse)
+        assert [each for each in left_in_cycles() if "/client/gradserve/" in each] == []
 
 
 async def test_a_call_that_is_given_up(server_address: str, left_in_cycles: Callable[[], list[str]]) -> None:

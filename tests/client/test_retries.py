@@ -18,6 +18,7 @@ from gradserve.calls.exchange import (
     Operation,
     Pause,
     Together,
+    Track,
     Unary,
     Upload,
 )
@@ -78,7 +79,7 @@ class Server:
             return stop.value
 
     def _meet(self, step: Step) -> Any:
-        assert not isinstance(step, Background | Together | DescribeTransport | Allocate)
+        assert not isinstance(step, Background | Together | DescribeTransport | Allocate | Track)
         if isinstance(step, Pause):
             self.pauses.append(step.seconds)
             self._now += step.seconds

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
+from gradserve.calls.progress import Progress, Told
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_number
@@ -78,12 +79,14 @@ class Whole(NamedTuple):
             there is no socket.
         num_bytes: The size of its tensors, as far as it is known.
         repeatable: Whether it may be sent again if its answer is lost.
+        progress: Told how many bytes of its tensors were moved.
     """
 
     call: Unary
     over_grpc: bool = True
     num_bytes: int = 0
     repeatable: bool = True
+    progress: Progress | None = None
 
     @property
     def target(self) -> int:
@@ -116,11 +119,13 @@ class Upload:
         header: The header that precedes the payload.
         arrays: The payload.
         target: The server's index among those of the transport.
+        progress: Told how many bytes were moved.
     """
 
     header: tensor_messages_pb2.PutTensorsHeader
     arrays: tuple[Array, ...]
     target: int = 0
+    progress: Progress | None = None
 
     def time_limit(self, times: TimeLimits) -> float:
         """Returns the time limit in seconds."""
@@ -135,11 +140,13 @@ class Download:
         request: The request, which names the tensors.
         num_bytes: The size of the payload.
         target: The server's index among those of the transport.
+        progress: Told how many bytes were moved.
     """
 
     request: tensor_messages_pb2.GetTensorsRequest
     num_bytes: int
     target: int = 0
+    progress: Progress | None = None
 
     def time_limit(self, times: TimeLimits) -> float:
         """Returns the time limit in seconds."""
@@ -207,7 +214,20 @@ class Allocate:
     dtype: DType
 
 
-Local: TypeAlias = DescribeTransport | Allocate
+@dataclass(frozen=True)
+class Track:
+    """The wish to tell a caller how far a transfer is, answered by a Progress.
+
+    Attributes:
+        progress: The callback; True for a line on a terminal.
+        num_bytes: The size of the transfer.
+    """
+
+    progress: Told
+    num_bytes: int
+
+
+Local: TypeAlias = DescribeTransport | Allocate | Track
 """What a transport answers at once, by itself."""
 
 Exchange: TypeAlias = Unary | Whole | Upload | Download | Pause | Background | Together | Local
@@ -250,9 +270,9 @@ def encode_idle_lease(seconds: Any) -> Duration | None:
 
 
 def upload(
-    header: tensor_messages_pb2.PutTensorsHeader, arrays: Sequence[AnyArray]
+    header: tensor_messages_pb2.PutTensorsHeader, arrays: Sequence[AnyArray], progress: Progress | None = None
 ) -> Operation[list[tensor_pb2.Tensor]]:
     """Uploads arrays to the server, from host memory; returns their messages, with handles."""
     on_host = tuple([host_array(array) for array in arrays])
-    reply: tensor_messages_pb2.PutTensorsResponse = yield Upload(header, on_host)
+    reply: tensor_messages_pb2.PutTensorsResponse = yield Upload(header, on_host, progress=progress)
     return list(reply.tensors)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from gradserve.calls.exchange import Allocate, Background, Exchange, Operation, Pause, Together, Unary, Whole
+from gradserve.calls.exchange import Allocate, Background, Exchange, Operation, Pause, Together, Track, Unary, Whole
 from gradserve.errors import GradserveError
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ def at_target(target: int, operation: Operation[T]) -> Operation[T]:
 
 def _aimed(target: int, exchange: Exchange) -> Exchange:
     match exchange:
-        case Pause() | Allocate():
+        case Pause() | Allocate() | Track():
             return exchange
         case Background(begin):
             return Background(lambda: at_target(target, begin()))

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from gradserve.calls.exchange import Upload
+from gradserve.calls.progress import Progress
 from gradserve.errors import InternalError
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve.wire.assembly import Assembly, PayloadError
@@ -16,14 +17,24 @@ from gradserve.wire.payload import Array, buffer_of
 def upload_parts(upload: Upload) -> Iterator[messages_pb2.PutTensorsRequest | Chunk]:
     """Returns the messages of a PutTensors stream."""
     yield messages_pb2.PutTensorsRequest(header=upload.header)
-    yield from cut(map(buffer_of, upload.arrays))
+    progress = upload.progress
+    if progress is not None:
+        progress.begin()
+    for chunk in cut(map(buffer_of, upload.arrays)):
+        yield chunk
+        if progress is not None:
+            progress.moved(chunk.num_bytes)  # now gRPC wants the next one
 
 
 class DownloadParts:
     """Reads the messages of a GetTensors stream into arrays."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress | None = None) -> None:
+        """Takes what is told how many bytes have come."""
         self._arrays: list[Array] = []
+        self._progress = progress
+        if progress is not None:
+            progress.begin()
         self._assembly: Assembly | None = None
 
     def add(self, part: messages_pb2.GetTensorsResponse | memoryview) -> None:
@@ -37,6 +48,8 @@ class DownloadParts:
                 if self._assembly is None:
                     raise InternalError("the server sent a chunk before the header")
                 self._assembly.write(part)
+                if self._progress is not None:
+                    self._progress.moved(len(part))
             else:
                 self._arrays = [np.empty(tuple(spec.shape), to_dtype(spec.dtype)) for spec in part.header.tensors]
                 self._assembly = Assembly(self._arrays)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from gradserve.array_like import ArrayLike, DTypeLike
 from gradserve.calls.client.state import ClientState
 from gradserve.calls.exchange import Allocate, Operation
+from gradserve.calls.progress import checked_progress
 from gradserve.calls.tensors import arguments as tensors
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.dtypes import as_dtype
@@ -43,7 +44,14 @@ class TensorsOfClient(ClientState):
         array: NDArray[Any] = yield Allocate(sizes, as_dtype(dtype, Argument("dtype")))
         return array
 
-    def put(self, value: ArrayLike, *, lease: float | None = None, device: str = "") -> Operation[TensorHandle]:
+    def put(
+        self,
+        value: ArrayLike,
+        *,
+        lease: float | None = None,
+        device: str = "",
+        progress: Callable[[int, int], object] | bool | None = None,
+    ) -> Operation[TensorHandle]:
         """Stores an array on the server. Any client that has the handle can use it.
 
         Args:
@@ -53,20 +61,32 @@ class TensorsOfClient(ClientState):
                 (`server_info().device`), or "auto" for that device. It is copied there while it arrives. Whatever
                 needs it elsewhere moves it. By default, an array on the GPU of the ops stays there if the server can
                 read it there (docs/gpu_arrays.md), and all others are put into the host's memory.
+            progress: A callable that is told how far the transfer is: `progress(bytes_done, bytes_total)`. It is called
+                first with 0, then at most every 50 ms, and at last, when the call has succeeded, with the total;
+                `bytes_done` never falls. It runs in the thread or event loop of the call, which waits for it. An
+                exception from it ends the call, and the client can be used further. True: show a bar on standard
+                error, if that is a terminal. None, False: tell nobody.
 
         Returns:
             The handle: an input of ops, a gradient for accumulators, and the argument of `get`.
 
         Raises:
-            InvalidArgumentError: `value` is neither an array nor numbers, or has a dtype that tensors cannot have.
+            InvalidArgumentError: `value` is neither an array nor numbers, or has a dtype that tensors cannot have, or
+                `progress` cannot be called.
             ResourceExhaustedError: The array does not fit into the server's memory.
         """
         where = as_text(device, Argument("device"))
-        (handle,) = yield from tensors.put([as_tensor(value, Argument("value"))], lease, where)
+        told = checked_progress(progress)
+        (handle,) = yield from tensors.put([as_tensor(value, Argument("value"))], lease, where, told)
         return handle
 
     def put_all(
-        self, values: Sequence[ArrayLike], *, lease: float | None = None, device: str = ""
+        self,
+        values: Sequence[ArrayLike],
+        *,
+        lease: float | None = None,
+        device: str = "",
+        progress: Callable[[int, int], object] | bool | None = None,
     ) -> Operation[list[TensorHandle]]:
         """Stores several arrays in one stream, either all or none.
 
@@ -74,6 +94,7 @@ class TensorsOfClient(ClientState):
             values: Arrays of any library, or numbers.
             lease: Seconds that each array lives without use. None: the server's default.
             device: Where they are put on the server; see `put`.
+            progress: Told how far the transfer of all of them is; see `put`.
 
         Returns:
             The handles, in the order of the arrays.
@@ -83,9 +104,17 @@ class TensorsOfClient(ClientState):
         """
         given = as_list(values, "a list of arrays", Argument("values"))
         arrays = [as_tensor(value, Argument(f"values[{index}]")) for index, value in enumerate(given)]
-        return (yield from tensors.put(arrays, lease, as_text(device, Argument("device"))))
+        where = as_text(device, Argument("device"))
+        return (yield from tensors.put(arrays, lease, where, checked_progress(progress)))
 
-    def get(self, handle: TensorHandle, *, release: bool = False, out: Any = None) -> Operation[NDArray[Any]]:
+    def get(
+        self,
+        handle: TensorHandle,
+        *,
+        release: bool = False,
+        out: Any = None,
+        progress: Callable[[int, int], object] | bool | None = None,
+    ) -> Operation[NDArray[Any]]:
         """Reads a stored array.
 
         Args:
@@ -93,25 +122,32 @@ class TensorsOfClient(ClientState):
             release: Whether to delete the array from the server once it is read.
             out: An array of the same dtype and shape to read it into: one of NumPy, or one of any library in the memory
                 of a GPU. A server that computes on this GPU writes to it there; see docs/gpu_arrays.md.
+            progress: Told how far the transfer is; see `put`.
 
         Returns:
             A new array; `out` if that was given.
 
         Raises:
             NotFoundError: The array does not exist.
-            InvalidArgumentError: `out` has another dtype or shape, or cannot be written to.
+            InvalidArgumentError: `out` has another dtype or shape, or cannot be written to, or `progress` cannot be
+                called.
         """
-        known = as_handle(handle, Argument("handle"))
+        known, told = as_handle(handle, Argument("handle")), checked_progress(progress)
         if out is not None:
             place = _place_for(known, out, Argument("out"))
-            yield from tensors.get_into([known], [place], release=release)
+            yield from tensors.get_into([known], [place], release=release, progress=told)
             filled: NDArray[Any] = out
             return filled
-        (array,) = yield from tensors.get([known], release=release)
+        (array,) = yield from tensors.get([known], release=release, progress=told)
         return array
 
     def get_all(
-        self, handles: Sequence[TensorHandle], *, release: bool = False, out: Sequence[Any] | None = None
+        self,
+        handles: Sequence[TensorHandle],
+        *,
+        release: bool = False,
+        out: Sequence[Any] | None = None,
+        progress: Callable[[int, int], object] | bool | None = None,
     ) -> Operation[list[NDArray[Any]]]:
         """Reads several stored arrays in one stream.
 
@@ -119,6 +155,7 @@ class TensorsOfClient(ClientState):
             handles: The handles of the arrays.
             release: Whether to delete the arrays from the server once they are read.
             out: Arrays to read them into, one for each handle; see `get`.
+            progress: Told how far the transfer of all of them is; see `put`.
 
         Returns:
             New arrays, in the order of the handles; the arrays of `out` if that was given.
@@ -128,8 +165,9 @@ class TensorsOfClient(ClientState):
             InvalidArgumentError: See `get`.
         """
         known = as_handles(as_list(handles, "a list of TensorHandles", Argument("handles")), "handles")
+        told = checked_progress(progress)
         if out is None:
-            return (yield from tensors.get(known, release=release))
+            return (yield from tensors.get(known, release=release, progress=told))
         given = as_list(out, "a list of arrays", Argument("out"))
         if len(given) != len(known):
             raise Argument("out").error_saying(f"one array for each of the {len(known)} handles", str(len(given)))
@@ -137,7 +175,7 @@ class TensorsOfClient(ClientState):
             _place_for(handle, place, Argument(f"out[{index}]"))
             for index, (handle, place) in enumerate(zip(known, given, strict=True))
         ]
-        yield from tensors.get_into(known, places, release=release)
+        yield from tensors.get_into(known, places, release=release, progress=told)
         return given
 
     def delete(self, *handles: TensorHandle) -> Operation[int]:

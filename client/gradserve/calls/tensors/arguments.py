@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
-from gradserve.calls.exchange import NOT_CARRIED, Download, NotCarried, Operation, Reply, Unary, Whole, upload
+from gradserve.calls.exchange import NOT_CARRIED, Download, NotCarried, Operation, Reply, Track, Unary, Whole, upload
+from gradserve.calls.progress import CallbackError, Progress, Told
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_flag, as_number
 from gradserve.errors import GradserveError, InternalError, InvalidArgumentError
@@ -22,39 +23,90 @@ INLINE_LIMIT_BYTES = 3 << 20
 """Over gRPC, arrays of up to this size in total travel inside the request; a stream of their own would take longer."""
 
 
-def put(arrays: Sequence[AnyArray], lease: float | None, device: str) -> Operation[list[TensorHandle]]:
+def put(
+    arrays: Sequence[AnyArray], lease: float | None, device: str, progress: Told | None = None
+) -> Operation[list[TensorHandle]]:
     """Stores arrays on the server, in the memory of a device."""
+    if progress is None:
+        return (yield from _put(arrays, lease, device, None))
+    tracked: Progress = yield Track(progress, sum(array.nbytes for array in arrays))
+    with tracked:
+        handles = yield from _put(arrays, lease, device, tracked)
+        try:
+            tracked.end()
+        except CallbackError as error:
+            yield from delete_quietly([each.handle for each in handles], error)
+            raise
+    return handles
+
+
+def _put(
+    arrays: Sequence[AnyArray], lease: float | None, device: str, progress: Progress | None
+) -> Operation[list[TensorHandle]]:
     header = header_of(arrays, lease, device)
     contents = Contents()
     request = messages_pb2.StoreTensorsRequest(tensors=contents.tensors(arrays), lease=_lease_of(header), device=device)
     call = Unary("TensorService", "StoreTensors", WithContents(request, contents))
-    reply: Reply | NotCarried = yield Whole(call, over_grpc=False, num_bytes=contents.num_bytes)
+    reply: Reply | NotCarried = yield Whole(call, over_grpc=False, num_bytes=contents.num_bytes, progress=progress)
     if reply is NOT_CARRIED:
-        stored = yield from upload(header, arrays)
+        stored = yield from upload(header, arrays, progress)
     else:
         stored = list(reply.message.tensors)
     return [TensorHandle(tensor.handle, array.dtype, array.shape) for tensor, array in zip(stored, arrays, strict=True)]
 
 
-def get(handles: Sequence[TensorHandle], *, release: bool) -> Operation[list[Array]]:
+def get(handles: Sequence[TensorHandle], *, release: bool, progress: Told | None = None) -> Operation[list[Array]]:
     """Reads stored arrays, and then deletes them if `release`."""
-    is_released = as_flag(release, Argument("release"))
-    names = [each.handle for each in handles]
-    num_bytes = sum(int(np.prod(each.shape)) * each.dtype.itemsize for each in handles)
-    call = Unary("TensorService", "ReadTensors", messages_pb2.ReadTensorsRequest(handles=names, release=is_released))
-    reply: Reply | NotCarried = yield Whole(call, over_grpc=False, num_bytes=num_bytes, repeatable=not is_released)
-    if reply is not NOT_CARRIED:
-        return [array_of(tensor, reply.arrays) for tensor in reply.message.tensors]
-    request = messages_pb2.GetTensorsRequest(handles=names, release=is_released)
-    arrays: list[Array] = yield Download(request, num_bytes)
+    if progress is None:
+        return (yield from _get(handles, None, release=release))
+    tracked: Progress = yield Track(progress, _num_bytes(handles))
+    with tracked:
+        arrays = yield from _get(handles, tracked, release=release)
+        tracked.end()
     return arrays
 
 
-def get_into(handles: Sequence[TensorHandle], places: Sequence[Array | GpuArray], *, release: bool) -> Operation[None]:
+def _get(handles: Sequence[TensorHandle], progress: Progress | None, *, release: bool) -> Operation[list[Array]]:
+    is_released = as_flag(release, Argument("release"))
+    names = [each.handle for each in handles]
+    num_bytes = _num_bytes(handles)
+    call = Unary("TensorService", "ReadTensors", messages_pb2.ReadTensorsRequest(handles=names, release=is_released))
+    reply: Reply | NotCarried = yield Whole(
+        call, over_grpc=False, num_bytes=num_bytes, repeatable=not is_released, progress=progress
+    )
+    if reply is not NOT_CARRIED:
+        return [array_of(tensor, reply.arrays) for tensor in reply.message.tensors]
+    request = messages_pb2.GetTensorsRequest(handles=names, release=is_released)
+    arrays: list[Array] = yield Download(request, num_bytes, progress=progress)
+    return arrays
+
+
+def get_into(
+    handles: Sequence[TensorHandle],
+    places: Sequence[Array | GpuArray],
+    *,
+    release: bool,
+    progress: Told | None = None,
+) -> Operation[None]:
     """Reads stored arrays into arrays of the same dtypes and shapes, and then deletes them if `release`.
 
     The server writes to memory of its GPU itself.
     """
+    if progress is None:
+        return (yield from _get_into(handles, places, None, release=release))
+    tracked: Progress = yield Track(progress, _num_bytes(handles))
+    with tracked:
+        yield from _get_into(handles, places, tracked, release=release)
+        tracked.end()
+
+
+def _get_into(
+    handles: Sequence[TensorHandle],
+    places: Sequence[Array | GpuArray],
+    progress: Progress | None,
+    *,
+    release: bool,
+) -> Operation[None]:
     on_gpu = [place for place in places if isinstance(place, GpuArray) and place.nbytes]
     if on_gpu and len(on_gpu) == len(places):
         contents = Contents(is_written=True)
@@ -69,7 +121,7 @@ def get_into(handles: Sequence[TensorHandle], places: Sequence[Array | GpuArray]
         )
         if reply is not NOT_CARRIED:
             return
-    arrays = yield from get(handles, release=release)
+    arrays = yield from _get(handles, progress, release=release)
     for place, array in zip(places, arrays, strict=True):
         if isinstance(place, GpuArray):
             place.fill(array)
@@ -171,6 +223,10 @@ def header_of(arrays: Sequence[AnyArray], lease: float | None, device: str) -> m
     if lease is not None:
         header.lease.CopyFrom(encode_lease(lease))
     return header
+
+
+def _num_bytes(handles: Sequence[TensorHandle]) -> int:
+    return sum(int(np.prod(each.shape)) * each.dtype.itemsize for each in handles)
 
 
 def _lease_of(header: messages_pb2.PutTensorsHeader) -> Duration | None:

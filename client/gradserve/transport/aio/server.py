@@ -8,6 +8,7 @@ import grpc
 
 from gradserve.address import Address
 from gradserve.calls.exchange import NOT_CARRIED, Download, Introduce, Reply, Unary, Upload, Whole
+from gradserve.calls.progress import Progress
 from gradserve.calls.retries import Attempt
 from gradserve.errors import UnavailableError
 from gradserve.memory.client_memory import ClientMemory
@@ -44,13 +45,17 @@ class AsyncServer:
         """Makes a call; returns its answer."""
         match attempt:
             case Attempt(Upload() as upload, timeout):
-                return await self._answer(_put(self._channel.now.put(upload_parts(upload), timeout=timeout)))
-            case Attempt(Download(request), timeout):
-                return await self._answer(_read(self._channel.now.get(request, timeout=timeout)))
+                call = self._channel.now.put(upload_parts(upload), timeout=timeout)
+                return await self._answer(_put(call, upload.progress))
+            case Attempt(Download(request) as download, timeout):
+                call = self._channel.now.get(request, timeout=timeout)
+                return await self._answer(_read(call, download.progress))
             case Attempt(Introduce(), timeout):
                 return await self._sockets.introduce(TimeLimit(timeout, self._settings))
-            case Attempt(Whole(call, over_grpc, num_bytes), timeout):
-                reply = await self._call(call, timeout, over_grpc=over_grpc, num_bytes=num_bytes)
+            case Attempt(Whole(call, over_grpc, num_bytes) as whole, timeout):
+                reply = await self._call(
+                    call, timeout, over_grpc=over_grpc, num_bytes=num_bytes, progress=whole.progress
+                )
                 return NOT_CARRIED if reply is None else reply
             case Attempt(Unary() as call, timeout):
                 reply = await self._call(call, timeout, over_grpc=True)
@@ -71,9 +76,17 @@ class AsyncServer:
         """Closes the sockets of a forgotten client, which has no calls; gRPC's channel closes itself."""
         self._sockets.close()
 
-    async def _call(self, call: Unary, timeout: float | None, *, over_grpc: bool, num_bytes: int = 0) -> Reply | None:
+    async def _call(
+        self,
+        call: Unary,
+        timeout: float | None,
+        *,
+        over_grpc: bool,
+        num_bytes: int = 0,
+        progress: Progress | None = None,
+    ) -> Reply | None:
         limit = TimeLimit(timeout, self._settings)
-        reply = await self._sockets.call(call, limit, num_bytes)
+        reply = await self._sockets.call(call, limit, num_bytes, progress)
         if reply is None and over_grpc:
             return Reply(await self._answer(self.call_over_grpc(call, limit.timeout())))
         return reply
@@ -97,7 +110,7 @@ class AsyncServer:
             raise
 
 
-async def _put(call: Any) -> Any:
+async def _put(call: Any, progress: Progress | None = None) -> Any:
     try:
         return await call
     except grpc.aio.AioRpcError as error:
@@ -106,10 +119,14 @@ async def _put(call: Any) -> Any:
                 "the server ended the upload before it had all of it; gRPC lost the reason"
             ) from None
         raise
+    except asyncio.CancelledError:
+        if progress is not None and progress.failure is not None:
+            raise progress.failure from None  # of which gRPC says only that it has cancelled the call
+        raise
 
 
-async def _read(call: Any) -> list[Array]:
-    parts = DownloadParts()
+async def _read(call: Any, progress: Progress | None) -> list[Array]:
+    parts = DownloadParts(progress)
     try:
         async for part in call:
             parts.add(part)

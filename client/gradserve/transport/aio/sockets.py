@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from gradserve.calls.exchange import Reply, Unary
+from gradserve.calls.progress import Progress
 from gradserve.errors import DeadlineExceededError, UnavailableError
 from gradserve.memory.client_memory import ClientMemory
 from gradserve.results import TransportInfo
@@ -48,13 +49,16 @@ class AsyncSockets:
         """The way in use."""
         return self._carrier.info
 
-    async def call(self, unary: Unary, limit: TimeLimit, num_bytes: int = 0) -> Reply | None:
+    async def call(
+        self, unary: Unary, limit: TimeLimit, num_bytes: int = 0, progress: Progress | None = None
+    ) -> Reply | None:
         """Makes a call; returns None if gRPC has to carry it.
 
         Args:
             unary: The call.
             limit: Its time limit.
             num_bytes: The size of its tensors, in request or response, as far as it is known.
+            progress: Told how many bytes of them were moved.
         """
         if not self._is_used:
             return None
@@ -64,7 +68,9 @@ class AsyncSockets:
         try:
             if connection.wants_strands(num_bytes):
                 await carry_out_async(self._carrier.widen(connection), self._perform)
-            conversation = call(unary, limit.left(), connection.payloads, connection.inbox, connection.num_strands)
+            conversation = call(
+                unary, limit.left(), connection.payloads, connection.inbox, connection.num_strands, progress
+            )
             outcome = await connection.converse(conversation, limit, self._probe)
         except BaseException as error:
             self._carrier.failed(connection, error)

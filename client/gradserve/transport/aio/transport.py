@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from gradserve.address import Address
-from gradserve.calls.exchange import Allocate, Background, DescribeTransport, Operation, Pause, Together, Unary
+from gradserve.calls.exchange import Allocate, Background, DescribeTransport, Operation, Pause, Together, Track, Unary
 from gradserve.calls.retries import Attempt, Attempts, Contact, Step
 from gradserve.memory.client_memory import ClientMemory
 from gradserve.transport.aio.background import BackgroundTask
@@ -14,6 +14,7 @@ from gradserve.transport.aio.server import AsyncServer
 from gradserve.transport.aio.together import ConcurrentSteps
 from gradserve.transport.carrying import attempts, carry_out_async
 from gradserve.transport.process import OwnProcess
+from gradserve.transport.progress import TransferProgress
 from gradserve.transport.settings import ConnectionSettings
 
 T = TypeVar("T")
@@ -63,6 +64,8 @@ class AsyncNetworkTransport:
                 return self._servers[target].info
             case Allocate(shape, dtype):
                 return self._memory.empty(shape, dtype)
+            case Track():
+                return TransferProgress.of(step)
             case Together(operations):
                 return await ConcurrentSteps(self._perform, self._attempts).run(operations)
 

@@ -7,9 +7,11 @@ import grpc
 
 from gradserve.address import Address
 from gradserve.calls.exchange import NOT_CARRIED, Download, Introduce, Reply, Unary, Upload, Whole
+from gradserve.calls.progress import Progress
 from gradserve.calls.retries import Attempt
 from gradserve.memory.client_memory import ClientMemory
 from gradserve.results import TransportInfo
+from gradserve.transport.blocking.reported_upload import ReportedUpload
 from gradserve.transport.blocking.sockets import BlockingSockets, Watch
 from gradserve.transport.channel import closed, make_channel
 from gradserve.transport.settings import ConnectionSettings
@@ -45,7 +47,9 @@ class BlockingServer:
         exchange, timeout = attempt
         match exchange:
             case Whole(call, over_grpc, num_bytes):
-                reply = self._call(call, timeout, watch, over_grpc=over_grpc, num_bytes=num_bytes)
+                reply = self._call(
+                    call, timeout, watch, over_grpc=over_grpc, num_bytes=num_bytes, progress=exchange.progress
+                )
                 return NOT_CARRIED if reply is None else reply
             case Unary():
                 reply = self._call(exchange, timeout, watch, over_grpc=True)
@@ -71,10 +75,17 @@ class BlockingServer:
         self._sockets.close()
 
     def _call(
-        self, call: Unary, timeout: float | None, watch: Watch | None, *, over_grpc: bool, num_bytes: int = 0
+        self,
+        call: Unary,
+        timeout: float | None,
+        watch: Watch | None,
+        *,
+        over_grpc: bool,
+        num_bytes: int = 0,
+        progress: Progress | None = None,
     ) -> Reply | None:
         limit = TimeLimit(timeout, self._settings)
-        reply = self._sockets.call(call, limit, watch, num_bytes)
+        reply = self._sockets.call(call, limit, watch, num_bytes, progress)
         if reply is None and over_grpc:
             return Reply(self._answer(lambda: self._unary(call, limit.timeout(), watch)))
         return reply
@@ -92,6 +103,8 @@ class BlockingServer:
         match exchange:
             case Upload():
                 put = self._channel.now.put
+                if exchange.progress is not None:
+                    return ReportedUpload(exchange, exchange.progress).run(put, timeout, watch)
                 if watch is None:
                     return put(upload_parts(exchange), timeout=timeout)
                 return _result(put.future(upload_parts(exchange), timeout=timeout), watch)
@@ -99,7 +112,7 @@ class BlockingServer:
                 call = self._channel.now.get(request, timeout=timeout)
                 if watch is not None:
                     watch(call.cancel)
-                return _read(call)
+                return _read(call, exchange.progress)
 
     def _answer(self, outcome: Callable[[], Any]) -> Any:
         """Returns the outcome of a call over gRPC; raises gRPC's errors as gradserve's."""
@@ -119,8 +132,8 @@ def _result(future: Any, watch: Watch) -> Any:
     return future.result()
 
 
-def _read(call: Any) -> list[Array]:
-    parts = DownloadParts()
+def _read(call: Any, progress: Progress | None) -> list[Array]:
+    parts = DownloadParts(progress)
     try:
         for part in call:
             parts.add(part)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gradserve.calls.exchange import Reply, Unary
+from gradserve.calls.progress import Progress
 from gradserve.errors import DeadlineExceededError, UnavailableError
 from gradserve.memory.client_memory import ClientMemory
 from gradserve.results import TransportInfo
@@ -51,7 +52,9 @@ class BlockingSockets:
         """The way in use."""
         return self._carrier.info
 
-    def call(self, unary: Unary, limit: TimeLimit, watch: Watch | None, num_bytes: int = 0) -> Reply | None:
+    def call(
+        self, unary: Unary, limit: TimeLimit, watch: Watch | None, num_bytes: int = 0, progress: Progress | None = None
+    ) -> Reply | None:
         """Makes a call; returns None if gRPC has to carry it.
 
         Args:
@@ -59,6 +62,7 @@ class BlockingSockets:
             limit: Its time limit.
             watch: Told what interrupts the call, from another thread. None: nothing does but closing.
             num_bytes: The size of its tensors, in request or response, as far as it is known.
+            progress: Told how many bytes of them were moved.
         """
         if not self._is_used:
             return None
@@ -70,7 +74,9 @@ class BlockingSockets:
                 watch(connection.interrupt)
             if connection.wants_strands(num_bytes):
                 carry_out(self._carrier.widen(connection), self._perform)
-            conversation = call(unary, limit.left(), connection.payloads, connection.inbox, connection.num_strands)
+            conversation = call(
+                unary, limit.left(), connection.payloads, connection.inbox, connection.num_strands, progress
+            )
             outcome = connection.converse(conversation, limit, self._probe)
         except BaseException as error:
             self._carrier.failed(connection, error)

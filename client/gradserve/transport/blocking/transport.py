@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from gradserve.address import Address
-from gradserve.calls.exchange import Allocate, Background, DescribeTransport, Local, Operation, Pause, Together, Unary
+from gradserve.calls.exchange import (
+    Allocate,
+    Background,
+    DescribeTransport,
+    Local,
+    Operation,
+    Pause,
+    Together,
+    Track,
+    Unary,
+)
 from gradserve.calls.retries import Attempt, Attempts, Contact, Step
 from gradserve.memory.client_memory import ClientMemory
 from gradserve.transport.blocking.background import BackgroundThread
@@ -15,6 +25,7 @@ from gradserve.transport.blocking.sockets import Watch
 from gradserve.transport.blocking.together import ConcurrentSteps
 from gradserve.transport.carrying import attempts, carry_out
 from gradserve.transport.process import OwnProcess
+from gradserve.transport.progress import TransferProgress
 from gradserve.transport.settings import ConnectionSettings
 
 T = TypeVar("T")
@@ -73,6 +84,8 @@ class NetworkTransport:
                 return self._servers[target].info
             case Allocate(shape, dtype):
                 return self._memory.empty(shape, dtype)
+            case Track():
+                return TransferProgress.of(step)
 
     def _attempts(self, operation: Operation[T]) -> Attempts[T]:
         return attempts(operation, self._settings, self._contact)
@@ -85,7 +98,7 @@ class NetworkTransport:
                 return time.sleep(seconds)
             case Background(begin):
                 return self.begin(begin())
-            case DescribeTransport() | Allocate():
+            case DescribeTransport() | Allocate() | Track():
                 return self.answer(step)
             case Together(operations):
                 return ConcurrentSteps(self, self._attempts).run(operations)

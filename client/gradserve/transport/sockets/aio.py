@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, Self, TypeVar
 
 from gradserve.errors import GradserveError, UnavailableError
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.sockets.all_of import all_of
-from gradserve.transport.sockets.buffers import Buffers
+from gradserve.transport.sockets.buffers import Buffers, buffers_of
 from gradserve.transport.sockets.carrier import Connect
 from gradserve.transport.sockets.connection import Connection
 from gradserve.transport.sockets.conversation import check_strand_answer, hello, hello_of_strand
@@ -81,22 +81,22 @@ class AsyncConnection(Connection):
             while True:
                 answer = None
                 match step:
-                    case Send(buffers, descriptor, on_strands):
+                    case Send(buffers, descriptor):
                         self.is_sending = True
                         try:
-                            sent = Buffers(buffers, descriptor)
-                            await self._move_all(sent, on_strands, _send, limit, probe, sends=True)
+                            sent = buffers_of(buffers, step.progress, descriptor)
+                            await self._move_all(step, sent, _send, limit, probe, sends=True)
                         except UnavailableError as error:
                             unsent = error  # the server may have said why it closed the connection
                         self.is_sending = False
                     case Receive():
                         answer = await self._receive(step, limit, probe)
-                    case Fill(buffers, payload_bytes, on_strands):
+                    case Fill(buffers, payload_bytes):
                         if payload_bytes:
                             limit.extend_for(payload_bytes)
                             self.largest_reply = max(self.largest_reply, payload_bytes)
-                        filled = Buffers(buffers)
-                        await self._move_all(filled, on_strands, _fill, limit, self._stalled, sends=False)
+                        filled = buffers_of(buffers, step.progress)
+                        await self._move_all(step, filled, _fill, limit, self._stalled, sends=False)
                 step = conversation.send(answer)
         except StopIteration as stop:
             result: T = stop.value
@@ -132,8 +132,8 @@ class AsyncConnection(Connection):
 
     async def _move_all(
         self,
+        step: Send | Fill,
         own: Buffers,
-        on_strands: Sequence[Sequence[bytes | memoryview]],
         move: Callable[[ConnectedSocket, Buffers], int | None],
         limit: TimeLimit,
         probe: Callable[[Place], Awaitable[None]],
@@ -141,9 +141,10 @@ class AsyncConnection(Connection):
         sends: bool,
     ) -> None:
         """Sends or fills buffers, on the socket and its strands at the same time; see `_move`."""
-        if not on_strands:
+        if not step.on_strands:
             return await self._move(self._socket, own, move, limit, probe, sends=sends)
-        sockets, parts = (self._socket, *self._strands), (own, *map(Buffers, on_strands))
+        sockets = (self._socket, *self._strands)
+        parts = (own, *(buffers_of(each, step.progress) for each in step.on_strands))
         return await all_of(
             self._move(sock, part, move, limit, probe, sends=sends) for sock, part in zip(sockets, parts, strict=True)
         )

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 from gradserve.errors import GradserveError, UnavailableError
 from gradserve.transport.settings import ConnectionSettings
-from gradserve.transport.sockets.buffers import Buffers
+from gradserve.transport.sockets.buffers import Buffers, buffers_of
 from gradserve.transport.sockets.carrier import Connect
 from gradserve.transport.sockets.connection import Connection
 from gradserve.transport.sockets.conversation import check_strand_answer, hello, hello_of_strand
@@ -146,8 +146,8 @@ class BlockingConnection(Connection):
 
     def _send(self, step: Send, limit: TimeLimit, probe: Callable[[Place], None]) -> None:
         if step.on_strands:
-            return self._move_all((step.buffers, *step.on_strands), select.POLLOUT, limit, lambda: probe(self.place))
-        buffers = Buffers(step.buffers, step.descriptor)
+            return self._move_all(step, select.POLLOUT, limit, lambda: probe(self.place))
+        buffers = buffers_of(step.buffers, step.progress, step.descriptor)
         while buffers.left:
             self._set_timeout(socket.SO_SNDTIMEO, limit.patience())
             try:
@@ -175,8 +175,8 @@ class BlockingConnection(Connection):
             limit.extend_for(step.payload_bytes)
             self.largest_reply = max(self.largest_reply, step.payload_bytes)
         if step.on_strands:
-            return self._move_all((step.buffers, *step.on_strands), select.POLLIN, limit, self._stall)
-        buffers = Buffers(step.buffers)
+            return self._move_all(step, select.POLLIN, limit, self._stall)
+        buffers = buffers_of(step.buffers, step.progress)
         while buffers.left:
             self._set_timeout(socket.SO_RCVTIMEO, limit.patience())
             try:
@@ -191,25 +191,19 @@ class BlockingConnection(Connection):
             buffers.advance(received)
         return None
 
-    def _move_all(
-        self,
-        parts: Sequence[Sequence[bytes | memoryview]],
-        event: int,
-        limit: TimeLimit,
-        silent: Callable[[], None],
-    ) -> None:
+    def _move_all(self, step: Send | Fill, event: int, limit: TimeLimit, silent: Callable[[], None]) -> None:
         """Sends or fills buffers, on the socket and its strands at the same time.
 
         Args:
-            parts: The buffers of the socket, then those of the strands.
+            step: The step, which has the buffers of the socket, and those of the strands.
             event: What to wait for: select.POLLOUT to send them, POLLIN to fill them.
             limit: The time limit.
             silent: Called after a while in which nothing has moved.
         """
         poll = select.poll()
         under_way = {}
-        for sock, part in zip((self._socket, *self._strands), parts, strict=True):
-            if buffers := Buffers(part):
+        for sock, part in zip((self._socket, *self._strands), (step.buffers, *step.on_strands), strict=True):
+            if buffers := buffers_of(part, step.progress):
                 under_way[sock.fileno()] = sock, buffers
                 poll.register(sock, event)
         while under_way:

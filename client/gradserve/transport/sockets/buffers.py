@@ -4,8 +4,12 @@ import socket
 from array import array
 from collections.abc import Iterable, Sequence
 
+from gradserve.calls.progress import Progress
+
 _MAX_BUFFERS = 1024
 """The most buffers of a system call (IOV_MAX)."""
+_PIECE_BYTES = 1 << 20
+"""The most bytes of a system call of which a progress is told."""
 
 
 class Buffers:
@@ -50,3 +54,35 @@ class Buffers:
             num_bytes -= len(each)
             num_done += 1
         del self.left[:num_done]
+
+
+class ReportedBuffers(Buffers):
+    """Buffers that tell how many bytes were sent or filled, and are moved piece by piece for this."""
+
+    def __init__(
+        self, buffers: Iterable[bytes | memoryview], progress: Progress, descriptor: int | None = None
+    ) -> None:
+        super().__init__(buffers, descriptor)
+        self._progress = progress
+
+    def next(self, num_bytes: int | None = None) -> list[bytes | memoryview]:
+        """See `Buffers`; never more than one piece."""
+        return super().next(_PIECE_BYTES if num_bytes is None else min(num_bytes, _PIECE_BYTES))
+
+    def advance(self, num_bytes: int) -> None:
+        """See `Buffers`.
+
+        Raises:
+            CallbackError: The callback of the progress has raised an exception.
+        """
+        super().advance(num_bytes)
+        self._progress.moved(num_bytes)
+
+
+def buffers_of(
+    buffers: Iterable[bytes | memoryview], progress: Progress | None, descriptor: int | None = None
+) -> Buffers:
+    """Returns buffers to send or fill, which tell `progress` about it if there is one."""
+    if progress is None:
+        return Buffers(buffers, descriptor)
+    return ReportedBuffers(buffers, progress, descriptor)

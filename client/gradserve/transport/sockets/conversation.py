@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
 from gradserve.calls.exchange import Reply, Unary
+from gradserve.calls.progress import Progress
 from gradserve.errors import GradserveError, InternalError, UnavailableError
 from gradserve.transport.methods import Method, unary_method
 from gradserve.transport.sockets.inbox import Inbox
@@ -83,7 +84,12 @@ def _hello_frame(message: socket_messages_pb2.Hello) -> bytes:
 
 
 def call(
-    unary: Unary, seconds: float, payloads: Payloads, inbox: Inbox, num_strands: int = 0
+    unary: Unary,
+    seconds: float,
+    payloads: Payloads,
+    inbox: Inbox,
+    num_strands: int = 0,
+    progress: Progress | None = None,
 ) -> Conversation[Reply | GradserveError | None]:
     """Makes a call; returns its response, or the error that the server answered with. None: it cannot be sent here.
 
@@ -93,6 +99,7 @@ def call(
         payloads: The payloads of the connection.
         inbox: What arrives on the connection.
         num_strands: The number of strands over which large payloads are split.
+        progress: Told how many bytes of payloads were moved.
 
     Raises:
         InternalError: The server's reply is malformed; the connection cannot be used any more.
@@ -100,7 +107,9 @@ def call(
     request = unary.request
     message, contents = (request.message, request.contents) if isinstance(request, WithContents) else (request, None)
     method = unary_method(unary.service, unary.method)
-    outgoing = payloads.outgoing(contents)
+    if progress is not None:
+        progress.begin()
+    outgoing = payloads.outgoing(contents, progress)
     try:
         while outgoing.new_regions:
             has_all = True
@@ -116,18 +125,22 @@ def call(
             if has_all and contents is not None and not contents.elsewhere:
                 outgoing = replace(outgoing, new_regions=())  # what was copied to them is still there
             else:
-                again = payloads.outgoing(contents)
+                again = payloads.outgoing(contents, progress)
                 outgoing = replace(again, prefix=outgoing.prefix + again.prefix)
         if not outgoing.is_possible:
             if outgoing.prefix:
                 yield Send((outgoing.prefix,))
             return None
         frame = _call_frame(method, message.SerializeToString(), seconds, outgoing, num_strands)
+        sends = None
+        if progress is not None and outgoing.following:
+            progress.begin(len(frame))
+            sends = progress
         if num_strands:
             own, *others = split(outgoing.following, num_strands)
-            yield Send((frame, *own), None, others)
+            yield Send((frame, *own), None, others, sends)
         else:
-            yield Send((frame, *outgoing.following))
+            yield Send((frame, *outgoing.following), None, (), sends)
         answer, body = yield from _receive_reply(payloads, inbox)
         if answer.code:
             reply: Reply | GradserveError = _error_in(answer, body)
@@ -136,7 +149,7 @@ def call(
             arrays: Mapping[int, Array] = {}
             if answer.payload_bytes or answer.size:
                 arrays = yield from _receive_arrays(
-                    answer, body, response, payloads, inbox, num_strands, in_place=unary.in_place
+                    answer, body, response, payloads, inbox, num_strands, progress, in_place=unary.in_place
                 )
             reply = Reply(response, arrays)
         inbox.check_rest()
@@ -198,6 +211,7 @@ def _receive_arrays(
     payloads: Payloads,
     inbox: Inbox,
     num_strands: int,
+    progress: Progress | None,
     *,
     in_place: bool,
 ) -> Conversation[Mapping[int, Array]]:
@@ -206,13 +220,14 @@ def _receive_arrays(
         list(tensors_beside(response)),
         unpack_segments(body[: answer.size * SEGMENT_BYTES], answer),
         answer.payload_bytes,
+        progress,
         in_place=in_place,
     )
     if num_strands:
         own, *others = split(arrays.buffers, num_strands)
-        yield Fill(inbox.fill(own), answer.payload_bytes, others)
+        yield Fill(inbox.fill(own), answer.payload_bytes, others, progress)
     elif rest := inbox.fill(arrays.buffers):
-        yield Fill(rest, answer.payload_bytes)
+        yield Fill(rest, answer.payload_bytes, (), progress)
     return arrays.by_offset
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gradserve.calls.progress import Progress
 from gradserve.errors import GradserveError
 from gradserve.memory.pool import BufferPool
 from gradserve.memory.regions import Region
@@ -78,8 +79,8 @@ class Payloads(Protocol):
         """Notes what the server gives to the connection."""
         ...
 
-    def outgoing(self, contents: Contents | None, /) -> Outgoing:
-        """Returns what to send for the payload of a call, None for none."""
+    def outgoing(self, contents: Contents | None, progress: Progress | None = None, /) -> Outgoing:
+        """Returns what to send for the payload of a call, None for none; `progress` is told what is copied for this."""
         ...
 
     def handing_over(self, region: Region | GpuRegion, /) -> Send:
@@ -99,6 +100,7 @@ class Payloads(Protocol):
         tensors: Sequence[tensor_pb2.Tensor],
         segments: Sequence[Segment],
         num_following: int,
+        progress: Progress | None = None,
         /,
         *,
         in_place: bool,
@@ -109,6 +111,7 @@ class Payloads(Protocol):
             tensors: The tensors that are beside the message.
             segments: The segments of the payload.
             num_following: How many bytes follow the message.
+            progress: Told how many bytes are copied for this.
             in_place: Whether arrays may be memory of the server.
 
         Raises:
@@ -161,7 +164,7 @@ class FollowingPayloads:
     def welcomed(self, welcome: socket_messages_pb2.Welcome, /) -> None:
         """See `Payloads`."""
 
-    def outgoing(self, contents: Contents | None, /) -> Outgoing:
+    def outgoing(self, contents: Contents | None, progress: Progress | None = None, /) -> Outgoing:
         """See `Payloads`."""
         if contents is None or not contents.num_bytes:
             return NOTHING
@@ -182,6 +185,7 @@ class FollowingPayloads:
         tensors: Sequence[tensor_pb2.Tensor],
         segments: Sequence[Segment],
         num_following: int,
+        progress: Progress | None = None,
         /,
         *,
         in_place: bool,
@@ -194,7 +198,7 @@ class FollowingPayloads:
         for placed in sorted(_placed(tensors, segments), key=lambda each: each.place):
             tensor = placed.tensor
             if placed.region:
-                by_offset[tensor.payload_offset] = self._in_region(placed)
+                by_offset[tensor.payload_offset] = self._in_region(placed, progress)
                 continue
             array = self._pool.empty(tuple(tensor.shape), to_dtype(tensor.dtype))
             buffers += _gap(gap, placed.place - end)
@@ -212,7 +216,7 @@ class FollowingPayloads:
         """See `Payloads`."""
         return ()
 
-    def _in_region(self, placed: Placed) -> Array:
+    def _in_region(self, placed: Placed, progress: Progress | None) -> Array:
         """Returns a tensor whose elements are in a region of the server."""
         raise FrameError(f"expected the payload after the message, got {placed}")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gradserve.calls.progress import Progress
 from gradserve.errors import GradserveError
 from gradserve.gpu.arrays import GpuArray, failures
 from gradserve.memory.pool import BufferPool
@@ -25,6 +26,8 @@ from gradserve.wire.frames import ALIGNMENT, FrameError, FrameHeader, FrameKind,
 from gradserve.wire.payload import Array
 
 GPU_ARRAYS_IN_PLACE = "in place"
+_PIECE_BYTES = 1 << 20
+"""The most bytes that are copied before a progress is told."""
 
 
 class _Read(np.ndarray[Any, np.dtype[np.uint8]]):
@@ -87,19 +90,19 @@ class RegionPayloads(FollowingPayloads):
         else:
             self._gpu = GpuRegions(b"", "GRADSERVE_GPU_ARRAYS asks for copies")
 
-    def outgoing(self, contents: Contents | None, /) -> Outgoing:
+    def outgoing(self, contents: Contents | None, progress: Progress | None = None, /) -> Outgoing:
         """See `Payloads`."""
         prefix = b"".join(self._gpu.gone())
         if self._gone or self._ended:
             prefix += b"".join((*self._farewells_to_mine(), *self._releases()))
         if contents is not None and contents.elsewhere:
-            return self._with_gpu(contents, prefix)
+            return self._with_gpu(contents, prefix, progress)
         if contents is None or contents.num_bytes < MIN_BYTES:
             outgoing = super().outgoing(contents)
             return replace(outgoing, prefix=prefix) if prefix else outgoing
-        return self._in_segments(contents.buffers, [], prefix)
+        return self._in_segments(contents.buffers, [], prefix, progress)
 
-    def _with_gpu(self, contents: Contents, prefix: bytes) -> Outgoing:
+    def _with_gpu(self, contents: Contents, prefix: bytes, progress: Progress | None) -> Outgoing:
         """Returns what to send for a payload with arrays of a GPU: where they are, or copies of them."""
         segments, regions, copied = list[Segment](), dict[int, GpuRegion](), list[int]()
         reason = ""
@@ -120,13 +123,15 @@ class RegionPayloads(FollowingPayloads):
         if contents.is_written and reason:
             return Outgoing(prefix, is_possible=False)
         is_on_gpu = bool(segments)
-        outgoing = self._in_segments(contents.with_copies(copied), segments, prefix)
+        outgoing = self._in_segments(contents.with_copies(copied), segments, prefix, progress)
         if is_on_gpu and not outgoing.new_regions:
             with failures():
                 self._gpu.record()
         return outgoing
 
-    def _in_segments(self, buffers: Mapping[int, memoryview], segments: list[Segment], prefix: bytes) -> Outgoing:
+    def _in_segments(
+        self, buffers: Mapping[int, memoryview], segments: list[Segment], prefix: bytes, progress: Progress | None
+    ) -> Outgoing:
         """Returns what to send for buffers, beside what has segments already."""
         regions: dict[int, Region] = {}
         others: dict[int, memoryview] = {}
@@ -138,7 +143,7 @@ class RegionPayloads(FollowingPayloads):
                 regions[part.region.number] = part.region
                 segments.append(Segment(start, len(buffer), part.region.number, part.offset))
         scratch, following = None, list[bytes | memoryview]()
-        if others and (scratch := self._copied(others)) is not None:
+        if others and (scratch := self._copied(others, progress)) is not None:
             found = self._regions.find(scratch.data)
             assert found is not None, "the copies are in a region"
             regions[found.region.number] = found.region
@@ -200,6 +205,7 @@ class RegionPayloads(FollowingPayloads):
         tensors: Sequence[tensor_pb2.Tensor],
         segments: Sequence[Segment],
         num_following: int,
+        progress: Progress | None = None,
         /,
         *,
         in_place: bool,
@@ -217,7 +223,7 @@ class RegionPayloads(FollowingPayloads):
             self._num_reads += 1
         self._copies = not in_place
         try:
-            return super().incoming(tensors, segments, num_following, in_place=in_place)
+            return super().incoming(tensors, segments, num_following, progress, in_place=in_place)
         finally:
             self._reads.clear()
 
@@ -225,7 +231,7 @@ class RegionPayloads(FollowingPayloads):
         """See `Payloads`."""
         return [*self._gpu.surplus(), *(self._releases() if self._ended else ())]
 
-    def _in_region(self, placed: Placed) -> Array:
+    def _in_region(self, placed: Placed, progress: Progress | None) -> Array:
         read = self._reads[placed.region]
         shape, dtype = tuple(placed.tensor.shape), to_dtype(placed.tensor.dtype)
         num_bytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
@@ -235,10 +241,13 @@ class RegionPayloads(FollowingPayloads):
         if not self._copies:
             return shared
         array = self._pool.empty(shape, dtype)
-        np.copyto(array, shared)
+        if progress is None:
+            np.copyto(array, shared)
+        else:
+            _copy(array, shared, progress)
         return array
 
-    def _copied(self, buffers: Mapping[int, memoryview]) -> Array | None:
+    def _copied(self, buffers: Mapping[int, memoryview], progress: Progress | None) -> Array | None:
         """Returns copies of buffers in a region, one after the other; None if there is no memory for them."""
         try:
             num_bytes = max(sum(aligned(len(each)) for each in buffers.values()), MIN_BYTES)
@@ -250,7 +259,11 @@ class RegionPayloads(FollowingPayloads):
             return None
         offset = 0
         for buffer in buffers.values():
-            np.copyto(scratch[offset : offset + len(buffer)], np.frombuffer(buffer, np.uint8))
+            place = scratch[offset : offset + len(buffer)]
+            if progress is None:
+                np.copyto(place, np.frombuffer(buffer, np.uint8))
+            else:
+                _copy(place, np.frombuffer(buffer, np.uint8), progress)
             offset += aligned(len(buffer))
         return scratch
 
@@ -269,3 +282,12 @@ class RegionPayloads(FollowingPayloads):
             del self._handed_over[number]
             frames.append(FrameHeader(FrameKind.DROP, number=number).pack())
         return frames
+
+
+def _copy(to: Array, given: Array, progress: Progress) -> None:
+    """Copies an array piece by piece, and tells a progress about it."""
+    target, source = (each.reshape(-1).view(np.uint8) for each in (to, given))
+    for start in range(0, len(source), _PIECE_BYTES):
+        part = slice(start, start + _PIECE_BYTES)
+        np.copyto(target[part], source[part])
+        progress.moved(len(source[part]))

@@ -11,7 +11,7 @@ from typing import Any
 from gradserve.security.secure_socket import SecureSocket
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.sockets.blocking import AT_ONCE, BlockingConnection, connect_all
-from gradserve.transport.sockets.buffers import Buffers
+from gradserve.transport.sockets.buffers import Buffers, buffers_of
 from gradserve.transport.sockets.carrier import Connect
 from gradserve.transport.sockets.conversation import check_strand_answer, hello_of_strand
 from gradserve.transport.sockets.opening import ConnectedSocket, no_strands, not_secured, secured_by
@@ -108,7 +108,7 @@ class SecureBlockingConnection(BlockingConnection):
 
     def _fill(self, step: Fill, limit: TimeLimit) -> None:
         if step.on_strands and self._socket.pending():
-            own = Buffers(step.buffers)
+            own = buffers_of(step.buffers, step.progress)
             self._move_some(self._socket, own, select.POLLIN)
             step = step._replace(buffers=[memoryview(each) for each in own.left])
         super()._fill(step, limit)

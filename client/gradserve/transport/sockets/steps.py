@@ -3,6 +3,8 @@
 from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from gradserve.calls.progress import Progress
+
 T = TypeVar("T")
 
 
@@ -13,11 +15,13 @@ class Send(NamedTuple):
         buffers: The buffers.
         descriptor: A descriptor to send with the first byte.
         on_strands: What to send on strands at the same time.
+        progress: Told how many bytes were sent.
     """
 
     buffers: Sequence[bytes | memoryview]
     descriptor: int | None = None
     on_strands: Sequence[Sequence[bytes | memoryview]] = ()
+    progress: Progress | None = None
 
 
 class Receive(NamedTuple):
@@ -41,11 +45,13 @@ class Fill(NamedTuple):
         buffers: The buffers.
         payload_bytes: The size of the payload that begins here, for which there is more time.
         on_strands: The buffers to fill from strands at the same time.
+        progress: Told how many bytes were received.
     """
 
     buffers: Sequence[memoryview]
     payload_bytes: int = 0
     on_strands: Sequence[Sequence[memoryview]] = ()
+    progress: Progress | None = None
 
 
 Step: TypeAlias = Send | Receive | Fill

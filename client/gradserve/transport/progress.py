@@ -1,0 +1,91 @@
+"""Counts the bytes of transfers, and tells callers from time to time."""
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from gradserve.calls.exchange import Track
+from gradserve.calls.progress import CallbackError
+from gradserve.progress_line import ProgressLine
+
+INTERVAL_SECONDS = 0.05
+"""The least time between two reports, but for the first and the last one."""
+
+
+class TransferProgress:
+    """The progress of one call. See `gradserve.calls.progress.Progress`.
+
+    What is reported never falls: a transfer that begins again is reported once it is further than before.
+    """
+
+    def __init__(
+        self,
+        callback: Callable[[int, int], object] | None,
+        num_bytes: int,
+        line: ProgressLine | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Takes what is told, None for nothing, the size of the transfer, and a line to end with the call."""
+        self.failure: CallbackError | None = None
+        self._callback = callback
+        self._num_bytes = num_bytes
+        self._line = line
+        self._clock = clock
+        self._moved = 0
+        self._told = 0
+        self._next = 0.0
+
+    @classmethod
+    def of(cls, wanted: Track) -> Self:
+        """Returns the progress that a caller has asked for."""
+        if wanted.progress is not True:
+            return cls(wanted.progress, wanted.num_bytes)
+        line = ProgressLine.on_terminal()
+        return cls(line, wanted.num_bytes, line)
+
+    def __enter__(self) -> Self:
+        self._tell(0)
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None, /
+    ) -> None:
+        self.failure = None
+        if self._line is not None:
+            self._line.end()
+
+    def begin(self, overhead: int = 0, /) -> None:
+        """See `Progress`."""
+        self._moved = -overhead
+
+    def moved(self, num_bytes: int, /) -> None:
+        """See `Progress`."""
+        if self.add(num_bytes):
+            self.tell()
+
+    def add(self, num_bytes: int, /) -> bool:
+        """See `Progress`."""
+        if self.failure is not None:
+            raise self.failure  # another strand has ended the call
+        self._moved += num_bytes
+        return self._told < self._moved < self._num_bytes and self._clock() >= self._next
+
+    def tell(self) -> None:
+        """See `Progress`."""
+        self._tell(self._moved)
+
+    def end(self) -> None:
+        """See `Progress`."""
+        self._tell(self._num_bytes)
+
+    def _tell(self, num_bytes: int) -> None:
+        if self._callback is None:
+            return
+        try:
+            self._callback(num_bytes, self._num_bytes)
+        except Exception as error:  # it ends the call, and comes out of it
+            self.failure = CallbackError(error)
+            raise self.failure from None
+        self._told = num_bytes
+        self._next = self._clock() + INTERVAL_SECONDS

@@ -1,0 +1,314 @@
+"""Callers are told how far transfers are: with both clients, over every way."""
+
+import asyncio
+import contextlib
+import io
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradserve
+from gradserve.calls.exchange import Track
+from gradserve.calls.progress import CallbackError
+from gradserve.calls.time_limits import TimeLimits
+from gradserve.progress_line import ProgressLine
+from gradserve.security.certificates import client_certificates
+from gradserve.transport import progress
+from gradserve.transport.progress import TransferProgress
+from gradserve.transport.settings import ConnectionSettings, SocketSettings, Transport
+from gradserve_server.config import ServerConfig
+from gradserve_server.testing import LocalServer
+from tests.servers.certificates import Certificates, make_certificates
+from tests.servers.connecting import connect_with, connect_with_aio
+from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.servers.runtime import NOT_WARMED_UP
+
+LARGE = np.random.default_rng(0).integers(0, 256, 6 << 20, np.uint8)
+SEVERAL = [LARGE, np.ones(3), np.zeros((0, 2)), LARGE[: 1 << 20]]
+NUM_BYTES = sum(each.nbytes for each in SEVERAL)
+STRANDS = SocketSettings(long_round_trip=0.0, large_payload=1 << 20)
+ONE_SOCKET = SocketSettings(strands=0)
+WAYS: dict[str, ConnectionSettings] = {
+    "shared memory": ConnectionSettings(transport=Transport.SHARED_MEMORY),
+    "bulk": ConnectionSettings(transport=Transport.BULK, sockets=ONE_SOCKET),
+    "bulk, several sockets": ConnectionSettings(transport=Transport.BULK, sockets=STRANDS),
+    "TLS": ConnectionSettings(transport=Transport.BULK, sockets=ONE_SOCKET),
+    "TLS, several sockets": ConnectionSettings(transport=Transport.BULK, sockets=STRANDS),
+    "gRPC": ConnectionSettings(transport=Transport.GRPC),
+}
+
+Report = Callable[[int, int], object]
+
+
+@dataclass
+class Reports:
+    """What a callback was told, and in which thread."""
+
+    told: list[tuple[int, int]] = field(default_factory=list)
+    threads: set[int] = field(default_factory=set)
+
+    def __call__(self, num_done: int, num_bytes: int) -> None:
+        self.told.append((num_done, num_bytes))
+        self.threads.add(threading.get_ident())
+
+
+@dataclass
+class Refusing:
+    """A callback that raises an error once so many bytes were moved."""
+
+    error: Exception
+    num_bytes: int
+    num_raised: int = 0
+
+    def __call__(self, num_done: int, _num_bytes: int) -> None:
+        if num_done >= self.num_bytes:
+            self.num_raised += 1
+            raise self.error
+
+
+class Awaited:
+    """Lets the blocking client be called as that of asyncio."""
+
+    def __init__(self, client: gradserve.Client) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        async def method(*args: Any, **kwargs: Any) -> Any:
+            return getattr(self._client, name)(*args, **kwargs)
+
+        return method
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[LocalServer]:
+    with LocalServer(ServerConfig(runtime=NOT_WARMED_UP)) as local:
+        yield local
+
+
+@pytest.fixture(scope="module")
+def encrypted(certificates: Certificates) -> Iterator[LocalServer]:
+    with LocalServer(certificates.config()) as local:
+        yield local
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def server(way: str, request: pytest.FixtureRequest) -> LocalServer:
+    local: LocalServer = request.getfixturevalue("encrypted" if way.startswith("TLS") else "plain")
+    return local
+
+
+@pytest.fixture(params=["blocking", "aio"])
+async def client(
+    request: pytest.FixtureRequest, way: str, server: LocalServer, certificates: Certificates
+) -> AsyncIterator[Any]:
+    files = client_certificates(certificates.client()) if way.startswith("TLS") else None
+    settings = replace(WAYS[way], times=TimeLimits(PATIENCE_SECONDS), certificates=files)
+    if request.param == "blocking":
+        with connect_with(server.address, settings) as connected:
+            yield Awaited(connected)
+    else:
+        async with connect_with_aio(server.address, settings) as connected_aio:
+            yield connected_aio
+
+
+@pytest.fixture
+def _every_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callbacks are called as often as there is something to tell."""
+    monkeypatch.setattr(progress, "INTERVAL_SECONDS", 0)
+
+
+def check(reports: Reports, num_bytes: int) -> None:
+    done = [each for each, _ in reports.told]
+    assert {total for _, total in reports.told} == {num_bytes}
+    assert done[0] == 0
+    assert done == sorted(set(done)), "they never fall, and nothing is told twice"
+    assert done[-1] == num_bytes
+    assert len(done) >= 5, "they come while the transfer is under way"
+    assert reports.threads == {threading.get_ident()}
+    reports.told.clear()
+
+
+@pytest.mark.usefixtures("_every_piece")
+async def test_what_is_told(client: Any, way: str) -> None:
+    reports = Reports()
+    handle = await client.put(LARGE, progress=reports)
+    check(reports, LARGE.nbytes)
+    np.testing.assert_array_equal(await client.get(handle, progress=reports), LARGE)
+    check(reports, LARGE.nbytes)
+    out = np.zeros_like(LARGE)
+    assert await client.get(handle, out=out, release=True, progress=reports) is out
+    np.testing.assert_array_equal(out, LARGE)
+    check(reports, LARGE.nbytes)
+    handles = await client.put_all(SEVERAL, progress=reports)
+    check(reports, NUM_BYTES)
+    outs = [np.zeros_like(each) for each in SEVERAL]
+    for arrays in (
+        await client.get_all(handles, progress=reports),
+        await client.get_all(handles, out=outs, release=True, progress=reports),
+    ):
+        for array, expected in zip(arrays, SEVERAL, strict=True):
+            np.testing.assert_array_equal(array, expected)
+    assert reports.told[-1] == (NUM_BYTES, NUM_BYTES)
+    if way.endswith("several sockets"):
+        assert (await client.server_info()).transport.num_sockets == 4
+
+
+async def test_small_transfers_take_one_step(client: Any) -> None:
+    reports = Reports()
+    handle = await client.put([1.0, 2.0], progress=reports)
+    assert (await client.get(handle, release=True, progress=reports)).tolist() == [1, 2]
+    (empty,) = await client.put_all([np.zeros((0, 3))], progress=reports)
+    await client.delete(empty)
+    assert reports.told == [*[(0, 16), (16, 16)] * 2, (0, 0), (0, 0)]
+
+
+async def test_an_array_that_is_shared_takes_one_step(plain: LocalServer) -> None:
+    with gradserve.connect(plain.address, transport="shared_memory") as client:
+        array = client.empty(LARGE.shape, LARGE.dtype)
+        array[:] = LARGE
+        reports = Reports()
+        client.delete(client.put(array, progress=reports))
+    assert reports.told == [(0, LARGE.nbytes), (LARGE.nbytes, LARGE.nbytes)]
+
+
+@pytest.mark.usefixtures("_every_piece")
+@pytest.mark.parametrize("num_bytes", [0, 1 << 20, LARGE.nbytes], ids=["first", "midway", "last"])
+async def test_a_callback_that_raises(client: Any, server: LocalServer, num_bytes: int) -> None:
+    handle = await client.put(LARGE)
+    used = use_of(server)
+    # An error that would be a reason to try again, if it came from the call.
+    for error in (ValueError("enough"), gradserve.UnavailableError("no more")):
+        for call, changes in (("put", {}), ("put_all", {}), ("get", {}), ("get", {"out": np.zeros_like(LARGE)})):
+            given = LARGE if call == "put" else [LARGE] if call == "put_all" else handle
+            refusing = Refusing(error, num_bytes)
+            with pytest.raises(type(error)) as raised:
+                await getattr(client, call)(given, progress=refusing, **changes)
+            assert raised.value is error
+            assert error.__cause__ is None
+            assert not isinstance(error.__context__, CallbackError)
+            assert refusing.num_raised == 1
+            np.testing.assert_array_equal(await client.get(handle), LARGE)
+    assert [each.handle for each in await client.list_tensors()] == [handle.handle]
+    eventually(lambda: use_of(server), used.__eq__)
+    assert await client.delete(handle) == 1
+
+
+def use_of(server: LocalServer) -> tuple[int, int, int]:
+    """Returns what tensors and arriving payloads take."""
+    return server.inspect(lambda each: (len(each.store), each.usage.memory.used, each._sockets._context.in_flight.used))
+
+
+async def test_a_call_that_fails_tells_nothing_more(client: Any) -> None:
+    reports = Reports()
+    with pytest.raises(gradserve.NotFoundError):
+        await client.get(gradserve.TensorHandle("nobody's", np.dtype("float32"), (1 << 20,)), progress=reports)
+    assert reports.told == [(0, 4 << 20)]
+
+
+async def test_what_is_no_progress(client: Any) -> None:
+    handle = await client.put([1.0], progress=False)
+    for call, given in (("put", [1.0]), ("put_all", [[1.0]]), ("get", handle), ("get_all", [handle])):
+        with pytest.raises(gradserve.InvalidArgumentError, match="expected a callable, True, False or None for prog"):
+            await getattr(client, call)(given, progress=1)
+    assert await client.delete(handle) == 1
+
+
+class Terminal(io.StringIO):
+    """A terminal that keeps what was written to it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+async def test_a_line_on_a_terminal(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    with contextlib.redirect_stderr(terminal):
+        handle = await client.put(LARGE, progress=True)
+        array = await client.get(handle, release=True, progress=True)
+    np.testing.assert_array_equal(array, LARGE)
+    put, got, rest = terminal.getvalue().split("\n")
+    for line in (put, got):
+        assert line.startswith("\r[                        ]   0 %  0.0 of 6.0 MiB, 0.0 MiB/s")
+        assert "\r[########################] 100 %  6.0 of 6.0 MiB, " in line
+    assert rest == ""
+    with contextlib.redirect_stderr(terminal), pytest.raises(gradserve.NotFoundError):
+        await client.get(handle, progress=True)
+    assert terminal.getvalue().endswith("\x1b[K\n"), "whatever is written next begins a line"
+
+
+@pytest.mark.parametrize("stderr", [io.StringIO(), None])
+async def test_nothing_is_written_elsewhere(client: Any, stderr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stderr)
+    await client.get(await client.put(LARGE, progress=True), release=True, progress=True)
+    assert stderr is None or stderr.getvalue() == ""
+
+
+def test_reports_are_bounded() -> None:
+    now = 0.0
+    told = []
+    tracked = TransferProgress(lambda done, _: told.append(done), 1000, clock=lambda: now)
+    with tracked:
+        tracked.begin()
+        for _ in range(900):
+            tracked.moved(1)
+            now += 0.001
+        tracked.end()
+    assert len(told) == 2 + 900 // 50 - 1
+    assert told[-1] == 1000
+
+
+def test_a_transfer_that_begins_again_is_told_of_once_it_is_further() -> None:
+    told = []
+    tracked = TransferProgress(lambda done, _: told.append(done), 100, clock=iter(range(100)).__next__)
+    with tracked:
+        for overhead in (0, 10):
+            tracked.begin(overhead)
+            for _ in range(5):
+                tracked.moved(15)
+        tracked.moved(100)
+        tracked.end()
+    assert told == [0, 15, 30, 45, 60, 75, 100]
+
+
+def test_a_line_says_how_fast_it_is() -> None:
+    terminal = Terminal()
+    line = ProgressLine(terminal, "state", clock=iter([0.0, 2.0]).__next__)
+    line.end()
+    assert terminal.getvalue() == "", "nothing was shown"
+    line(3 << 30, 6 << 30)
+    line.end()
+    line.end()
+    shown = "\rstate [############            ]  50 %  3,072.0 of 6,144.0 MiB, 1,536.0 MiB/s\x1b[K\n"
+    assert terminal.getvalue() == shown
+
+
+def test_without_a_terminal_nobody_is_told() -> None:
+    with contextlib.redirect_stderr(io.StringIO()), TransferProgress.of(Track(True, 3)) as tracked:
+        tracked.end()
+
+
+async def test_a_cancelled_upload_is_still_cancelled(plain: LocalServer) -> None:
+    async with connect_with_aio(plain.address, WAYS["gRPC"]) as client:
+        under_way = asyncio.Event()
+        upload = asyncio.create_task(client.put(np.zeros(64 << 20, np.uint8), progress=lambda *_: under_way.set()))
+        await under_way.wait()
+        upload.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await upload
+        assert await client.list_tensors() == []
