@@ -1,6 +1,6 @@
 """A real server on a free port, and clients of it; a GPU for the tests that are marked `cuda`."""
 
-import gc
+import contextlib
 import os
 import uuid
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from gradserve.transport.route import PROXY_VARIABLES
 from gradserve_server.devices.host.products import use_one_blas_thread
 from gradserve_server.testing import LocalServer
 from tests.accumulators.bench import Bench
+from tests.collection import few_collections_of_garbage, first_alone
 from tests.devices.cuda.gpu import has_gpu
 from tests.devices.cuda.stand_in.fixtures import gpu_client, gpu_process, gpu_server, gpu_settings, stand_in
 from tests.servers.kernels import compile_once
@@ -27,14 +28,12 @@ settings.load_profile("no limit of time")
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
-    """Keeps the collector of garbage off what is collected: millions of objects, which live as long as the process."""
-    gc.disable()
-    try:
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    with contextlib.ExitStack() as during:
+        during.enter_context(few_collections_of_garbage())
+        if hasattr(session.config, "workerinput"):
+            during.enter_context(first_alone(Path(session.config.getoption("basetemp")).parent))
         return (yield)
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
