@@ -9,7 +9,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def few_collections_of_garbage() -> Iterator[None]:
-    """Keeps the collector of garbage off what the block makes: millions of objects, which live as long as the process."""
+    """Keeps the collector of garbage off what the block makes: millions of objects that stay as long as the process."""
     gc.disable()
     try:
         yield

@@ -40,11 +40,10 @@ def left_in_cycles() -> Iterator[Callable[[], list[str]]]:
         return errors
 
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # for good: the many objects of a test run would be looked at again before each test
     gc.disable()
     yield found
     gc.enable()
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize("call", list(CALLS.values()), ids=list(CALLS))
