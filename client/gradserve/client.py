@@ -16,6 +16,7 @@ from gradserve.face import BlockingFace, BriefErrors, blocking, blocking_making
 from gradserve.public_names import shown
 from gradserve.raw_ops import RawOps
 from gradserve.security.tls import TLS
+from gradserve.tracing.tracer import Tracing
 from gradserve.transport.blocking.transport import NetworkTransport
 from gradserve.transport.interface import BlockingTransport
 from gradserve.transport.settings import ConnectionSettings, TransportName
@@ -28,6 +29,7 @@ def connect(
     transport: TransportName | None = None,
     tls: TLS | None = None,
     token: str | None = None,
+    tracing: "Tracing | None" = None,
 ) -> "Client":
     """Returns a client of the server at an address. Nothing is sent before the first call.
 
@@ -48,12 +50,15 @@ def connect(
             they are not encrypted. Unix sockets never are.
         token: The bearer token, for a server with access control; `gradserve token` makes one. None: what the
             environment variable GRADSERVE_TOKEN says, or no token.
+        tracing: Whether calls have OpenTelemetry spans: True for those of the global provider of tracers, a provider
+            for its own, False for none. The server's spans are children of theirs. None: what the environment variable
+            GRADSERVE_TRACING says, "on" or "off", or no spans. Needs the extra gradserve[tracing].
 
     Raises:
-        InvalidArgumentError: The address, the timeout, the transport or the token is not valid, or a file of `tls`
-            cannot be used.
+        InvalidArgumentError: The address, the timeout, the transport, the token or the tracing is not valid, a file of
+            `tls` cannot be used, or OpenTelemetry is not installed.
     """
-    return Client(address, timeout=timeout, transport=transport, tls=tls, token=token)
+    return Client(address, timeout=timeout, transport=transport, tls=tls, token=token, tracing=tracing)
 
 
 class Client(BlockingFace[ClientCalls]):
@@ -67,11 +72,12 @@ class Client(BlockingFace[ClientCalls]):
         transport: TransportName | None = None,
         tls: TLS | None = None,
         token: str | None = None,
+        tracing: "Tracing | None" = None,
     ) -> None:
         """See `connect`."""
         with BriefErrors():
             place = Address.to_connect(address)
-            settings = ConnectionSettings.wanted(timeout, transport, tls, token, os.environ)
+            settings = ConnectionSettings.wanted(timeout, transport, tls, token, tracing, os.environ)
             network = NetworkTransport((place,), settings)
         self._begin(network, str(place), ClientCalls.of_new_client(settings.times, settings.kept_bytes))
 

@@ -10,7 +10,7 @@ import sys
 
 from deploy.release.environments import ROOT, newest_wheel, tried
 
-EXTRAS = ("server",)
+EXTRAS = ("server", "tracing")
 
 
 def main(python: str) -> int:

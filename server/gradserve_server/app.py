@@ -39,6 +39,7 @@ from gradserve_server.observe.port import ObservationPort
 from gradserve_server.observe.shown import Shown
 from gradserve_server.observe.status.layers import layer_statuses
 from gradserve_server.observe.status.server import ServerFacts, StatusSource
+from gradserve_server.observe.tracing.tracer import wanted_tracer
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.runner import OpRunner
 from gradserve_server.ops.table import OPS
@@ -122,7 +123,8 @@ class Server:
         host = CpuDevice(pool)
         self._device = device = parts.choose_device(config.runtime.device, host, parts.inventory)
         shares = share_rules(limits.reserved_share, self.access)
-        self.observed = observed = Observed()
+        tracer = wanted_tracer(parts.tracer_provider, gradserve.__version__, is_wanted=config.runtime.tracing)
+        self.observed = observed = Observed(tracer=tracer)
         self._quotas = quotas = ServerQuotas(limits, shares, device.memory_bytes)
         memory, bookkeeping, handles, rules = quotas.memory, quotas.bookkeeping, quotas.handles, quotas.rules
         device_memory = None
@@ -181,7 +183,7 @@ class Server:
             new_incarnation=run.new_id,
             is_of_another_run=run.is_of_another,
             rules=rules,
-            observe=observed.histories.begin,
+            observe=observed.observe,
             records=MemoryRecords() if self._state is None else self._state.accumulators,
         )
         self._allocate = pool.empty
@@ -287,7 +289,7 @@ class Server:
             access=None if self.access is None else AccessChecks(self.access, FairCalls(limits.max_calls, rules)),
             interceptors=parts.interceptors,
             on_fault=self._device_watch.suspect,
-            calls=observed.calls,
+            observed=observed,
         )
         self._certificates = server_certificates(config.tls)
         self._listener = parts.make_listener(

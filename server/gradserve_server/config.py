@@ -421,6 +421,11 @@ class RuntimeConfig(_Concern):
         ),
         Expected("debug, info, warning or error"),
     ] = "info"
+    tracing: Annotated[
+        bool,
+        Field(description="send spans of calls, waits and rounds where the OTEL_... variables say"),
+        Expected("true or false"),
+    ] = False
 
 
 class SecurityConfig(_Concern):

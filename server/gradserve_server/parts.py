@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 from gradserve_server.accumulators.places.device_place import ConvertingReducer
 from gradserve_server.devices.device import CpuDevice, Device
@@ -20,6 +21,9 @@ from gradserve_server.random_ids import RandomIds
 from gradserve_server.rpc.boundary.chain import Interceptor
 from gradserve_server.rpc.listeners.grpc_listener import GrpcListener
 from gradserve_server.rpc.listeners.listener import MakeListener
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
 
 _LONGEST_TICK_SECONDS = 5.0
 """If the server did not check leases for longer than this, it could not hear its clients either."""
@@ -60,6 +64,8 @@ class Parts:
         new_seed: Returns an unpredictable number of 63 bits.
         interceptors: Interceptors of every call, after those that every server has.
         make_listener: Makes the listener that serves the services, not bound yet.
+        tracer_provider: What makes the tracer of the server, which then makes spans, whatever the configuration says.
+            None: if that asks for traces, OpenTelemetry's global one.
     """
 
     inventory: Inventory = field(default_factory=take_inventory)
@@ -72,3 +78,4 @@ class Parts:
     new_seed: Callable[[], int] = _new_seed
     interceptors: tuple[Interceptor, ...] = ()
     make_listener: MakeListener = GrpcListener
+    tracer_provider: "TracerProvider | None" = None

@@ -28,6 +28,7 @@ from gradserve.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from gradserve.wire.metadata import Metadata
 
 T = TypeVar("T")
 
@@ -95,10 +96,17 @@ class Contact:
 
 
 class Attempt(NamedTuple):
-    """One attempt of an exchange, which may take `timeout` seconds; None for no limit."""
+    """One attempt of an exchange, which may take `timeout` seconds; None for no limit.
+
+    Attributes:
+        exchange: The exchange.
+        timeout: Its time limit.
+        metadata: What the call carries beside its request.
+    """
 
     exchange: _Sent | Introduce
     timeout: float | None
+    metadata: Metadata = ()
 
 
 Step: TypeAlias = Attempt | Pause | Background | Together | Local

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from gradserve.calls.exchange import Operation
 from gradserve.calls.retries import Attempts, Contact, with_retries
 from gradserve.errors import GradserveError
+from gradserve.tracing.attempts import traced
 from gradserve.transport.settings import ConnectionSettings
 
 StepT = TypeVar("StepT")
@@ -16,6 +17,12 @@ T = TypeVar("T")
 def attempts(operation: Operation[T], settings: ConnectionSettings, contact: Contact) -> Attempts[T]:
     """Returns the steps of an operation with these settings, by this machine's clock."""
     return with_retries(operation, settings.times, settings.retries, time.monotonic, contact)
+
+
+def traced_attempts(operation: Operation[T], settings: ConnectionSettings, contact: Contact) -> Attempts[T]:
+    """Returns the same steps for an operation of the user: its calls have spans, if the settings have a tracer."""
+    steps = attempts(operation, settings, contact)
+    return steps if settings.tracer is None else traced(steps, settings.tracer)
 
 
 def carry_out(steps: Generator[StepT, Any, T], perform: Callable[[StepT], Any]) -> T:

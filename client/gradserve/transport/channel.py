@@ -16,6 +16,7 @@ from gradserve.transport.route import Route, is_loopback
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.shown import Shown
 from gradserve.transport.status import error_from_status, explain
+from gradserve.wire.metadata import Metadata
 
 _log = logging.getLogger("gradserve")
 
@@ -198,11 +199,11 @@ class _Showing:
         self._call = call
         self._shown = shown
 
-    def __call__(self, request: Any, *, timeout: float | None) -> Any:
-        return self._call(request, timeout=timeout, metadata=self._shown.metadata)
+    def __call__(self, request: Any, *, timeout: float | None, metadata: Metadata = ()) -> Any:
+        return self._call(request, timeout=timeout, metadata=(*self._shown.metadata, *metadata))
 
-    def future(self, request: Any, *, timeout: float | None) -> Any:
-        return self._call.future(request, timeout=timeout, metadata=self._shown.metadata)
+    def future(self, request: Any, *, timeout: float | None, metadata: Metadata = ()) -> Any:
+        return self._call.future(request, timeout=timeout, metadata=(*self._shown.metadata, *metadata))
 
 
 def _showing(shown: Shown, call: Any) -> Any:

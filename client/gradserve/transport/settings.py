@@ -12,6 +12,7 @@ from gradserve.calls.time_limits import TimeLimits
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_choice
 from gradserve.security.certificates import CertificateFiles, client_certificates
+from gradserve.tracing.tracer import CallTracer, wanted_tracer
 from gradserve.transport.token import Token
 from gradserve.wire.strands import MAX_STRANDS
 
@@ -165,6 +166,7 @@ class ConnectionSettings:
         certificates: The certificates of connections over TCP; None if they are not encrypted.
         token: The bearer token that is shown to the server; None for none.
         kept_bytes: The most bytes of gradients to keep until they are durable.
+        tracer: What makes the spans of calls; None if they have none.
     """
 
     times: TimeLimits = field(default_factory=TimeLimits)
@@ -177,10 +179,17 @@ class ConnectionSettings:
     certificates: CertificateFiles | None = None
     token: Token | None = None
     kept_bytes: int = DEFAULT_KEPT_BYTES
+    tracer: "CallTracer | None" = None
 
     @classmethod
     def wanted(
-        cls, timeout: float, transport: object, tls: object, token: object, environment: Mapping[str, str]
+        cls,
+        timeout: float,
+        transport: object,
+        tls: object,
+        token: object,
+        tracing: object,
+        environment: Mapping[str, str],
     ) -> Self:
         """Returns the settings that the arguments of `connect` and the environment variables ask for.
 
@@ -195,6 +204,7 @@ class ConnectionSettings:
             certificates=client_certificates(tls),
             token=Token.wanted(token, environment),
             kept_bytes=_kept_bytes(environment),
+            tracer=wanted_tracer(tracing, environment),
         )
 
     @property

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"gradserve/v1/socket_messages.proto\x12\x0cgradserve.v1\x1a\x1egoogle/protobuf/duration.proto\"\xe7\x01\n\x12IssueTicketRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12=\n\tdirection\x18\x02 \x01(\x0e\x32*.gradserve.v1.IssueTicketRequest.Direction\x12\x11\n\tnum_bytes\x18\x03 \x01(\x03\"l\n\tDirection\x12\x19\n\x15\x44IRECTION_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44IRECTION_BOTH\x10\x01\x12\x17\n\x13\x44IRECTION_TO_SERVER\x10\x02\x12\x17\n\x13\x44IRECTION_TO_CLIENT\x10\x03\"\x84\x01\n\x13IssueTicketResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12+\n\x08lifetime\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\taddresses\x18\x03 \x01(\x0b\x32\x1d.gradserve.v1.SocketAddresses\"[\n\x0fSocketAddresses\x12$\n\x03tcp\x18\x01 \x03(\x0b\x32\x17.gradserve.v1.TcpSocket\x12\x11\n\tunix_path\x18\x02 \x01(\t\x12\x0f\n\x07machine\x18\x03 \x01(\t\"\'\n\tTcpSocket\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\x05\"N\n\x05Hello\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x12\n\nstrand_key\x18\x03 \x01(\x0c\x12\x0e\n\x06strand\x18\x04 \x01(\x05\"P\n\x07Welcome\x12\x12\n\nstrand_key\x18\x01 \x01(\x0c\x12\x10\n\x08user_key\x18\x02 \x01(\t\x12\x0b\n\x03gpu\x18\x03 \x01(\x0c\x12\x12\n\nwhy_no_gpu\x18\x04 \x01(\t\"=\n\tGpuRegion\x12\x0e\n\x06handle\x18\x01 \x01(\x0c\x12\x11\n\tbuffer_id\x18\x02 \x01(\x04\x12\r\n\x05\x65vent\x18\x03 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"gradserve/v1/socket_messages.proto\x12\x0cgradserve.v1\x1a\x1egoogle/protobuf/duration.proto\"\xe7\x01\n\x12IssueTicketRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12=\n\tdirection\x18\x02 \x01(\x0e\x32*.gradserve.v1.IssueTicketRequest.Direction\x12\x11\n\tnum_bytes\x18\x03 \x01(\x03\"l\n\tDirection\x12\x19\n\x15\x44IRECTION_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44IRECTION_BOTH\x10\x01\x12\x17\n\x13\x44IRECTION_TO_SERVER\x10\x02\x12\x17\n\x13\x44IRECTION_TO_CLIENT\x10\x03\"\x84\x01\n\x13IssueTicketResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12+\n\x08lifetime\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\taddresses\x18\x03 \x01(\x0b\x32\x1d.gradserve.v1.SocketAddresses\"[\n\x0fSocketAddresses\x12$\n\x03tcp\x18\x01 \x03(\x0b\x32\x17.gradserve.v1.TcpSocket\x12\x11\n\tunix_path\x18\x02 \x01(\t\x12\x0f\n\x07machine\x18\x03 \x01(\t\"\'\n\tTcpSocket\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\x05\"N\n\x05Hello\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x12\n\nstrand_key\x18\x03 \x01(\x0c\x12\x0e\n\x06strand\x18\x04 \x01(\x05\"h\n\x07Welcome\x12\x12\n\nstrand_key\x18\x01 \x01(\x0c\x12\x10\n\x08user_key\x18\x02 \x01(\t\x12\x0b\n\x03gpu\x18\x03 \x01(\x0c\x12\x12\n\nwhy_no_gpu\x18\x04 \x01(\t\x12\x16\n\x0etakes_metadata\x18\x05 \x01(\x08\"=\n\tGpuRegion\x12\x0e\n\x06handle\x18\x01 \x01(\x0c\x12\x11\n\tbuffer_id\x18\x02 \x01(\x04\x12\r\n\x05\x65vent\x18\x03 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,7 +45,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELLO']._serialized_start=587
   _globals['_HELLO']._serialized_end=665
   _globals['_WELCOME']._serialized_start=667
-  _globals['_WELCOME']._serialized_end=747
-  _globals['_GPUREGION']._serialized_start=749
-  _globals['_GPUREGION']._serialized_end=810
+  _globals['_WELCOME']._serialized_end=771
+  _globals['_GPUREGION']._serialized_start=773
+  _globals['_GPUREGION']._serialized_end=834
 # @@protoc_insertion_point(module_scope)

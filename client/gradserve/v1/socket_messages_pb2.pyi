@@ -71,16 +71,18 @@ class Hello(_message.Message):
     def __init__(self, ticket: _Optional[bytes] = ..., client_id: _Optional[str] = ..., strand_key: _Optional[bytes] = ..., strand: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("strand_key", "user_key", "gpu", "why_no_gpu")
+    __slots__ = ("strand_key", "user_key", "gpu", "why_no_gpu", "takes_metadata")
     STRAND_KEY_FIELD_NUMBER: _ClassVar[int]
     USER_KEY_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
     WHY_NO_GPU_FIELD_NUMBER: _ClassVar[int]
+    TAKES_METADATA_FIELD_NUMBER: _ClassVar[int]
     strand_key: bytes
     user_key: str
     gpu: bytes
     why_no_gpu: str
-    def __init__(self, strand_key: _Optional[bytes] = ..., user_key: _Optional[str] = ..., gpu: _Optional[bytes] = ..., why_no_gpu: _Optional[str] = ...) -> None: ...
+    takes_metadata: bool
+    def __init__(self, strand_key: _Optional[bytes] = ..., user_key: _Optional[str] = ..., gpu: _Optional[bytes] = ..., why_no_gpu: _Optional[str] = ..., takes_metadata: bool = ...) -> None: ...
 
 class GpuRegion(_message.Message):
     __slots__ = ("handle", "buffer_id", "event")

@@ -9,7 +9,7 @@ PROTOCOL = 0x31535247
 """The number of a HELLO frame: "GRS1"."""
 
 HEADER_BYTES = 32
-MAX_NAME_BYTES = 256
+MAX_NAME_BYTES = 1024
 ALIGNMENT = 64
 """Tensors and segments begin at multiples of this, so that every array is aligned, in cache lines of its own."""
 MAX_SEGMENTS = 1 << 18

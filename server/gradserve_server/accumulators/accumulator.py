@@ -231,9 +231,11 @@ class Accumulator:
         """
         self._check_open()
         try:
-            with self._waiter_quota.hold(), self._observer.waiting():
+            with self._waiter_quota.hold(), self._observer.waiting() as wait:
                 async with asyncio.timeout(timeout):
-                    return await self._averages.history.read(step, self._ledger.rounds.global_step)
+                    average = await self._averages.history.read(step, self._ledger.rounds.global_step)
+                wait.served(average.step)
+                return average
         except TimeoutError:
             raise self._diagnosis.no_average(step, timeout) from None
 
@@ -463,9 +465,11 @@ class Accumulator:
             return waiter.answer.result()
         waiter.listeners += 1
         try:
-            with self._observer.waiting():
+            with self._observer.waiting() as wait:
                 async with asyncio.timeout(timeout):
-                    return await asyncio.shield(waiter.answer)
+                    average = await asyncio.shield(waiter.answer)
+                wait.served(average.step)
+                return average
         except TimeoutError:
             if waiter.serving or waiter.answer.done():
                 # Its round is ending, or has just ended; giving up now would lose the average.

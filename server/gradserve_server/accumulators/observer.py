@@ -8,6 +8,14 @@ from gradserve_server.accumulators.results import Outcome
 from gradserve_server.accumulators.rounds import Round
 
 
+class Wait(Protocol):
+    """A call that waits for other workers."""
+
+    def served(self, step: int) -> None:
+        """It gets the average that led to a step."""
+        ...
+
+
 class AccumulatorObserver(Protocol):
     """Learns what happens to one accumulator, after it has happened. Neither waits nor raises."""
 
@@ -23,7 +31,7 @@ class AccumulatorObserver(Protocol):
         """A gradient was not valid, or there was no room for it."""
         ...
 
-    def waiting(self) -> AbstractContextManager[object]:
+    def waiting(self) -> AbstractContextManager[Wait]:
         """Returns what is entered while the current call waits for other workers."""
         ...
 
@@ -37,7 +45,7 @@ class AccumulatorObserver(Protocol):
 
 
 class Unobserved:
-    """An `AccumulatorObserver` that notes nothing."""
+    """An `AccumulatorObserver`, and a `Wait`, that notes nothing."""
 
     def on_answer(self, contribution: Contribution, outcome: Outcome, num_bytes: int) -> None:
         """See `AccumulatorObserver`."""
@@ -48,9 +56,12 @@ class Unobserved:
     def on_refusal(self) -> None:
         """See `AccumulatorObserver`."""
 
-    def waiting(self) -> AbstractContextManager[object]:
+    def waiting(self) -> AbstractContextManager[Wait]:
         """See `AccumulatorObserver`."""
-        return nullcontext()
+        return nullcontext(self)
+
+    def served(self, step: int) -> None:
+        """See `Wait`."""
 
     def on_round_end(self, ended: Round, num_required: int) -> None:
         """See `AccumulatorObserver`."""

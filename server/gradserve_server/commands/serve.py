@@ -1,12 +1,14 @@
 """`gradserve serve`: runs a server."""
 
 import asyncio
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 
 from gradserve_server.event_loop import new_event_loop
+from gradserve_server.extras import MissingExtraError, require
 from gradserve_server.garbage import ShortPauses
 from gradserve_server.observe.logs.formats import configure
 from gradserve_server.process import allow_many_descriptors, end_process, silence_grpc, switch_threads_often
@@ -52,6 +54,10 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
     keep_freed_memory()
     use_one_blas_thread()
 
+    traces: AbstractContextManager[object] = nullcontext()
+    if config.runtime.tracing:
+        traces = _exported_traces()
+
     async def run() -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -73,7 +79,7 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
             raise click.ClickException(failures[0])
 
     try:
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        with traces, asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(run())
     except CertificateError as error:
         name = setting_of(error)
@@ -90,3 +96,16 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
     except (OSError, StateError, ServiceError) as error:
         raise click.ClickException(str(error)) from None
     end_process()
+
+
+def _exported_traces() -> AbstractContextManager[object]:
+    try:
+        require("tracing")
+        import gradserve
+        from gradserve_server.observe.tracing.exporting import ExportedTraces, ExporterError
+    except MissingExtraError as error:
+        raise click.ClickException(str(error)) from None
+    try:
+        return ExportedTraces(gradserve.__version__)
+    except ExporterError as error:
+        raise SettingsError(str(error)) from None

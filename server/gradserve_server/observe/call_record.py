@@ -3,9 +3,13 @@
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 _CURRENT: "ContextVar[CallRecord | None]" = ContextVar("gradserve_call", default=None)
 _ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,64}", re.ASCII)
@@ -19,10 +23,12 @@ class Origin:
     Attributes:
         peer: The client's address, in the notation of the transport; empty if unknown.
         request_id: The id that the client has given the call; empty for none.
+        metadata: What the call carries beside its request, by keys in lower case.
     """
 
     peer: str = ""
     request_id: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 _NOWHERE = Origin()
@@ -43,9 +49,10 @@ class CallRecord:
         waited: Seconds that it has waited for other workers.
         identity: The name of its caller, once that is known; empty on a server without access control.
         has_ended: Whether its answer is ready.
+        span: Its OpenTelemetry span; None if it has none.
     """
 
-    __slots__ = ("_request_id", "began", "has_ended", "identity", "method", "origin", "waited")
+    __slots__ = ("_request_id", "began", "has_ended", "identity", "method", "origin", "span", "waited")
 
     def __init__(self, method: str, began: float, origin: Callable[[], Origin] = nowhere) -> None:
         """Begins the record; from now on it is the current one of this context."""
@@ -55,16 +62,22 @@ class CallRecord:
         self.waited = 0.0
         self.identity = ""
         self.has_ended = False
+        self.span: Span | None = None
         self._request_id = ""
         _CURRENT.set(self)
 
     @property
     def request_id(self) -> str:
-        """The id of the call: that of the client if it is short and plain, otherwise a random one."""
+        """The id of the call: that of the client if it is short and plain, otherwise its trace's, or a random one."""
         if not self._request_id:
             given = self.origin().request_id
-            self._request_id = given if _ID.fullmatch(given) else secrets.token_hex(_ID_BYTES)
+            self._request_id = given if _ID.fullmatch(given) else self.trace_id or secrets.token_hex(_ID_BYTES)
         return self._request_id
+
+    @property
+    def trace_id(self) -> str:
+        """The id of its trace, in hexadecimal digits; empty if it has no span."""
+        return "" if self.span is None else f"{self.span.get_span_context().trace_id:032x}"
 
 
 def current_call() -> CallRecord | None:
@@ -73,15 +86,25 @@ def current_call() -> CallRecord | None:
     return None if call is None or call.has_ended else call
 
 
+def current_span() -> "Span | None":
+    """Returns the span of the call that this code runs for, even if that has ended; None if it has none."""
+    call = _CURRENT.get()
+    return None if call is None else call.span
+
+
 class Waiting:
     """A block in which the current call waits for other workers."""
 
     __slots__ = ("_began", "_record")
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         """Begins to wait."""
         self._record = _CURRENT.get()
         self._began = time.monotonic()
+        return self
+
+    def served(self, step: int) -> None:
+        """See `Wait`."""
 
     def __exit__(self, *_: object) -> None:
         """Counts the time."""

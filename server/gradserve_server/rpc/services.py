@@ -16,8 +16,8 @@ from gradserve.v1 import (
     socket_service_pb2,
     tensor_service_pb2,
 )
-from gradserve_server.observe.calls import Calls
 from gradserve_server.observe.logs.failures import FailureLog
+from gradserve_server.observe.observed import Observed
 from gradserve_server.rpc.accumulators.reply_codec import reply_codecs
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
@@ -29,6 +29,7 @@ from gradserve_server.rpc.boundary.malformed import RefuseMalformed
 from gradserve_server.rpc.boundary.observed import ObservedCalls
 from gradserve_server.rpc.boundary.prepare import PreparePayloads
 from gradserve_server.rpc.boundary.service import Service
+from gradserve_server.rpc.boundary.traced import TracedCalls
 from gradserve_server.rpc.gradient_ops.service import GradientOpsServicer
 from gradserve_server.rpc.health.service import HealthServicer
 from gradserve_server.rpc.leases.service import LeaseServicer
@@ -66,9 +67,9 @@ class Services:
         access: AccessChecks | None,
         interceptors: Sequence[Interceptor],
         on_fault: Callable[[], object],
-        calls: Calls,
+        observed: Observed,
     ) -> None:
-        """Takes the servicers, what surrounds them, and what counts their calls.
+        """Takes the servicers, what surrounds them, and what notes their calls.
 
         The checks of access may be None. `interceptors` come after those of every server. `on_fault` is called after
         each call that has failed unexpectedly.
@@ -78,12 +79,14 @@ class Services:
         self.admission = Admission()
         described = reflection.ReflectionServicer([*names, _HEALTH.full_name, _REFLECTION.full_name])
         checks: tuple[Interceptor, ...] = () if access is None else (access,)
-        self.observed = ObservedCalls(calls, FailureLog())
+        self.observed = ObservedCalls(observed.calls, FailureLog())
         """Counts and times the calls."""
-        outermost: tuple[Interceptor, ...] = (self.observed, Faults(on_fault))
-        always: tuple[Interceptor, ...] = (*outermost, *checks, RefuseMalformed())
+        always: tuple[Interceptor, ...] = (self.observed, Faults(on_fault), *checks, RefuseMalformed())
+        spans: tuple[Interceptor, ...] = () if observed.tracer is None else (TracedCalls(observed.tracer),)
         chain: tuple[Interceptor, ...] = (
-            *outermost,
+            self.observed,
+            *spans,
+            Faults(on_fault),
             self.admission,
             *checks,
             RefuseMalformed(),

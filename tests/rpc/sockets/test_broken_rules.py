@@ -161,9 +161,9 @@ BROKEN_FRAMES: dict[str, tuple[bytes, grpc.StatusCode, str]] = {
         "expected RELEASE to be a header and nothing else",
     ),
     "a long name": (
-        FrameHeader(FrameKind.CALL, name_bytes=257).pack(),
+        FrameHeader(FrameKind.CALL, name_bytes=1025).pack(),
         INVALID,
-        "a name of at most 256 bytes, got 257",
+        "a name of at most 1024 bytes, got 1025",
     ),
     "a long message": (
         FrameHeader(FrameKind.CALL, message_bytes=(1 << 32) - 1).pack(),

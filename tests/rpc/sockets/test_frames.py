@@ -54,7 +54,7 @@ def test_any_bytes_are_a_header_or_refused(data: bytes) -> None:
 REFUSED_HEADERS = {
     "kind 0": (FrameHeader(FrameKind.CALL).pack()[1:].join([b"\0", b""]), "expected a known kind of frame, got 0"),
     "kind 8": (b"\10" + FrameHeader(FrameKind.CALL).pack()[1:], "expected a known kind of frame, got 8"),
-    "name": (FrameHeader(FrameKind.CALL, name_bytes=257).pack(), "a name of at most 256 bytes, got 257"),
+    "name": (FrameHeader(FrameKind.CALL, name_bytes=1025).pack(), "a name of at most 1024 bytes, got 1025"),
     "segments": (
         FrameHeader(FrameKind.CALL, size=MAX_SEGMENTS + 1).pack(),
         f"at most {MAX_SEGMENTS} segments, got {MAX_SEGMENTS + 1}",

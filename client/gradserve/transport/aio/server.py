@@ -19,6 +19,7 @@ from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.shown import Shown
 from gradserve.transport.sockets.time_limit import TimeLimit
 from gradserve.transport.streams import DownloadParts, upload_parts
+from gradserve.wire.metadata import Metadata
 from gradserve.wire.payload import Array
 
 _NO_STATUS = "Internal error from Core"
@@ -44,26 +45,27 @@ class AsyncServer:
     async def carry(self, attempt: Attempt) -> Any:
         """Makes a call; returns its answer."""
         match attempt:
-            case Attempt(Upload() as upload, timeout):
-                call = self._channel.now.put(upload_parts(upload), timeout=timeout)
+            case Attempt(Upload() as upload, timeout, metadata):
+                call = self._channel.now.put(upload_parts(upload), timeout=timeout, metadata=metadata)
                 return await self._answer(_put(call, upload.progress))
-            case Attempt(Download(request) as download, timeout):
-                call = self._channel.now.get(request, timeout=timeout)
+            case Attempt(Download(request) as download, timeout, metadata):
+                call = self._channel.now.get(request, timeout=timeout, metadata=metadata)
                 return await self._answer(_read(call, download.progress))
             case Attempt(Introduce(), timeout):
                 return await self._sockets.introduce(TimeLimit(timeout, self._settings))
-            case Attempt(Whole(call, over_grpc, num_bytes) as whole, timeout):
+            case Attempt(Whole(call, over_grpc, num_bytes) as whole, timeout, metadata):
                 reply = await self._call(
-                    call, timeout, over_grpc=over_grpc, num_bytes=num_bytes, progress=whole.progress
+                    call, timeout, metadata, over_grpc=over_grpc, num_bytes=num_bytes, progress=whole.progress
                 )
                 return NOT_CARRIED if reply is None else reply
-            case Attempt(Unary() as call, timeout):
-                reply = await self._call(call, timeout, over_grpc=True)
+            case Attempt(Unary() as call, timeout, metadata):
+                reply = await self._call(call, timeout, metadata, over_grpc=True)
                 return None if reply is None else reply.message
 
-    async def call_over_grpc(self, unary: Unary, timeout: float | None) -> Any:
+    async def call_over_grpc(self, unary: Unary, timeout: float | None, metadata: Metadata = ()) -> Any:
         """Makes a unary call over gRPC, and raises gRPC's errors."""
-        return await self._channel.now.unary(unary.service, unary.method)(unary.request, timeout=timeout)
+        call = self._channel.now.unary(unary.service, unary.method)
+        return await call(unary.request, timeout=timeout, metadata=metadata)
 
     async def close(self) -> None:
         """Ends calls under way with CallCancelledError, and disconnects."""
@@ -80,15 +82,16 @@ class AsyncServer:
         self,
         call: Unary,
         timeout: float | None,
+        metadata: Metadata,
         *,
         over_grpc: bool,
         num_bytes: int = 0,
         progress: Progress | None = None,
     ) -> Reply | None:
         limit = TimeLimit(timeout, self._settings)
-        reply = await self._sockets.call(call, limit, num_bytes, progress)
+        reply = await self._sockets.call(call, limit, metadata, num_bytes, progress)
         if reply is None and over_grpc:
-            return Reply(await self._answer(self.call_over_grpc(call, limit.timeout())))
+            return Reply(await self._answer(self.call_over_grpc(call, limit.timeout(), metadata)))
         return reply
 
     async def _ask(self, unary: Unary, timeout: float | None) -> Any:

@@ -20,6 +20,7 @@ from gradserve.transport.sockets.places import Place
 from gradserve.transport.sockets.secure_aio import SecureAsyncConnection
 from gradserve.transport.sockets.time_limit import TimeLimit
 from gradserve.v1 import server_messages_pb2
+from gradserve.wire.metadata import Metadata
 
 
 class AsyncSockets:
@@ -50,13 +51,14 @@ class AsyncSockets:
         return self._carrier.info
 
     async def call(
-        self, unary: Unary, limit: TimeLimit, num_bytes: int = 0, progress: Progress | None = None
+        self, unary: Unary, limit: TimeLimit, metadata: Metadata, num_bytes: int = 0, progress: Progress | None = None
     ) -> Reply | None:
         """Makes a call; returns None if gRPC has to carry it.
 
         Args:
             unary: The call.
             limit: Its time limit.
+            metadata: What it carries beside its request, if the server takes that.
             num_bytes: The size of its tensors, in request or response, as far as it is known.
             progress: Told how many bytes of them were moved.
         """
@@ -69,7 +71,13 @@ class AsyncSockets:
             if connection.wants_strands(num_bytes):
                 await carry_out_async(self._carrier.widen(connection), self._perform)
             conversation = call(
-                unary, limit.left(), connection.payloads, connection.inbox, connection.num_strands, progress
+                unary,
+                limit.left(),
+                connection.payloads,
+                connection.inbox,
+                connection.num_strands,
+                progress,
+                metadata if connection.takes_metadata else (),
             )
             outcome = await connection.converse(conversation, limit, self._probe)
         except BaseException as error:

@@ -12,7 +12,7 @@ from gradserve.memory.client_memory import ClientMemory
 from gradserve.transport.aio.background import BackgroundTask
 from gradserve.transport.aio.server import AsyncServer
 from gradserve.transport.aio.together import ConcurrentSteps
-from gradserve.transport.carrying import attempts, carry_out_async
+from gradserve.transport.carrying import carry_out_async, traced_attempts
 from gradserve.transport.process import OwnProcess
 from gradserve.transport.progress import TransferProgress
 from gradserve.transport.settings import ConnectionSettings
@@ -50,7 +50,7 @@ class AsyncNetworkTransport:
             await server.close()
 
     def _attempts(self, operation: Operation[T]) -> Attempts[T]:
-        return attempts(operation, self._settings, self._contact)
+        return traced_attempts(operation, self._settings, self._contact)
 
     async def _perform(self, step: Step) -> Any:
         match step:

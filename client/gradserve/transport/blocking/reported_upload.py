@@ -11,6 +11,7 @@ from gradserve.transport.blocking.sockets import Watch
 from gradserve.transport.streams import upload_parts
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve.wire.chunks import Chunk
+from gradserve.wire.metadata import Metadata
 
 
 class ReportedUpload:
@@ -25,9 +26,9 @@ class ReportedUpload:
         self._due: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._may_go_on: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
-    def run(self, put: Any, timeout: float | None, watch: Watch | None) -> Any:
+    def run(self, put: Any, timeout: float | None, metadata: Metadata, watch: Watch | None) -> Any:
         """Makes the call with gRPC's `put`; returns its response, or raises gRPC's error or that of the callback."""
-        future = put.future(self._parts(), timeout=timeout)
+        future = put.future(self._parts(), timeout=timeout, metadata=metadata)
         future.add_done_callback(lambda _: self._due.put(False))
         try:
             if watch is not None:

@@ -18,6 +18,7 @@ from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.shown import Shown
 from gradserve.transport.sockets.time_limit import TimeLimit
 from gradserve.transport.streams import DownloadParts, upload_parts
+from gradserve.wire.metadata import Metadata
 from gradserve.wire.payload import Array
 
 
@@ -44,24 +45,31 @@ class BlockingServer:
             attempt: The call.
             watch: Told what interrupts the call, from another thread. None: nothing does but closing.
         """
-        exchange, timeout = attempt
+        exchange, timeout, metadata = attempt
         match exchange:
             case Whole(call, over_grpc, num_bytes):
                 reply = self._call(
-                    call, timeout, watch, over_grpc=over_grpc, num_bytes=num_bytes, progress=exchange.progress
+                    call,
+                    timeout,
+                    metadata,
+                    watch,
+                    over_grpc=over_grpc,
+                    num_bytes=num_bytes,
+                    progress=exchange.progress,
                 )
                 return NOT_CARRIED if reply is None else reply
             case Unary():
-                reply = self._call(exchange, timeout, watch, over_grpc=True)
+                reply = self._call(exchange, timeout, metadata, watch, over_grpc=True)
                 return None if reply is None else reply.message
             case Upload() | Download():
-                return self._answer(lambda: self._stream(exchange, timeout, watch))
+                return self._answer(lambda: self._stream(exchange, timeout, metadata, watch))
             case Introduce():
                 return self._sockets.introduce(TimeLimit(timeout, self._settings))
 
-    def start_over_grpc(self, unary: Unary, timeout: float | None) -> Any:
+    def start_over_grpc(self, unary: Unary, timeout: float | None, metadata: Metadata = ()) -> Any:
         """Starts a unary call over gRPC; returns gRPC's future for it."""
-        return self._channel.now.unary(unary.service, unary.method).future(unary.request, timeout=timeout)
+        call = self._channel.now.unary(unary.service, unary.method)
+        return call.future(unary.request, timeout=timeout, metadata=metadata)
 
     def close(self) -> None:
         """Ends calls under way in other threads with CallCancelledError, and disconnects."""
@@ -78,6 +86,7 @@ class BlockingServer:
         self,
         call: Unary,
         timeout: float | None,
+        metadata: Metadata,
         watch: Watch | None,
         *,
         over_grpc: bool,
@@ -85,31 +94,34 @@ class BlockingServer:
         progress: Progress | None = None,
     ) -> Reply | None:
         limit = TimeLimit(timeout, self._settings)
-        reply = self._sockets.call(call, limit, watch, num_bytes, progress)
+        reply = self._sockets.call(call, limit, metadata, watch, num_bytes, progress)
         if reply is None and over_grpc:
-            return Reply(self._answer(lambda: self._unary(call, limit.timeout(), watch)))
+            return Reply(self._answer(lambda: self._unary(call, limit.timeout(), metadata, watch)))
         return reply
 
     def _ask(self, unary: Unary, timeout: float | None) -> Any:
-        return self._answer(lambda: self._unary(unary, timeout, None))
+        return self._answer(lambda: self._unary(unary, timeout, (), None))
 
-    def _unary(self, unary: Unary, timeout: float | None, watch: Watch | None) -> Any:
+    def _unary(self, unary: Unary, timeout: float | None, metadata: Metadata, watch: Watch | None) -> Any:
         if watch is None:
             # Waiting in this thread is faster than waiting for a future.
-            return self._channel.now.unary(unary.service, unary.method)(unary.request, timeout=timeout)
-        return _result(self.start_over_grpc(unary, timeout), watch)
+            call = self._channel.now.unary(unary.service, unary.method)
+            return call(unary.request, timeout=timeout, metadata=metadata)
+        return _result(self.start_over_grpc(unary, timeout, metadata), watch)
 
-    def _stream(self, exchange: Upload | Download, timeout: float | None, watch: Watch | None) -> Any:
+    def _stream(
+        self, exchange: Upload | Download, timeout: float | None, metadata: Metadata, watch: Watch | None
+    ) -> Any:
         match exchange:
             case Upload():
                 put = self._channel.now.put
                 if exchange.progress is not None:
-                    return ReportedUpload(exchange, exchange.progress).run(put, timeout, watch)
+                    return ReportedUpload(exchange, exchange.progress).run(put, timeout, metadata, watch)
                 if watch is None:
-                    return put(upload_parts(exchange), timeout=timeout)
-                return _result(put.future(upload_parts(exchange), timeout=timeout), watch)
+                    return put(upload_parts(exchange), timeout=timeout, metadata=metadata)
+                return _result(put.future(upload_parts(exchange), timeout=timeout, metadata=metadata), watch)
             case Download(request):
-                call = self._channel.now.get(request, timeout=timeout)
+                call = self._channel.now.get(request, timeout=timeout, metadata=metadata)
                 if watch is not None:
                     watch(call.cancel)
                 return _read(call, exchange.progress)

@@ -20,6 +20,7 @@ from gradserve.transport.sockets.places import Place
 from gradserve.transport.sockets.secure_blocking import SecureBlockingConnection
 from gradserve.transport.sockets.time_limit import TimeLimit
 from gradserve.v1 import server_messages_pb2
+from gradserve.wire.metadata import Metadata
 
 Watch = Callable[[Callable[[], object]], object]
 """A function that is told what interrupts the call that begins now."""
@@ -53,13 +54,20 @@ class BlockingSockets:
         return self._carrier.info
 
     def call(
-        self, unary: Unary, limit: TimeLimit, watch: Watch | None, num_bytes: int = 0, progress: Progress | None = None
+        self,
+        unary: Unary,
+        limit: TimeLimit,
+        metadata: Metadata,
+        watch: Watch | None,
+        num_bytes: int = 0,
+        progress: Progress | None = None,
     ) -> Reply | None:
         """Makes a call; returns None if gRPC has to carry it.
 
         Args:
             unary: The call.
             limit: Its time limit.
+            metadata: What it carries beside its request, if the server takes that.
             watch: Told what interrupts the call, from another thread. None: nothing does but closing.
             num_bytes: The size of its tensors, in request or response, as far as it is known.
             progress: Told how many bytes of them were moved.
@@ -75,7 +83,13 @@ class BlockingSockets:
             if connection.wants_strands(num_bytes):
                 carry_out(self._carrier.widen(connection), self._perform)
             conversation = call(
-                unary, limit.left(), connection.payloads, connection.inbox, connection.num_strands, progress
+                unary,
+                limit.left(),
+                connection.payloads,
+                connection.inbox,
+                connection.num_strands,
+                progress,
+                metadata if connection.takes_metadata else (),
             )
             outcome = connection.converse(conversation, limit, self._probe)
         except BaseException as error:

@@ -23,7 +23,7 @@ from gradserve.transport.blocking.background import BackgroundThread
 from gradserve.transport.blocking.server import BlockingServer
 from gradserve.transport.blocking.sockets import Watch
 from gradserve.transport.blocking.together import ConcurrentSteps
-from gradserve.transport.carrying import attempts, carry_out
+from gradserve.transport.carrying import carry_out, traced_attempts
 from gradserve.transport.process import OwnProcess
 from gradserve.transport.progress import TransferProgress
 from gradserve.transport.settings import ConnectionSettings
@@ -49,7 +49,7 @@ class NetworkTransport:
     def run(self, operation: Operation[T], /) -> T:
         """Returns the result of an operation, or raises its error."""
         self._process.check()
-        return carry_out(attempts(operation, self._settings, self._contact), self._perform)
+        return carry_out(traced_attempts(operation, self._settings, self._contact), self._perform)
 
     def close(self) -> None:
         """Disconnects; calls under way in other threads end with CallCancelledError."""
@@ -88,7 +88,7 @@ class NetworkTransport:
                 return TransferProgress.of(step)
 
     def _attempts(self, operation: Operation[T]) -> Attempts[T]:
-        return attempts(operation, self._settings, self._contact)
+        return traced_attempts(operation, self._settings, self._contact)
 
     def _perform(self, step: Step) -> Any:
         match step:

@@ -72,7 +72,7 @@ class BlockingConnection(Connection):
         if isinstance(answer, GradserveError):
             connection.close()
             raise answer
-        connection.strand_key, connection.user_key = answer.strand_key, answer.user_key
+        connection.welcome(answer)
         connection.payloads.welcomed(answer)
         return connection
 

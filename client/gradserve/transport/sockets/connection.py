@@ -14,6 +14,7 @@ from gradserve.transport.sockets.inbox import Inbox
 from gradserve.transport.sockets.opening import ConnectedSocket, prepare, round_trip
 from gradserve.transport.sockets.payloads import Payloads
 from gradserve.transport.sockets.places import Place
+from gradserve.v1 import socket_messages_pb2
 
 _DESCRIPTOR_SPACE = 256 if sys.platform == "win32" else socket.CMSG_SPACE(32)
 _CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
@@ -30,6 +31,7 @@ class Connection:
         is_sending: Whether a request is on its way.
         strand_key: The key that opens strands; empty if the connection cannot have any.
         user_key: The key with which calls over gRPC show the user; empty if the server gives none.
+        takes_metadata: Whether the server takes metadata with a call.
         largest_reply: The size of the largest payload that was received.
     """
 
@@ -43,6 +45,7 @@ class Connection:
         self.is_sending = False
         self.strand_key = b""
         self.user_key = ""
+        self.takes_metadata = False
         self.largest_reply = 0
         self._strands: list[ConnectedSocket] = []
         self._has_decided = False
@@ -51,6 +54,10 @@ class Connection:
         self._arrivals = select.poll()
         self._arrivals.register(connected, select.POLLIN)
         self._pid = os.getpid()
+
+    def welcome(self, answer: socket_messages_pb2.Welcome) -> None:
+        """Takes note of what the server has said to the hello."""
+        self.strand_key, self.user_key, self.takes_metadata = answer.strand_key, answer.user_key, answer.takes_metadata
 
     @property
     def num_strands(self) -> int:

@@ -13,7 +13,7 @@ from google.rpc import status_pb2
 from gradserve.calls.exchange import Reply, Unary
 from gradserve.calls.progress import Progress
 from gradserve.errors import GradserveError, InternalError, UnavailableError
-from gradserve.transport.methods import Method, unary_method
+from gradserve.transport.methods import unary_method
 from gradserve.transport.sockets.inbox import Inbox
 from gradserve.transport.sockets.payloads import Outgoing, Payloads
 from gradserve.transport.sockets.steps import Conversation, Fill, Send
@@ -32,6 +32,7 @@ from gradserve.wire.frames import (
     pack_segments,
     unpack_segments,
 )
+from gradserve.wire.metadata import Metadata, name_with
 from gradserve.wire.payload import Array
 from gradserve.wire.strands import split
 
@@ -90,6 +91,7 @@ def call(
     inbox: Inbox,
     num_strands: int = 0,
     progress: Progress | None = None,
+    metadata: Metadata = (),
 ) -> Conversation[Reply | GradserveError | None]:
     """Makes a call; returns its response, or the error that the server answered with. None: it cannot be sent here.
 
@@ -100,6 +102,7 @@ def call(
         inbox: What arrives on the connection.
         num_strands: The number of strands over which large payloads are split.
         progress: Told how many bytes of payloads were moved.
+        metadata: What the call carries beside its request.
 
     Raises:
         InternalError: The server's reply is malformed; the connection cannot be used any more.
@@ -131,7 +134,8 @@ def call(
             if outgoing.prefix:
                 yield Send((outgoing.prefix,))
             return None
-        frame = _call_frame(method, message.SerializeToString(), seconds, outgoing, num_strands)
+        name = name_with(method.frame_name, metadata) if metadata else method.frame_name
+        frame = _call_frame(name, message.SerializeToString(), seconds, outgoing, num_strands)
         sends = None
         if progress is not None and outgoing.following:
             progress.begin(len(frame))
@@ -164,19 +168,19 @@ def call(
     return reply
 
 
-def _call_frame(method: Method, message: bytes, seconds: float, outgoing: Outgoing, num_strands: int) -> bytes:
+def _call_frame(name: bytes, message: bytes, seconds: float, outgoing: Outgoing, num_strands: int) -> bytes:
     """Returns the frame of a call up to its payload, and what to send before it."""
     header = FrameHeader(
         CALL,
         num_strands,
-        name_bytes=len(method.frame_name),
+        name_bytes=len(name),
         message_bytes=len(message),
         payload_bytes=sum(map(len, outgoing.following)) if outgoing.following else 0,
         number=0 if seconds == math.inf else int(seconds * 1e6) or 1,
         size=len(outgoing.segments),
     )
     table = pack_segments(outgoing.segments) if outgoing.segments else b""
-    return b"".join((outgoing.prefix, header.pack(), method.frame_name, table, message))
+    return b"".join((outgoing.prefix, header.pack(), name, table, message))
 
 
 def _receive_reply(payloads: Payloads, inbox: Inbox) -> Conversation[tuple[FrameHeader, memoryview]]:

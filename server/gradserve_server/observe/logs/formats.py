@@ -34,6 +34,10 @@ class JsonFormatter(logging.Formatter):
         request_id = _request_id(record)
         if request_id:
             line["request_id"] = request_id
+        call = current_call()
+        if call is not None and call.span is not None:
+            line["trace_id"] = call.trace_id
+            line["span_id"] = f"{call.span.get_span_context().span_id:016x}"
         line.update(getattr(record, "fields", {}))
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

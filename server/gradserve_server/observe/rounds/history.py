@@ -9,6 +9,7 @@ from statistics import median
 from typing import Protocol
 
 from gradserve_server.accumulators.gradient import Contribution
+from gradserve_server.accumulators.observer import Wait
 from gradserve_server.accumulators.results import Outcome
 from gradserve_server.accumulators.rounds import Round
 from gradserve_server.observe.call_record import Waiting
@@ -150,7 +151,7 @@ class History:
         """See `AccumulatorObserver`."""
         self._keeper.remove(self)
 
-    def waiting(self) -> AbstractContextManager[object]:
+    def waiting(self) -> AbstractContextManager[Wait]:
         """See `AccumulatorObserver`."""
         return Waiting()
 

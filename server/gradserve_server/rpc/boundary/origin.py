@@ -1,4 +1,6 @@
-"""Where a call over gRPC came from."""
+"""Where a call came from."""
+
+from collections.abc import Mapping
 
 from gradserve_server.observe.call_record import Origin
 from gradserve_server.rpc.boundary.status import Context
@@ -8,5 +10,10 @@ _HEADER = "x-request-id"
 
 def origin_of(context: Context) -> Origin:
     """Returns the peer of a call, and the id in its metadata."""
-    given = [value for key, value in context.invocation_metadata() or () if key == _HEADER and isinstance(value, str)]
-    return Origin(context.peer(), given[0] if given else "")
+    metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    return origin(context.peer(), metadata)
+
+
+def origin(peer: str, metadata: Mapping[str, str]) -> Origin:
+    """Returns the origin of a call with this metadata."""
+    return Origin(peer, metadata.get(_HEADER, ""), metadata)

@@ -24,6 +24,7 @@ from gradserve.wire.frames import (
     FrameKind,
     pack_segments,
 )
+from gradserve.wire.metadata import split_name
 from gradserve_server.devices.device import Array
 from gradserve_server.devices.gpu_sharing import GpuSharing, SharingError
 from gradserve_server.eager import Begun
@@ -36,6 +37,7 @@ from gradserve_server.errors import (
 )
 from gradserve_server.observe.call_record import Origin
 from gradserve_server.rpc.boundary.call import Call
+from gradserve_server.rpc.boundary.origin import origin
 from gradserve_server.rpc.boundary.status import status_message, unimplemented
 from gradserve_server.rpc.boundary.streamed_reply import StreamedReply
 from gradserve_server.rpc.listeners.sockets.client_regions import ClientRegions
@@ -162,11 +164,11 @@ class Connection:
         self._grant = grant
         if self._has_regions:
             self._context.readers.count += 1
-            welcome = messages_pb2.Welcome(user_key=self._context.user_key(shown))
+            welcome = messages_pb2.Welcome(user_key=self._context.user_key(shown), takes_metadata=True)
             self._offer_gpu(welcome)
         else:
             self._strand_key = self._context.strand_keys.issue(self._strands)
-            welcome = messages_pb2.Welcome(strand_key=self._strand_key)
+            welcome = messages_pb2.Welcome(strand_key=self._strand_key, takes_metadata=True)
         message = welcome.SerializeToString()
         return await self._stream.write([FrameHeader(FrameKind.REPLY, message_bytes=len(message)).pack() + message])
 
@@ -265,6 +267,11 @@ class Connection:
         deadline = time.monotonic() + header.number * 1e-6 if header.number else None
         head = await self._read_head(header)
         method = self._context.methods.get(bytes(head[: header.name_bytes]))
+        where = self._origin
+        if method is None:
+            name, metadata = split_name(bytes(head[: header.name_bytes]))
+            method = self._context.methods.get(name)
+            where = partial(origin, self._stream.peer_name(), metadata)
         try:
             in_place = method is None or method.reads_in_place
             payload = await self._payloads.open(header, head, allowed, in_place=in_place)
@@ -272,15 +279,16 @@ class Connection:
             no_memory = ResourceExhaustedError("the server has no memory left for this call")
             error = failure if isinstance(failure, ServiceError) else no_memory
             if method is not None:
-                self._context.refuse(method.descriptor, self._origin, error)
+                self._context.refuse(method.descriptor, where, error)
             return await self._reply_error(error)
         if method is None:
             try:
                 await self._payloads.fill()
             finally:
                 payload.close()
-            name = bytes(head[: header.name_bytes]).decode(errors="replace")
-            return await self._reply_status(unimplemented(f"no method {name!r} on this socket"))
+            return await self._reply_status(
+                unimplemented(f"no method {name.decode(errors='replace')!r} on this socket")
+            )
         message = bytes(head[header.head_bytes - header.message_bytes :])
         self._way.calls += 1
         self._way.received += header.message_bytes + payload.num_bytes
@@ -292,7 +300,7 @@ class Connection:
             streams_results=self._grant.to_client and not self._stream.strands,
             peer=self._grant.peer,
             credentials=self._credentials,
-            origin=self._origin,
+            origin=where,
             prepare=partial(self._payloads.prepare_on_gpu, in_place=method.reads_gpu_in_place)
             if payload.on_gpu
             else None,

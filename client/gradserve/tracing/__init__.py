@@ -1,0 +1,1 @@
+"""What traces of client and server have in common."""

@@ -1,0 +1,1 @@
+"""Spans of client and server."""
