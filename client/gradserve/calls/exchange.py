@@ -220,11 +220,9 @@ class Track:
 
     Attributes:
         progress: The callback; True for a line on a terminal.
-        num_bytes: The size of the transfer.
     """
 
     progress: Told
-    num_bytes: int
 
 
 Local: TypeAlias = DescribeTransport | Allocate | Track

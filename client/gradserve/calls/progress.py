@@ -39,7 +39,7 @@ class CallbackError(GradserveError):
 class Progress(Protocol):
     """Counts the bytes of a transfer, and tells the caller from time to time.
 
-    A context manager, for the time of the call. If the callback raises an exception, so do `moved` and `end`.
+    A context manager, for the time of the call. If the callback raises an exception, so does what tells it.
 
     Attributes:
         failure: The error that ends the call, if the callback has raised an exception.
@@ -52,6 +52,22 @@ class Progress(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
     ) -> None: ...
+
+    def sends(self, num_bytes: int, /) -> None:
+        """Tells the caller how many bytes the call sends.
+
+        Raises:
+            CallbackError: The callback has raised an exception.
+        """
+        ...
+
+    def receives(self, num_bytes: int, /) -> None:
+        """Tells the caller how many bytes the call receives, after those that it sends. Only the first time counts.
+
+        Raises:
+            CallbackError: The callback has raised an exception.
+        """
+        ...
 
     def begin(self, overhead: int = 0, /) -> None:
         """Notes that the transfer begins, or begins again; the first `overhead` bytes that are moved do not count."""
@@ -82,7 +98,7 @@ class Progress(Protocol):
         ...
 
     def end(self) -> None:
-        """Tells the caller that all was moved.
+        """Tells the caller that all was moved. Can be called again.
 
         Raises:
             CallbackError: The callback has raised an exception.

@@ -22,30 +22,31 @@ class TransferProgress:
     def __init__(
         self,
         callback: Callable[[int, int], object] | None,
-        num_bytes: int,
         line: ProgressLine | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Takes what is told, None for nothing, the size of the transfer, and a line to end with the call."""
+        """Takes what is told, None for nothing, and a line to end with the call."""
         self.failure: CallbackError | None = None
         self._callback = callback
-        self._num_bytes = num_bytes
         self._line = line
         self._clock = clock
+        self._num_sent = 0
+        self._num_received: int | None = None
+        self._num_bytes = 0
         self._moved = 0
         self._told = 0
         self._next = 0.0
+        self._has_ended = False
 
     @classmethod
     def of(cls, wanted: Track) -> Self:
         """Returns the progress that a caller has asked for."""
         if wanted.progress is not True:
-            return cls(wanted.progress, wanted.num_bytes)
+            return cls(wanted.progress)
         line = ProgressLine.on_terminal()
-        return cls(line, wanted.num_bytes, line)
+        return cls(line, line)
 
     def __enter__(self) -> Self:
-        self._tell(0)
         return self
 
     def __exit__(
@@ -55,9 +56,22 @@ class TransferProgress:
         if self._line is not None:
             self._line.end()
 
+    def sends(self, num_bytes: int, /) -> None:
+        """See `Progress`."""
+        self._num_sent = self._num_bytes = num_bytes
+        self._tell(0)
+
+    def receives(self, num_bytes: int, /) -> None:
+        """See `Progress`."""
+        if self._num_received is None:
+            self._num_received = num_bytes
+            self._num_bytes += num_bytes
+            self._moved = self._num_sent
+            self._tell(self._moved)
+
     def begin(self, overhead: int = 0, /) -> None:
         """See `Progress`."""
-        self._moved = -overhead
+        self._moved = (0 if self._num_received is None else self._num_sent) - overhead
 
     def moved(self, num_bytes: int, /) -> None:
         """See `Progress`."""
@@ -77,7 +91,9 @@ class TransferProgress:
 
     def end(self) -> None:
         """See `Progress`."""
-        self._tell(self._num_bytes)
+        if not self._has_ended:
+            self._has_ended = True
+            self._tell(self._num_bytes)
 
     def _tell(self, num_bytes: int) -> None:
         if self._callback is None:

@@ -16,6 +16,7 @@ import gradserve
 from gradserve.calls.exchange import Track
 from gradserve.calls.progress import CallbackError
 from gradserve.calls.time_limits import TimeLimits
+from gradserve.face import BlockingFace
 from gradserve.progress_line import ProgressLine
 from gradserve.security.certificates import client_certificates
 from gradserve.transport import progress
@@ -30,6 +31,7 @@ from tests.servers.runtime import NOT_WARMED_UP
 
 LARGE = np.random.default_rng(0).integers(0, 256, 6 << 20, np.uint8)
 SEVERAL = [LARGE, np.ones(3), np.zeros((0, 2)), LARGE[: 1 << 20]]
+GRADIENT = np.ones((1 << 20) + (1 << 19), np.float32)
 NUM_BYTES = sum(each.nbytes for each in SEVERAL)
 STRANDS = SocketSettings(long_round_trip=0.0, large_payload=1 << 20)
 ONE_SOCKET = SocketSettings(strands=0)
@@ -72,14 +74,15 @@ class Refusing:
 
 
 class Awaited:
-    """Lets the blocking client be called as that of asyncio."""
+    """Lets the blocking client, and what it makes, be called as those of asyncio."""
 
-    def __init__(self, client: gradserve.Client) -> None:
-        self._client = client
+    def __init__(self, blocking: BlockingFace[Any]) -> None:
+        self._blocking = blocking
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
         async def method(*args: Any, **kwargs: Any) -> Any:
-            return getattr(self._client, name)(*args, **kwargs)
+            result = getattr(self._blocking, name)(*args, **kwargs)
+            return Awaited(result) if isinstance(result, BlockingFace) else result
 
         return method
 
@@ -209,6 +212,89 @@ async def test_a_callback_that_raises(client: Any, server: LocalServer, num_byte
     assert await client.delete(handle) == 1
 
 
+@pytest.mark.usefixtures("_every_piece")
+async def test_gradients_and_averages(client: Any) -> None:
+    reports = Reports()
+    dense = await client.conditional_accumulator("float32", GRADIENT.shape)
+    await dense.apply_grad(GRADIENT, progress=reports)
+    check(reports, GRADIENT.nbytes)
+    np.testing.assert_array_equal(await dense.take_grad(1, progress=reports), GRADIENT)
+    check(reports, GRADIENT.nbytes)
+    np.testing.assert_array_equal(await dense.read_average(progress=reports), GRADIENT)
+    check(reports, GRADIENT.nbytes)
+
+
+@pytest.mark.usefixtures("_every_piece")
+async def test_sparse_gradients_and_averages(client: Any) -> None:
+    reports = Reports()
+    rows = GRADIENT.reshape(-1, 1 << 10)
+    indices = np.arange(len(rows))
+    num_bytes = rows.nbytes + indices.nbytes
+    sparse = await client.sparse_conditional_accumulator("float32", rows.shape)
+    await sparse.apply_grad(indices, rows, progress=reports)
+    check(reports, num_bytes)
+    await sparse.apply_indexed_slices_grad(gradserve.IndexedSlices(rows, indices), progress=reports)
+    check(reports, num_bytes)
+    assert (await sparse.take_grad(2, progress=reports)).values.shape == rows.shape
+    check(reports, num_bytes)
+    assert (await sparse.read_average(progress=reports)).values.shape == rows.shape
+    check(reports, num_bytes)
+
+
+@pytest.mark.usefixtures("_every_piece")
+async def test_gradients_and_averages_of_a_model(client: Any) -> None:
+    reports = Reports()
+    gradients = {"w": GRADIENT, "b": np.ones(3, np.float32)}
+    num_bytes = GRADIENT.nbytes + 12
+    model = await client.gradient_accumulator(gradients, keep_averages=2)
+    await model.apply_grad(gradients, progress=reports)
+    check(reports, num_bytes)
+    assert (await model.take_grad(1, progress=reports)).num_gradients == 1
+    check(reports, num_bytes)
+    assert (await model.read_average(progress=reports)).num_gradients == 1
+    check(reports, num_bytes)
+    assert (await model.push_pull(gradients, 1, 1, progress=reports)).num_gradients == 1
+    before = [each for each in reports.told if each[1] == num_bytes]
+    after = [each for each in reports.told if each[1] == 2 * num_bytes]
+    assert reports.told == before + after, "the total grows once, when the average begins to come"
+    assert (before[0][0], after[0][0]) == (0, num_bytes)
+    assert len(before) >= 5
+    reports.told = after
+    check(Reports([(done - num_bytes, total - num_bytes) for done, total in after], reports.threads), num_bytes)
+
+
+@pytest.mark.usefixtures("_every_piece")
+async def test_a_gradient_that_is_given_up_does_not_count(client: Any, server: LocalServer) -> None:
+    accumulator = await client.conditional_accumulator("float32", GRADIENT.shape, keep_averages=2)
+    used = use_of(server)
+    refusing = Refusing(ValueError("enough"), 1 << 20)
+    with pytest.raises(ValueError, match="enough"):
+        await accumulator.apply_grad(GRADIENT, progress=refusing)
+    assert await accumulator.num_accumulated() == 0
+    eventually(lambda: use_of(server), used.__eq__)
+    await accumulator.apply_grad(GRADIENT)
+    stored = await client.list_tensors()
+    for least in (0, 1 << 20):
+        refusing = Refusing(ValueError("enough"), least)
+        with pytest.raises(ValueError, match="enough"):
+            await getattr(accumulator, "read_average" if least else "take_grad")(1, progress=refusing)
+        assert refusing.num_raised == 1
+    np.testing.assert_array_equal(await accumulator.read_average(1), GRADIENT)
+    assert await client.list_tensors() == stored
+
+
+async def test_whatever_needs_no_transfer_takes_one_step(client: Any) -> None:
+    reports = Reports()
+    accumulator = await client.conditional_accumulator("float32", (2,))
+    handle = await client.put(np.ones(2, np.float32))
+    await accumulator.apply_grad(handle, progress=reports)
+    assert (await accumulator.take_grad(1, progress=reports)).tolist() == [1, 1]
+    await client.delete(handle)
+    assert reports.told == [(0, 0), (0, 0), (0, 8), (8, 8)]
+    with pytest.raises(gradserve.InvalidArgumentError, match="for progress, got 3"):
+        await accumulator.apply_grad([1, 2], progress=3)
+
+
 def use_of(server: LocalServer) -> tuple[int, int, int]:
     """Returns what tensors and arriving payloads take."""
     return server.inspect(lambda each: (len(each.store), each.usage.memory.used, each._sockets._context.in_flight.used))
@@ -262,8 +348,9 @@ async def test_nothing_is_written_elsewhere(client: Any, stderr: Any, monkeypatc
 def test_reports_are_bounded() -> None:
     now = 0.0
     told = []
-    tracked = TransferProgress(lambda done, _: told.append(done), 1000, clock=lambda: now)
+    tracked = TransferProgress(lambda done, _: told.append(done), clock=lambda: now)
     with tracked:
+        tracked.sends(1000)
         tracked.begin()
         for _ in range(900):
             tracked.moved(1)
@@ -275,8 +362,9 @@ def test_reports_are_bounded() -> None:
 
 def test_a_transfer_that_begins_again_is_told_of_once_it_is_further() -> None:
     told = []
-    tracked = TransferProgress(lambda done, _: told.append(done), 100, clock=iter(range(100)).__next__)
+    tracked = TransferProgress(lambda done, _: told.append(done), clock=iter(range(100)).__next__)
     with tracked:
+        tracked.receives(100)
         for overhead in (0, 10):
             tracked.begin(overhead)
             for _ in range(5):
@@ -299,7 +387,7 @@ def test_a_line_says_how_fast_it_is() -> None:
 
 
 def test_without_a_terminal_nobody_is_told() -> None:
-    with contextlib.redirect_stderr(io.StringIO()), TransferProgress.of(Track(True, 3)) as tracked:
+    with contextlib.redirect_stderr(io.StringIO()), TransferProgress.of(Track(True)) as tracked:
         tracked.end()
 
 

@@ -5,6 +5,8 @@ The blocking and the asyncio classes take their signatures and docstrings from h
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, cast
 
 from numpy.typing import NDArray
@@ -14,6 +16,7 @@ from gradserve.calls.accumulators.components import ONLY
 from gradserve.calls.accumulators.handles import handle_of
 from gradserve.calls.accumulators.wire import AccumulatorWire, Contribution
 from gradserve.calls.exchange import Operation, check_timeout
+from gradserve.calls.tracking import tracked
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_choice
 from gradserve.conversion.trees import Tree
@@ -109,6 +112,7 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
         weight: float = 1.0,
         worker_id: str | None = None,
         request_id: int | None = None,
+        progress: Callable[[int, int], object] | bool | None = None,
     ) -> Operation[ApplyResult]:
         """Adds a gradient to the round, or drops it as stale if `local_step` is below the accumulator's step.
 
@@ -123,6 +127,8 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
                 client and thread, or no id if sums are deterministic.
             request_id: The `request_id` of a failed attempt's error, to send the same gradient again; it still counts
                 once. None: a new gradient.
+            progress: Told how far the transfer of the gradient is, as by `Client.put`. An exception from the callback
+                before the last call means that the gradient does not count.
 
         Returns:
             What became of the gradient.
@@ -135,7 +141,7 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
                 `request_id`.
         """
         how = Contribution(local_step, weight, worker_id)
-        return self._wire.apply({ONLY: grad}, how, request_id)
+        return tracked(progress, partial(self._wire.apply, {ONLY: grad}, how, request_id))
 
     def take_grad(
         self,
@@ -144,6 +150,7 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
         *,
         request_id: int | None = None,
         copy: bool = True,
+        progress: Callable[[int, int], object] | bool | None = None,
     ) -> Operation[NDArray[Any]]:
         """Waits for `num_required` gradients, ends the round and returns the average of all gradients in it.
 
@@ -157,6 +164,7 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
                 for it. None: a new take.
             copy: Whether the arrays returned are new. False: they are read-only, and may be memory that a server on the
                 same machine shares with all who read the average, which saves copying it.
+            progress: Told how far the transfer of the average is, as by `Client.put`, once it begins.
 
         Returns:
             The average, of the accumulator's dtype.
@@ -169,12 +177,18 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
             NotFoundError: The accumulator was deleted before the call.
             UnavailableError: The server cannot be reached: try again with `request_id`.
         """
-        average = yield from self._wire.take(num_required, self._wait(timeout), request_id, copy=copy)
+        take = partial(self._wire.take, num_required, self._wait(timeout), request_id, copy=copy)
+        average = yield from tracked(progress, take)
         taken: NDArray[Any] = _only(average)
         return taken
 
     def read_average(
-        self, step: int | None = None, timeout: float | None = None, *, copy: bool = True
+        self,
+        step: int | None = None,
+        timeout: float | None = None,
+        *,
+        copy: bool = True,
+        progress: Callable[[int, int], object] | bool | None = None,
     ) -> Operation[NDArray[Any]]:
         """Returns the average of a past round, or waits for a future one. Changes nothing.
 
@@ -185,6 +199,7 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
             timeout: Seconds to wait for a future step. None: the client's timeout. math.inf: no limit.
             copy: Whether the arrays returned are new. False: they are read-only, and may be memory that a server on the
                 same machine shares with all who read the average, which saves copying it.
+            progress: Told how far the transfer of the average is, as by `Client.put`, once it begins.
 
         Returns:
             The average, of the accumulator's dtype.
@@ -195,7 +210,7 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
             AbortedError: The accumulator was deleted while the call waited.
             NotFoundError: The accumulator was deleted before the call.
         """
-        average = yield from self._wire.read_average(step, self._wait(timeout), copy=copy)
+        average = yield from tracked(progress, partial(self._wire.read_average, step, self._wait(timeout), copy=copy))
         read: NDArray[Any] = _only(average)
         return read
 
@@ -213,6 +228,7 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
         weight: float = 1.0,
         worker_id: str | None = None,
         request_id: int | None = None,
+        progress: Callable[[int, int], object] | bool | None = None,
     ) -> Operation[ApplyResult]:
         """Adds rows to the round, or drops them as stale if `local_step` is below the accumulator's step.
 
@@ -229,6 +245,8 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
                 client and thread, or no id if sums are deterministic.
             request_id: The `request_id` of a failed attempt's error, to send the same gradient again; it still counts
                 once. None: a new gradient.
+            progress: Told how far the transfer of the gradient is, as by `Client.put`. An exception from the callback
+                before the last call means that the gradient does not count.
 
         Returns:
             What became of the gradient.
@@ -242,7 +260,7 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
         """
         slices = IndexedSlices(cast(NDArray[Any], grad_values), cast(NDArray[Any], grad_indices), grad_shape)
         return self.apply_indexed_slices_grad(
-            slices, local_step, weight=weight, worker_id=worker_id, request_id=request_id
+            slices, local_step, weight=weight, worker_id=worker_id, request_id=request_id, progress=progress
         )
 
     def apply_indexed_slices_grad(
@@ -253,6 +271,7 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
         weight: float = 1.0,
         worker_id: str | None = None,
         request_id: int | None = None,
+        progress: Callable[[int, int], object] | bool | None = None,
     ) -> Operation[ApplyResult]:
         """Adds rows to the round, as `apply_grad` does, with indices, values and shape in one object.
 
@@ -264,6 +283,8 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
                 client and thread, or no id if sums are deterministic.
             request_id: The `request_id` of a failed attempt's error, to send the same gradient again; it still counts
                 once. None: a new gradient.
+            progress: Told how far the transfer of the gradient is, as by `Client.put`. An exception from the callback
+                before the last call means that the gradient does not count.
 
         Returns:
             What became of the gradient.
@@ -272,10 +293,15 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
             GradserveError: See `apply_grad`.
         """
         how = Contribution(local_step, weight, worker_id)
-        return self._wire.apply({ONLY: grad}, how, request_id)
+        return tracked(progress, partial(self._wire.apply, {ONLY: grad}, how, request_id))
 
     def take_grad(
-        self, num_required: int, timeout: float | None = None, *, request_id: int | None = None
+        self,
+        num_required: int,
+        timeout: float | None = None,
+        *,
+        request_id: int | None = None,
+        progress: Callable[[int, int], object] | bool | None = None,
     ) -> Operation[IndexedSlices]:
         """Waits for `num_required` gradients, ends the round and returns the average of all gradients in it.
 
@@ -287,6 +313,7 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
             timeout: Seconds to wait. None: the client's timeout. math.inf: no limit.
             request_id: The `request_id` of a failed attempt's error, to get the average of that attempt, or to wait on
                 for it. None: a new take.
+            progress: Told how far the transfer of the average is, as by `Client.put`, once it begins.
 
         Returns:
             The rows of the average with their numbers, and the shape of the whole tensor.
@@ -294,16 +321,24 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
         Raises:
             GradserveError: See `ConditionalAccumulator.take_grad`.
         """
-        average = yield from self._wire.take(num_required, self._wait(timeout), request_id)
+        take = partial(self._wire.take, num_required, self._wait(timeout), request_id)
+        average = yield from tracked(progress, take)
         taken: IndexedSlices = _only(average)
         return taken
 
-    def read_average(self, step: int | None = None, timeout: float | None = None) -> Operation[IndexedSlices]:
+    def read_average(
+        self,
+        step: int | None = None,
+        timeout: float | None = None,
+        *,
+        progress: Callable[[int, int], object] | bool | None = None,
+    ) -> Operation[IndexedSlices]:
         """Returns the average of a past round, or waits for a future one. Changes nothing.
 
         Args:
             step: The step that the round led to. None: the newest round that has ended.
             timeout: Seconds to wait for a future step. None: the client's timeout. math.inf: no limit.
+            progress: Told how far the transfer of the average is, as by `Client.put`, once it begins.
 
         Returns:
             The rows of the average with their numbers, and the shape of the whole tensor.
@@ -311,7 +346,7 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
         Raises:
             GradserveError: See `ConditionalAccumulator.read_average`.
         """
-        average = yield from self._wire.read_average(step, self._wait(timeout))
+        average = yield from tracked(progress, partial(self._wire.read_average, step, self._wait(timeout)))
         read: IndexedSlices = _only(average)
         return read
 
@@ -327,6 +362,7 @@ class GradientAccumulatorCalls(AccumulatorCalls):
         weight: float = 1.0,
         worker_id: str | None = None,
         request_id: int | None = None,
+        progress: Callable[[int, int], object] | bool | None = None,
     ) -> Operation[ApplyResult]:
         """Adds a gradient to the round, or drops it as stale if `local_step` is below the accumulator's step.
 
@@ -342,6 +378,8 @@ class GradientAccumulatorCalls(AccumulatorCalls):
                 client and thread, or no id if sums are deterministic.
             request_id: The `request_id` of a failed attempt's error, to send the same gradient again; it still counts
                 once. None: a new gradient.
+            progress: Told how far the transfer of the gradient is, as by `Client.put`. An exception from the callback
+                before the last call means that the gradient does not count.
 
         Returns:
             What became of the gradient.
@@ -353,7 +391,8 @@ class GradientAccumulatorCalls(AccumulatorCalls):
             UnavailableError: The server cannot be reached. It may have counted the gradient: try again with
                 `request_id`.
         """
-        return self._wire.apply(grads, Contribution(local_step, weight, worker_id), request_id)
+        how = Contribution(local_step, weight, worker_id)
+        return tracked(progress, partial(self._wire.apply, grads, how, request_id))
 
     def take_grad(
         self,
@@ -362,6 +401,7 @@ class GradientAccumulatorCalls(AccumulatorCalls):
         *,
         request_id: int | None = None,
         copy: bool = True,
+        progress: Callable[[int, int], object] | bool | None = None,
     ) -> Operation[Average]:
         """Waits for `num_required` gradients, ends the round and returns the average of all gradients in it.
 
@@ -375,6 +415,7 @@ class GradientAccumulatorCalls(AccumulatorCalls):
                 for it. None: a new take.
             copy: Whether the arrays returned are new. False: they are read-only, and may be memory that a server on the
                 same machine shares with all who read the average, which saves copying it.
+            progress: Told how far the transfer of the average is, as by `Client.put`, once it begins.
 
         Returns:
             The average by component and as a tree (`gradients`), with its step and its workers.
@@ -382,10 +423,15 @@ class GradientAccumulatorCalls(AccumulatorCalls):
         Raises:
             GradserveError: See `ConditionalAccumulator.take_grad`.
         """
-        return self._wire.take(num_required, self._wait(timeout), request_id, copy=copy)
+        return tracked(progress, partial(self._wire.take, num_required, self._wait(timeout), request_id, copy=copy))
 
     def read_average(
-        self, step: int | None = None, timeout: float | None = None, *, copy: bool = True
+        self,
+        step: int | None = None,
+        timeout: float | None = None,
+        *,
+        copy: bool = True,
+        progress: Callable[[int, int], object] | bool | None = None,
     ) -> Operation[Average]:
         """Returns the average of a past round, or waits for a future one. Changes nothing.
 
@@ -394,6 +440,7 @@ class GradientAccumulatorCalls(AccumulatorCalls):
             timeout: Seconds to wait for a future step. None: the client's timeout. math.inf: no limit.
             copy: Whether the arrays returned are new. False: they are read-only, and may be memory that a server on the
                 same machine shares with all who read the average, which saves copying it.
+            progress: Told how far the transfer of the average is, as by `Client.put`, once it begins.
 
         Returns:
             The average by component and as a tree (`gradients`), with its step and its workers.
@@ -401,7 +448,7 @@ class GradientAccumulatorCalls(AccumulatorCalls):
         Raises:
             GradserveError: See `ConditionalAccumulator.read_average`.
         """
-        return self._wire.read_average(step, self._wait(timeout), copy=copy)
+        return tracked(progress, partial(self._wire.read_average, step, self._wait(timeout), copy=copy))
 
     def push_pull(
         self,
@@ -416,6 +463,7 @@ class GradientAccumulatorCalls(AccumulatorCalls):
         timeout: float | None = None,
         request_id: int | None = None,
         copy: bool = True,
+        progress: Callable[[int, int], object] | bool | None = None,
     ) -> Operation[PushPullResult]:
         """Adds a gradient to the round, waits for `num_required` gradients and returns their average: an all-reduce.
 
@@ -441,6 +489,8 @@ class GradientAccumulatorCalls(AccumulatorCalls):
                 round. None: a new gradient.
             copy: Whether the arrays returned are new. False: they are read-only, and may be memory that a server on the
                 same machine shares with all who read the average, which saves copying it.
+            progress: Told how far the transfer is, as by `Client.put`: first of the gradient, then, with its size added
+                to the total, of the average.
 
         Returns:
             The average of the gradient's round, by component and as a tree (`gradients`).
@@ -457,9 +507,9 @@ class GradientAccumulatorCalls(AccumulatorCalls):
         """
         stale = as_choice(on_stale, ("raise", "return"), Argument("on_stale"))
         how = Contribution(local_step, weight, worker_id)
-        result = yield from self._wire.push_pull(
-            grads, num_required, how, self._wait(timeout), request_id, one_per_worker=one_per_worker, copy=copy
-        )
+        wire, wait = self._wire, self._wait(timeout)
+        push_pull = partial(wire.push_pull, grads, num_required, how, wait, request_id)
+        result = yield from tracked(progress, partial(push_pull, one_per_worker=one_per_worker, copy=copy))
         if result.outcome is Outcome.STALE and stale == "raise":
             raise StaleGradientError(
                 f"the gradient was computed at step {local_step}, but accumulator {self.name!r} is at step "

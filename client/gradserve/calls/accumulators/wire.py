@@ -17,6 +17,7 @@ from gradserve.calls.exchange import Operation, Reply, Unary, Whole, encode_time
 from gradserve.calls.fields import plain_fields
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.open_calls import AccumulatorKey
+from gradserve.calls.progress import Progress
 from gradserve.calls.tensors.arguments import receive_results
 from gradserve.calls.tensors.operations import call_with_arrays, placement_of
 from gradserve.conversion.argument import Argument
@@ -124,7 +125,9 @@ class AccumulatorWire:
         """The accumulator's name."""
         return self._session.ref
 
-    def apply(self, gradient: Tree, how: Contribution, request_id: int | None) -> Operation[ApplyResult]:
+    def apply(
+        self, gradient: Tree, how: Contribution, request_id: int | None, progress: Progress | None = None
+    ) -> Operation[ApplyResult]:
         """Applies a gradient: a tree of the components, or a dict by component name."""
         number = self._number(request_id)
         values = self.components.gradient(gradient)
@@ -140,7 +143,13 @@ class AccumulatorWire:
 
         try:
             reply = yield from call_with_arrays(
-                _SERVICE, "ApplyGradient", arrays, request, released=not has_handles, renew=self._session.renew
+                _SERVICE,
+                "ApplyGradient",
+                arrays,
+                request,
+                released=not has_handles,
+                renew=self._session.renew,
+                progress=progress,
             )
         except GradserveError as error:
             _identify(error, number)
@@ -152,7 +161,13 @@ class AccumulatorWire:
         return ApplyResult(_OUTCOMES[answer.outcome], answer.duplicate, answer.global_step, answer.num_accumulated)
 
     def take(
-        self, num_required: int, timeout: float, request_id: int | None, *, copy: bool = True
+        self,
+        num_required: int,
+        timeout: float,
+        request_id: int | None,
+        progress: Progress | None = None,
+        *,
+        copy: bool = True,
     ) -> Operation[Average]:
         """Waits for enough gradients and takes their average."""
         in_place = _in_place(copy)
@@ -165,8 +180,9 @@ class AccumulatorWire:
         request.placement.CopyFrom(_AUTO)
         try:
             with self._ids.open_calls.opened(self._key, number):
-                reply: Reply = yield Whole(self._unary("TakeGradient", request, timeout, in_place=in_place))
-                return (yield from self._receive_average(request, reply, in_place=in_place))
+                call = self._unary("TakeGradient", request, timeout, in_place=in_place)
+                reply: Reply = yield Whole(call, progress=progress)
+                return (yield from self._receive_average(request, reply, progress, in_place=in_place))
         except GradserveError as error:
             _identify(error, number, waits=True)
             raise
@@ -178,6 +194,7 @@ class AccumulatorWire:
         how: Contribution,
         timeout: float,
         request_id: int | None,
+        progress: Progress | None = None,
         *,
         one_per_worker: bool,
         copy: bool = True,
@@ -215,11 +232,12 @@ class AccumulatorWire:
                         released=not has_handles,
                         in_place=in_place,
                         renew=self._session.renew,
+                        progress=progress,
                     )
                     answer: messages_pb2.PushPullResponse = reply.message
                     average = Average({}, None, answer.global_step, 0, 0.0, ())
                     if answer.HasField("average"):
-                        average = yield from self._receive_average(message, reply, in_place=in_place)
+                        average = yield from self._receive_average(message, reply, progress, in_place=in_place)
             except GradserveError as error:
                 _identify(error, number, waits=True)
                 raise
@@ -230,15 +248,17 @@ class AccumulatorWire:
             global_step=answer.global_step,
         )
 
-    def read_average(self, step: int | None, timeout: float, *, copy: bool = True) -> Operation[Average]:
+    def read_average(
+        self, step: int | None, timeout: float, progress: Progress | None = None, *, copy: bool = True
+    ) -> Operation[Average]:
         """Waits for the average of a step."""
         in_place = _in_place(copy)
         fields = {} if step is None else plain_fields(messages_pb2.ReadAverageRequest, {"step": step})
         request = messages_pb2.ReadAverageRequest(
             accumulator=self._checked_ref(), **fields, placement=_AUTO, timeout=encode_timeout(timeout)
         )
-        reply: Reply = yield Whole(self._unary("ReadAverage", request, timeout, in_place=in_place))
-        return (yield from self._receive_average(request, reply, in_place=in_place))
+        reply: Reply = yield Whole(self._unary("ReadAverage", request, timeout, in_place=in_place), progress=progress)
+        return (yield from self._receive_average(request, reply, progress, in_place=in_place))
 
     def num_accumulated(self) -> Operation[int]:
         """Returns the number of gradients in the round."""
@@ -294,10 +314,13 @@ class AccumulatorWire:
         _add_gradient(message, values, tensors)
         return message
 
-    def _receive_average(self, request: RequestOfAccumulator, reply: Reply, *, in_place: bool) -> Operation[Average]:
+    def _receive_average(
+        self, request: RequestOfAccumulator, reply: Reply, progress: Progress | None, *, in_place: bool
+    ) -> Operation[Average]:
         message: accumulator_pb2.Average = reply.message.average
         self._session.learned(request, message.round, message.step)
-        components, gradients = self.components.average((yield from _receive_values(reply, in_place=in_place)))
+        values = yield from _receive_values(reply, progress, in_place=in_place)
+        components, gradients = self.components.average(values)
         return Average(
             components=components,
             gradients=gradients,
@@ -445,12 +468,12 @@ def _in_place(copy: bool) -> bool:
     return not as_flag(copy, _COPY)
 
 
-def _receive_values(reply: Reply, *, in_place: bool) -> Operation[dict[str, Value]]:
+def _receive_values(reply: Reply, progress: Progress | None, *, in_place: bool) -> Operation[dict[str, Value]]:
     message: accumulator_pb2.Average = reply.message.average
     tensors: list[tensor_pb2.Tensor] = []
     for part in message.components:
         tensors += [part.sparse.indices, part.sparse.values] if part.HasField("sparse") else [part.dense]
-    received = yield from receive_results(reply, tensors)
+    received = yield from receive_results(reply, tensors, progress)
     if in_place:
         # Whichever way they came, so that programs do not depend on it.
         for array in received:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -10,8 +11,8 @@ from numpy.typing import NDArray
 from gradserve.array_like import ArrayLike, DTypeLike
 from gradserve.calls.client.state import ClientState
 from gradserve.calls.exchange import Allocate, Operation
-from gradserve.calls.progress import checked_progress
 from gradserve.calls.tensors import arguments as tensors
+from gradserve.calls.tracking import tracked
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.dtypes import as_dtype
 from gradserve.conversion.gpu_arrays import as_output, as_tensor
@@ -76,8 +77,8 @@ class TensorsOfClient(ClientState):
             ResourceExhaustedError: The array does not fit into the server's memory.
         """
         where = as_text(device, Argument("device"))
-        told = checked_progress(progress)
-        (handle,) = yield from tensors.put([as_tensor(value, Argument("value"))], lease, where, told)
+        put = partial(tensors.put, [as_tensor(value, Argument("value"))], lease, where)
+        (handle,) = yield from tracked(progress, put)
         return handle
 
     def put_all(
@@ -105,7 +106,7 @@ class TensorsOfClient(ClientState):
         given = as_list(values, "a list of arrays", Argument("values"))
         arrays = [as_tensor(value, Argument(f"values[{index}]")) for index, value in enumerate(given)]
         where = as_text(device, Argument("device"))
-        return (yield from tensors.put(arrays, lease, where, checked_progress(progress)))
+        return (yield from tracked(progress, partial(tensors.put, arrays, lease, where)))
 
     def get(
         self,
@@ -132,13 +133,13 @@ class TensorsOfClient(ClientState):
             InvalidArgumentError: `out` has another dtype or shape, or cannot be written to, or `progress` cannot be
                 called.
         """
-        known, told = as_handle(handle, Argument("handle")), checked_progress(progress)
+        known = as_handle(handle, Argument("handle"))
         if out is not None:
             place = _place_for(known, out, Argument("out"))
-            yield from tensors.get_into([known], [place], release=release, progress=told)
+            yield from tracked(progress, partial(tensors.get_into, [known], [place], release=release))
             filled: NDArray[Any] = out
             return filled
-        (array,) = yield from tensors.get([known], release=release, progress=told)
+        (array,) = yield from tracked(progress, partial(tensors.get, [known], release=release))
         return array
 
     def get_all(
@@ -165,9 +166,8 @@ class TensorsOfClient(ClientState):
             InvalidArgumentError: See `get`.
         """
         known = as_handles(as_list(handles, "a list of TensorHandles", Argument("handles")), "handles")
-        told = checked_progress(progress)
         if out is None:
-            return (yield from tensors.get(known, release=release, progress=told))
+            return (yield from tracked(progress, partial(tensors.get, known, release=release)))
         given = as_list(out, "a list of arrays", Argument("out"))
         if len(given) != len(known):
             raise Argument("out").error_saying(f"one array for each of the {len(known)} handles", str(len(given)))
@@ -175,7 +175,7 @@ class TensorsOfClient(ClientState):
             _place_for(handle, place, Argument(f"out[{index}]"))
             for index, (handle, place) in enumerate(zip(known, given, strict=True))
         ]
-        yield from tensors.get_into(known, places, release=release, progress=told)
+        yield from tracked(progress, partial(tensors.get_into, known, places, release=release))
         return given
 
     def delete(self, *handles: TensorHandle) -> Operation[int]:

@@ -1,12 +1,13 @@
 """Operations on tensors."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
-from gradserve.calls.exchange import NOT_CARRIED, Download, NotCarried, Operation, Reply, Track, Unary, Whole, upload
-from gradserve.calls.progress import CallbackError, Progress, Told
+from gradserve.calls.exchange import NOT_CARRIED, Download, NotCarried, Operation, Reply, Unary, Whole, upload
+from gradserve.calls.progress import CallbackError, Progress
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_flag, as_number
 from gradserve.errors import GradserveError, InternalError, InvalidArgumentError
@@ -24,25 +25,11 @@ INLINE_LIMIT_BYTES = 3 << 20
 
 
 def put(
-    arrays: Sequence[AnyArray], lease: float | None, device: str, progress: Told | None = None
+    arrays: Sequence[AnyArray], lease: float | None, device: str, progress: Progress | None = None
 ) -> Operation[list[TensorHandle]]:
     """Stores arrays on the server, in the memory of a device."""
-    if progress is None:
-        return (yield from _put(arrays, lease, device, None))
-    tracked: Progress = yield Track(progress, sum(array.nbytes for array in arrays))
-    with tracked:
-        handles = yield from _put(arrays, lease, device, tracked)
-        try:
-            tracked.end()
-        except CallbackError as error:
-            yield from delete_quietly([each.handle for each in handles], error)
-            raise
-    return handles
-
-
-def _put(
-    arrays: Sequence[AnyArray], lease: float | None, device: str, progress: Progress | None
-) -> Operation[list[TensorHandle]]:
+    if progress is not None:
+        progress.sends(sum(array.nbytes for array in arrays))
     header = header_of(arrays, lease, device)
     contents = Contents()
     request = messages_pb2.StoreTensorsRequest(tensors=contents.tensors(arrays), lease=_lease_of(header), device=device)
@@ -52,24 +39,22 @@ def _put(
         stored = yield from upload(header, arrays, progress)
     else:
         stored = list(reply.message.tensors)
+    if progress is not None:
+        try:
+            progress.end()
+        except CallbackError as error:
+            yield from delete_quietly([each.handle for each in stored], error)
+            raise
     return [TensorHandle(tensor.handle, array.dtype, array.shape) for tensor, array in zip(stored, arrays, strict=True)]
 
 
-def get(handles: Sequence[TensorHandle], *, release: bool, progress: Told | None = None) -> Operation[list[Array]]:
+def get(handles: Sequence[TensorHandle], progress: Progress | None = None, *, release: bool) -> Operation[list[Array]]:
     """Reads stored arrays, and then deletes them if `release`."""
-    if progress is None:
-        return (yield from _get(handles, None, release=release))
-    tracked: Progress = yield Track(progress, _num_bytes(handles))
-    with tracked:
-        arrays = yield from _get(handles, tracked, release=release)
-        tracked.end()
-    return arrays
-
-
-def _get(handles: Sequence[TensorHandle], progress: Progress | None, *, release: bool) -> Operation[list[Array]]:
     is_released = as_flag(release, Argument("release"))
     names = [each.handle for each in handles]
-    num_bytes = _num_bytes(handles)
+    num_bytes = sum(int(np.prod(each.shape)) * each.dtype.itemsize for each in handles)
+    if progress is not None:
+        progress.receives(num_bytes)
     call = Unary("TensorService", "ReadTensors", messages_pb2.ReadTensorsRequest(handles=names, release=is_released))
     reply: Reply | NotCarried = yield Whole(
         call, over_grpc=False, num_bytes=num_bytes, repeatable=not is_released, progress=progress
@@ -84,31 +69,18 @@ def _get(handles: Sequence[TensorHandle], progress: Progress | None, *, release:
 def get_into(
     handles: Sequence[TensorHandle],
     places: Sequence[Array | GpuArray],
+    progress: Progress | None = None,
     *,
     release: bool,
-    progress: Told | None = None,
 ) -> Operation[None]:
     """Reads stored arrays into arrays of the same dtypes and shapes, and then deletes them if `release`.
 
     The server writes to memory of its GPU itself.
     """
-    if progress is None:
-        return (yield from _get_into(handles, places, None, release=release))
-    tracked: Progress = yield Track(progress, _num_bytes(handles))
-    with tracked:
-        yield from _get_into(handles, places, tracked, release=release)
-        tracked.end()
-
-
-def _get_into(
-    handles: Sequence[TensorHandle],
-    places: Sequence[Array | GpuArray],
-    progress: Progress | None,
-    *,
-    release: bool,
-) -> Operation[None]:
     on_gpu = [place for place in places if isinstance(place, GpuArray) and place.nbytes]
     if on_gpu and len(on_gpu) == len(places):
+        if progress is not None:
+            progress.receives(sum(place.nbytes for place in on_gpu))
         contents = Contents(is_written=True)
         request = messages_pb2.ReadTensorsRequest(
             handles=[each.handle for each in handles],
@@ -121,7 +93,7 @@ def _get_into(
         )
         if reply is not NOT_CARRIED:
             return
-    arrays = yield from _get(handles, progress, release=release)
+    arrays = yield from get(handles, progress, release=release)
     for place, array in zip(places, arrays, strict=True):
         if isinstance(place, GpuArray):
             place.fill(array)
@@ -150,12 +122,20 @@ def list_stored() -> Operation[list[TensorHandle]]:
         request = messages_pb2.ListTensorsRequest(page_token=reply.next_page_token)
 
 
-def receive_results(reply: Reply, tensors: Sequence[tensor_pb2.Tensor]) -> Operation[list[Array]]:
+def receive_results(
+    reply: Reply, tensors: Sequence[tensor_pb2.Tensor], progress: Progress | None = None
+) -> Operation[list[Array]]:
     """Returns tensors of a reply as new arrays; fetches those kept on the server and deletes them there."""
     kept = [tensor for tensor in tensors if tensor.handle]
-    if not kept:
-        return [array_of(tensor, reply.arrays) for tensor in tensors]
-    arrays: list[Array] = yield from get([handle_of(tensor) for tensor in kept], release=True)
+    try:
+        if progress is not None:
+            progress.receives(sum(math.prod(each.shape) * to_dtype(each.dtype).itemsize for each in tensors))
+        if not kept:
+            return [array_of(tensor, reply.arrays) for tensor in tensors]
+        arrays: list[Array] = yield from get([handle_of(tensor) for tensor in kept], progress, release=True)
+    except CallbackError as error:
+        yield from delete_quietly([tensor.handle for tensor in kept], error)
+        raise
     fetched = iter(arrays)
     return [next(fetched) if tensor.handle else array_of(tensor, reply.arrays) for tensor in tensors]
 
@@ -223,10 +203,6 @@ def header_of(arrays: Sequence[AnyArray], lease: float | None, device: str) -> m
     if lease is not None:
         header.lease.CopyFrom(encode_lease(lease))
     return header
-
-
-def _num_bytes(handles: Sequence[TensorHandle]) -> int:
-    return sum(int(np.prod(each.shape)) * each.dtype.itemsize for each in handles)
 
 
 def _lease_of(header: messages_pb2.PutTensorsHeader) -> Duration | None:

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 from google.protobuf.message import Message
 
 from gradserve.calls.exchange import NOT_CARRIED, NotCarried, Operation, Reply, Unary, Whole, upload
+from gradserve.calls.progress import Progress
 from gradserve.calls.restarts import is_of_another_run
 from gradserve.calls.tensors.arguments import (
     INLINE_LIMIT_BYTES,
@@ -74,6 +75,7 @@ def call_with_arrays(
     released: bool = False,
     in_place: bool = False,
     renew: Callable[[Any], Operation[None]] | None = None,
+    progress: Progress | None = None,
 ) -> Operation[Reply]:
     """Makes a call with arrays in its request.
 
@@ -89,21 +91,25 @@ def call_with_arrays(
         released: Whether the server deletes what was uploaded if the call succeeds.
         in_place: Whether arrays of the reply may be read-only memory of the server.
         renew: Makes a request one for the present run of the server, after that has refused it; see `Unary.renewal`.
+        progress: Told how many bytes of the arrays, and of those of the reply, were moved.
     """
     contents = Contents()
     message = request(contents.tensors(arrays))
     whole = WithContents(message, contents)
     renewal = None if renew is None else partial(renew, message)
     num_bytes = sum([array.nbytes for array in arrays])
+    if progress is not None:
+        progress.sends(num_bytes)
     reply: Reply | NotCarried = yield Whole(
         Unary(service, method, whole, wait, in_place=in_place, renewal=renewal),
         over_grpc=num_bytes <= INLINE_LIMIT_BYTES,
         num_bytes=num_bytes,
+        progress=progress,
     )
     if reply is not NOT_CARRIED:
         return reply
     while True:
-        uploaded = yield from upload(header_of(arrays, None, device), arrays)
+        uploaded = yield from upload(header_of(arrays, None, device), arrays, progress)
         message = request(uploaded)
         try:
             return (

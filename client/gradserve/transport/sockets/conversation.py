@@ -15,7 +15,7 @@ from gradserve.calls.progress import Progress
 from gradserve.errors import GradserveError, InternalError, UnavailableError
 from gradserve.transport.methods import unary_method
 from gradserve.transport.sockets.inbox import Inbox
-from gradserve.transport.sockets.payloads import Outgoing, Payloads
+from gradserve.transport.sockets.payloads import Outgoing, Payloads, num_bytes_of
 from gradserve.transport.sockets.steps import Conversation, Fill, Send
 from gradserve.transport.status import error_from_reply
 from gradserve.v1 import socket_messages_pb2
@@ -220,8 +220,11 @@ def _receive_arrays(
     in_place: bool,
 ) -> Conversation[Mapping[int, Array]]:
     """Receives the payload of a reply; returns the arrays in it, by `payload_offset`."""
+    tensors = list(tensors_beside(response))
+    if progress is not None:
+        progress.receives(sum(map(num_bytes_of, tensors)))
     arrays = payloads.incoming(
-        list(tensors_beside(response)),
+        tensors,
         unpack_segments(body[: answer.size * SEGMENT_BYTES], answer),
         answer.payload_bytes,
         progress,

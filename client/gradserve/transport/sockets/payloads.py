@@ -228,7 +228,7 @@ def _placed(tensors: Sequence[tensor_pb2.Tensor], segments: Sequence[Segment]) -
     places = []
     end = 0
     for tensor in sorted(tensors, key=lambda each: each.payload_offset):
-        start, num_bytes = tensor.payload_offset, _num_bytes(tensor)
+        start, num_bytes = tensor.payload_offset, num_bytes_of(tensor)
         while segment.start + segment.num_bytes < start + num_bytes:
             following = next(remaining, None)
             if following is None:
@@ -243,7 +243,12 @@ def _placed(tensors: Sequence[tensor_pb2.Tensor], segments: Sequence[Segment]) -
     return places
 
 
-def _num_bytes(tensor: tensor_pb2.Tensor) -> int:
+def num_bytes_of(tensor: tensor_pb2.Tensor) -> int:
+    """Returns the size of a tensor's elements.
+
+    Raises:
+        FrameError: The tensor is not possible.
+    """
     if min(tensor.shape, default=0) < 0:
         raise FrameError(f"expected sizes of at least 0, got {list(tensor.shape)}")
     try:
