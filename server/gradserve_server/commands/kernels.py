@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from gradserve_server.commands.progress import steps
+
 
 @click.group()
 def kernels() -> None:
@@ -45,15 +47,17 @@ def compile_command(architectures: str, output: Path | None) -> None:
             )
     for architecture in wanted:
         cubins = Cubins(folder, architecture, nvrtc.getVersion())
-        started, count = time.perf_counter(), 0
+        started = time.perf_counter()
         try:
-            for source in _sources():
-                if cubins.find(source) is None:
-                    cubins.save(source, compile_source(nvrtc, source, architecture))
-                count += 1
+            sources = list(_sources())
+            with steps(architecture, len(sources)) as next_step:
+                for source in sources:
+                    if cubins.find(source) is None:
+                        cubins.save(source, compile_source(nvrtc, source, architecture))
+                    next_step()
         except OSError as error:
             raise click.ClickException(str(error)) from None
-        click.echo(f"{architecture}: {count} kernels in {folder}, {time.perf_counter() - started:.0f} s")
+        click.echo(f"{architecture}: {len(sources)} kernels in {folder}, {time.perf_counter() - started:.0f} s")
 
 
 def _sources() -> Iterator[str]:

@@ -1,14 +1,16 @@
 """`gradserve state`: looks at the state directory of a server that does not run."""
 
 import asyncio
+import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from gradserve_server.commands.progress import bytes_of, reading
 from gradserve_server.resources import DEFAULT_CONTAINER
 
 if TYPE_CHECKING:  # imported late: other commands need none of it, and start sooner
@@ -32,7 +34,8 @@ def check(directory: Path) -> None:
     from gradserve_server.layers.batch_norm.durable.inspection import inspect_layers
 
     with _opened(directory) as store:
-        found, layers = list(inspect(store)), list(inspect_layers(store))
+        with reading(store):
+            found, layers = list(inspect(store)), list(inspect_layers(store))
         for line, faults in [(_line(each), _faults(each)) for each in found] + [
             (_layer_line(each), _layer_faults(each)) for each in layers
         ]:
@@ -62,14 +65,16 @@ def repair(directory: Path, yes: bool) -> None:
     from gradserve_server.layers.batch_norm.durable.inspection import inspect_layers, layer_removal
 
     with _opened(directory) as store:
+        with reading(store):
+            found, layers = list(inspect(store)), list(inspect_layers(store))
         removals = []
-        for each in inspect(store):
+        for each in found:
             if (change := removal(store, each)) is not None:
                 what = f"accumulator {each.key}" if each.damage else f"averages of accumulator {each.key}"
                 removals.append((f"{what}: {'; '.join(_faults(each))}", change))
         removals += [
             (f"layer {layer.key}: {layer.damage}", change)
-            for layer in inspect_layers(store)
+            for layer in layers
             if (change := layer_removal(store, layer)) is not None
         ]
         for what, _ in removals:
@@ -102,7 +107,7 @@ def export(directory: Path, name: str, output: Path, container: str) -> None:
     """
     import numpy as np
 
-    from gradserve_server.accumulators.durable.inspection import read_average
+    from gradserve_server.accumulators.durable.inspection import average_bytes, read_average
     from gradserve_server.accumulators.gradient import SparseSlices
     from gradserve_server.state.files.errors import StateError
 
@@ -111,7 +116,8 @@ def export(directory: Path, name: str, output: Path, container: str) -> None:
         if not rows:
             raise click.ClickException(f"{directory}: there is no accumulator '{container}/{name}'")
         try:
-            average = read_average(store, rows[0][0])
+            with reading(store, average_bytes(store, rows[0][0])):
+                average = read_average(store, rows[0][0])
         except (StateError, ValueError, TypeError, KeyError) as error:
             raise click.ClickException(f"{directory}: accumulator '{container}/{name}': {error}") from None
     arrays: dict[str, Any] = {
@@ -128,11 +134,26 @@ def export(directory: Path, name: str, output: Path, container: str) -> None:
         if array.dtype.name == "bfloat16":  # which NumPy cannot read again
             arrays[label] = array.astype(np.float32)
     try:
-        with output.open("wb") as file:
+        num_bytes = sum(array.nbytes for array in arrays.values())
+        with bytes_of("writing", num_bytes) as add, _ToldFile(output, add) as file:
             np.savez(file, **arrays)
     except OSError as error:
         raise click.ClickException(str(error)) from None
     click.echo(f"{output}: {json.dumps(sorted(average.values))[1:-1] or 'nothing'}, step {average.step}")
+
+
+class _ToldFile(io.BufferedWriter):
+    """A new file that tells how many bytes are written to it."""
+
+    def __init__(self, path: Path, add: Callable[[int], object] | None) -> None:
+        super().__init__(io.FileIO(path, "wb"))
+        self._add = add
+
+    def write(self, data: Any, /) -> int:
+        count = super().write(data)
+        if self._add is not None:
+            self._add(count)
+        return count
 
 
 @contextmanager

@@ -151,6 +151,13 @@ def test_the_command_compiles_every_kernel_once(tmp_path: Path, nvrtc: Nvrtc, mo
     assert all(cubins(tmp_path, each).find(source) for each in ("sm_80", "sm_90") for source in sources)
 
 
+def test_the_command_shows_how_far_it_is(tmp_path: Path, nvrtc: Nvrtc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "all_programs", lambda: iter([tag.program()]))
+    assert run(tmp_path, "sm_80").stderr == ""
+    monkeypatch.setattr("gradserve_server.commands.progress.shows_progress", lambda **_: True)
+    assert run(tmp_path, "sm_90").stderr.startswith("sm_90")
+
+
 def test_the_command_names_an_unknown_architecture(tmp_path: Path, nvrtc: Nvrtc) -> None:
     result = run(tmp_path, "sm_90,h100")
     assert result.exit_code == 2

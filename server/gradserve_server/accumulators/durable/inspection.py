@@ -98,6 +98,12 @@ def read_average(store: StateStore, number: int, round_number: int | None = None
     return average_of(json.loads(record), values)[0]
 
 
+def average_bytes(store: StateStore, number: int) -> int:
+    """Returns the size of the newest average of an accumulator; 0 if there is none that can be read."""
+    rows = store.rows("SELECT blob FROM average WHERE accumulator = ? ORDER BY round DESC LIMIT 1", number)
+    return store.size_of(rows[0][0]) if rows else 0
+
+
 def removal(store: StateStore, found: Found) -> Change | None:
     """Returns what removes the damaged parts of an accumulator, or all of it if it cannot be used without them."""
     change = Change()

@@ -1,12 +1,12 @@
 """`gradserve bench`: how fast a server answers from here."""
 
 import contextlib
-import sys
 from typing import Any
 
 import click
 
 from gradserve_server.commands.as_json import echo_json, json_option
+from gradserve_server.commands.progress import steps
 from gradserve_server.commands.server_address import address_argument, connected, connection_options
 
 _WAYS = ("shared_memory", "bulk", "grpc")
@@ -67,16 +67,16 @@ def bench(
         client.server_info()  # so that a server that is not there is an error, not a way that is not possible
     found = []
     wanted = [way for way in _WAYS if way in ways] or list(_WAYS)
-    with click.progressbar(length=len(wanted) + 1, label="measuring", file=sys.stderr) as bar:
+    with steps("measuring", len(wanted) + 1, as_json=as_json) as next_step:
         for way in wanted:
             try:
                 with connected(address, timeout, transport=way, **tls) as client:
                     found.append(measure_way(client, way, num_bytes, seconds, container))
             except click.ClickException as error:
                 found.append(Way(way, why_not=error.message.removeprefix(f"{address}: ")))
-            bar.update(1)
+            next_step()
         host = measure_host(num_bytes, seconds)
-        bar.update(1)
+        next_step()
     result = BenchResult(address, num_bytes, tuple(found), host)
     if as_json:
         echo_json(result)

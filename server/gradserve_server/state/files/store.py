@@ -29,6 +29,8 @@ from gradserve_server.state.files.values import (
 
 _log = logging.getLogger(__name__)
 
+_READ_BYTES = 8 << 20
+"""The most bytes read at once."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -98,6 +100,9 @@ class StateStore:
 
     Changes are carried out in order. Those that come while others are being written share one flush. When a write or a
     flush fails, nobody knows what is on disk: the store then refuses everything, and the server has to stop.
+
+    Attributes:
+        on_read: Told how many bytes of arrays were read, at least once in 8 MiB; None for nobody.
     """
 
     def __init__(self, directory: StateDirectory, *, damaged: bool = False) -> None:
@@ -113,6 +118,7 @@ class StateStore:
             StateError: The metadata are damaged, or of a later version.
             OSError: A file cannot be opened.
         """
+        self.on_read: Callable[[int], object] | None = None
         self._directory = directory
         with contextlib.ExitStack() as files:
             files.callback(directory.close)
@@ -235,6 +241,16 @@ class StateStore:
         """The numbers of all blobs."""
         return list(self._blobs)
 
+    @property
+    def num_bytes(self) -> int:
+        """The size of all arrays."""
+        return sum(each.num_bytes for each in self._blobs.values())
+
+    def size_of(self, number: int) -> int:
+        """Returns the size of a blob's arrays; 0 if they cannot be read."""
+        stored = self._blobs.get(number)
+        return 0 if stored is None else stored.num_bytes
+
     def read(self, number: int, allocate: Allocate) -> list[Array]:
         """Returns the arrays of a blob.
 
@@ -260,8 +276,10 @@ class StateStore:
         """Fills memory; returns what is left of the space."""
         while piece:
             first = extents.pop(0)
-            count = min(first.num_bytes, len(piece))
+            count = min(first.num_bytes, len(piece), _READ_BYTES)
             self._segments.read([Extent(first.segment, first.offset, count)], piece[:count])
+            if self.on_read is not None:
+                self.on_read(count)
             piece = piece[count:]
             if count < first.num_bytes:
                 extents.insert(0, Extent(first.segment, first.offset + count, first.num_bytes - count))

@@ -1,6 +1,7 @@
 """Arrays as they are on disk: their bytes, one array after the other, with a checksum of each chunk."""
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -32,6 +33,11 @@ class StoredArrays:
     specs: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
     extents: Sequence[Extent]
     checksums: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Their size, without the ends of blocks."""
+        return sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.specs)
 
     def row(self) -> tuple[str, str, bytes]:
         """Returns the columns of a `blob`."""
