@@ -23,6 +23,7 @@ from tests.servers.polling import PATIENCE_SECONDS
 __all__ = ["gpu_client", "gpu_process", "gpu_server", "gpu_settings", "stand_in"]  # fixtures of every test
 
 os.environ["GRADSERVE_RESTART_PATIENCE"] = "0"  # servers that are gone do not come back, but for the tests of that
+os.environ["GRADSERVE_WARM_UP"] = "false"  # most servers in processes of their own need no kernels: a second for each
 settings.register_profile("no limit of time", deadline=None)  # a busy machine is slow
 settings.load_profile("no limit of time")
 

@@ -23,7 +23,7 @@ def show_config(config: Path | None, **flags: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("GRADSERVE_CONFIG", "GRADSERVE_ADDRESS", "GRADSERVE_LISTEN", "GRPC_VERBOSITY"):
+    for name in ("GRADSERVE_CONFIG", "GRADSERVE_ADDRESS", "GRADSERVE_LISTEN", "GRADSERVE_WARM_UP", "GRPC_VERBOSITY"):
         monkeypatch.delenv(name, raising=False)
 
 

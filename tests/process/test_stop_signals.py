@@ -63,7 +63,7 @@ def test_a_server_that_starts(tmp_path: Path, number: signal.Signals, delay: flo
 
 def test_a_server_that_compiles_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "empty"))
-    with ServerProcess(tmp_path, "--drain-seconds", "600") as server:
+    with ServerProcess(tmp_path, "--drain-seconds", "600", "--warm-up", "true") as server:
         maps = Path(f"/proc/{server.process.pid}/maps")
         eventually(lambda: "llvmlite" in maps.read_text())
         assert "kernels prepared" not in server.log
@@ -76,7 +76,7 @@ def test_a_server_that_compiles_kernels(tmp_path: Path, monkeypatch: pytest.Monk
 async def test_a_server_whose_clients_never_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A take waits, an upload stands still and kernels are compiled: the drain time bounds it all."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "empty"))
-    with ServerProcess(tmp_path, "--drain-seconds", "1") as server:
+    with ServerProcess(tmp_path, "--drain-seconds", "1", "--warm-up", "true") as server:
         async with raw(server.address) as stub, gradserve.aio.connect(server.address) as client:
             acc = await client.conditional_accumulator("float32", (), shared_name="w")
             take = asyncio.create_task(acc.take_grad(1, timeout=600))
