@@ -1,6 +1,7 @@
 """The command line: help, `serve`, `health` and `info`; messages that say what to do."""
 
 import importlib.metadata
+import json
 import socket
 import subprocess
 import sys
@@ -83,6 +84,20 @@ def test_unreachable(command: str) -> None:
         result = CliRunner().invoke(cli, [command, address, "--timeout", "10"])
     assert result.exit_code == 1
     assert result.output.startswith(f"Error: {address}: ")
+
+
+def test_health_as_json(everywhere: ServerProcess) -> None:
+    address = everywhere.address
+    health = CliRunner().invoke(cli, ["health", address, "--json"])
+    assert (health.exit_code, health.stderr) == (0, "")
+    assert json.loads(health.stdout) == {"address": address, "serves": True, "status": "SERVING", "reason": ""}
+    taken, address = closed_port()
+    with taken:
+        health = CliRunner().invoke(cli, ["health", address, "--json", "--timeout", "10"])
+    assert (health.exit_code, health.stderr) == (1, "")
+    said = json.loads(health.stdout)
+    assert said.pop("reason").startswith("no connection: ")
+    assert said == {"address": address, "serves": False, "status": "UNAVAILABLE"}
 
 
 def test_nothing_else_is_written_about_an_unreachable_server() -> None:

@@ -7,6 +7,7 @@ import click
 
 from gradserve_server.commands.as_json import echo_json, json_option
 from gradserve_server.commands.kinds import ACCUMULATORS, LAYERS, Kind, container_option
+from gradserve_server.commands.names import complete_names
 from gradserve_server.commands.server_address import connected, server_options
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("kind", type=Kind())
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_names)
 @container_option
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @json_option

@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-address_argument = click.argument("address", default="localhost:50051", envvar="GRADSERVE_ADDRESS")
+DEFAULT_ADDRESS = "localhost:50051"
+address_argument = click.argument("address", default=DEFAULT_ADDRESS, envvar="GRADSERVE_ADDRESS")
 """The address, as the only argument."""
 _ADDRESS_OPTION = click.option(
     "--address",
     "-a",
-    default="localhost:50051",
+    default=DEFAULT_ADDRESS,
     show_default=True,
     envvar="GRADSERVE_ADDRESS",
     help="the server: HOST:PORT or unix:PATH",

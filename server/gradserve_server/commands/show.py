@@ -7,6 +7,7 @@ import click
 
 from gradserve_server.commands.as_json import echo_json, json_option
 from gradserve_server.commands.kinds import ACCUMULATORS, LAYERS, Kind, container_option
+from gradserve_server.commands.names import complete_names
 from gradserve_server.commands.server_address import connected, server_options
 from gradserve_server.commands.wording import duration, size, table
 
@@ -19,7 +20,7 @@ _MOST_NAMED = 20
 
 @click.command()
 @click.argument("kind", type=Kind())
-@click.argument("name")
+@click.argument("name", shell_complete=complete_names)
 @container_option
 @json_option
 @server_options
