@@ -43,7 +43,10 @@ class Arrival:
             self._num_wanted = num_bytes
             if self._num_arrived >= num_bytes:  # meanwhile, and `advance` may not have seen that somebody waits
                 return
-            await self._waiter
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None  # if it was cancelled, it has the error, whose traceback has this frame
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

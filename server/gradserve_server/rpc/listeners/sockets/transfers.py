@@ -218,7 +218,7 @@ class _Mover:
         except (BlockingIOError, InterruptedError):
             return
         except Exception as error:
-            self._end(entry, error)
+            self._end(entry, error.with_traceback(None))  # it has this frame, which has the entry: a cycle
             return
         entry.last_progress = time.monotonic()
         if entry.job.is_done:
@@ -273,6 +273,7 @@ class Transfers:
             raise
         finally:
             mover.num_jobs -= 1
+            del entry  # it has the error, whose traceback gets this frame
 
     def close(self) -> None:
         """Ends transfers under way, and the threads."""
