@@ -19,9 +19,10 @@ from tests.golden.batch_norm_layer_calls import CALLS, IMPLEMENTATIONS
 from tests.golden.batch_norm_layer_errors import load_refusals, load_taken
 from tests.golden.seeded_inputs import DTYPES
 from tests.golden.seeded_layer_inputs import RECORDED_UPDATES, LayerCall
+from tests.together import together
 
 CASES = load_layer_cases()
-CALLS_AND_CASES = [pytest.param(call, case, id=case.name) for call, case in zip(CALLS, CASES, strict=True)]
+for_every_case = together("call, case", CALLS, CASES)
 
 
 class TestRecording:
@@ -49,21 +50,22 @@ class TestRecording:
             (name, rank, layout) for name in ranks for rank in ranks[name] for layout in ("NHWC", "NCHW")
         }
 
-    @pytest.mark.parametrize("case", CASES, ids=str)
+    @together("case", CASES)
     def test_what_was_recorded_is_near_what_is_expected(self, case: LayerCase) -> None:
         for output in case.outputs:
             assert_output(output, output.recorded)
 
 
-@pytest.mark.parametrize(("call", "case"), CALLS_AND_CASES)
 class TestOutputs:
     """Every case has the outputs that its arguments lead to."""
 
+    @for_every_case
     def test_calls(self, call: LayerCall, case: LayerCase) -> None:
         assert len(case.steps) == (10 if call.is_training else 1)
         assert (case.inference is not None) == call.is_training
         assert (case.last is not None) == (call.is_training and "renorm" in case.arguments)
 
+    @for_every_case
     def test_gradients(self, call: LayerCall, case: LayerCase) -> None:
         inputs, arguments = case.steps[0], case.arguments
         of_params = {"beta": arguments.get("center", True), "gamma": arguments["scale"]}
@@ -80,6 +82,7 @@ class TestOutputs:
             assert set(recorded.gradients) == (training if is_training else always)
             assert (recorded.y.recorded.dtype, recorded.y.recorded.shape) == (inputs.x.dtype, inputs.x.shape)
 
+    @for_every_case
     def test_variables(self, call: LayerCall, case: LayerCase) -> None:
         names = {"moving_mean", "moving_variance"} | set(case.first.gradients) & {"beta", "gamma"}
         if "renorm" in case.arguments:
@@ -92,11 +95,13 @@ class TestOutputs:
             assert set(variables) == names
             assert {v.recorded.dtype for v in variables.values()} == {DTYPES[case.dtype if own else "float32"]}
 
+    @for_every_case
     def test_initial_values(self, call: LayerCall, case: LayerCase) -> None:
         for name, array in case.arguments.get("param_initializers", {}).items():
             if name in case.variables[0]:
                 np.testing.assert_array_equal(case.variables[0][name].expected, array)
 
+    @for_every_case
     def test_regularization_losses(self, call: LayerCall, case: LayerCase) -> None:
         regularized = set(case.arguments.get("param_regularizers", {})) & set(case.variables[0])
         assert set(case.regularization_losses) == (set() if case.implementation == "legacy" else regularized)

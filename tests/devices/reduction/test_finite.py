@@ -10,6 +10,7 @@ import pytest
 from gradserve_server.devices.host.reduction import finite
 from gradserve_server.devices.host.reduction.reducer import Reducer
 from tests.devices.reduction.conftest import CHUNK_ELEMENTS as CHUNK
+from tests.together import together
 
 BLOCK = finite.BLOCK
 DTYPES: list[Any] = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
@@ -23,7 +24,7 @@ def spoil(values: Any, position: int, bad: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -math.nan])
+@together("bad", [math.nan, math.inf, -math.inf, -math.nan])
 @pytest.mark.parametrize(
     ("shape", "position"),
     [

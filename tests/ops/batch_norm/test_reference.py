@@ -30,6 +30,7 @@ from tests.golden.fused_batch_norm import (
     load_gradient_cases,
     load_output_names,
 )
+from tests.together import together
 
 FORWARD_CASES, GRADIENT_CASES = load_forward_cases(), load_gradient_cases()
 CASES: tuple[ForwardCase | GradientCase, ...] = (*FORWARD_CASES, *GRADIENT_CASES)
@@ -46,13 +47,13 @@ def gradient(inputs: GradInputs, attributes: GradAttributes) -> GradOutputs:
 
 
 class TestBesideTensorFlow:
-    @pytest.mark.parametrize("case", FORWARD_CASES, ids=str)
+    @together("case", FORWARD_CASES)
     def test_forward(self, case: ForwardCase) -> None:
         outputs = forward(case.inputs, case.attributes)
         assert_outputs(case, outputs)
         self._assert_as_planned(outputs, plan_forward(case.inputs, case.attributes).output_specs)
 
-    @pytest.mark.parametrize("case", GRADIENT_CASES, ids=str)
+    @together("case", GRADIENT_CASES)
     def test_gradient(self, case: GradientCase) -> None:
         outputs = gradient(case.inputs, case.attributes)
         assert_outputs(case, outputs)
@@ -62,7 +63,7 @@ class TestBesideTensorFlow:
         arrays = vars(outputs).values()
         assert [(a.dtype, a.shape) for a in arrays] == [(s.dtype, s.shape) for s in specs]  # type: ignore[attr-defined]
 
-    @pytest.mark.parametrize("case", CASES, ids=str)
+    @together("case", CASES)
     def test_what_was_recorded_is_near_what_is_expected(self, case: Case) -> None:
         assert set(case.expected) - set(case.recorded) <= {"reserve_space_1", "reserve_space_2"}
         for name, output in case.recorded.items():

@@ -21,6 +21,7 @@ from gradserve_server.ops.batch_norm.spec import (
     plan_gradient,
 )
 from tests.golden.fused_batch_norm_errors import Refusal, load_refusals
+from tests.together import together
 
 FROZEN_CHANNELS_FIRST = (
     "The implementation of FusedBatchNormGrad with is_training=False only support NHWC tensor format for now."
@@ -174,9 +175,7 @@ def test_rank_is_that_of_the_format(data_format: str, shape: tuple[int, ...], ra
 class TestBesideTensorFlow:
     REFUSALS = load_refusals()
 
-    @pytest.mark.parametrize(
-        "refusal", [refusal for refusal in REFUSALS if refusal.text != FROZEN_CHANNELS_FIRST], ids=str
-    )
+    @together("refusal", [refusal for refusal in REFUSALS if refusal.text != FROZEN_CHANNELS_FIRST])
     def test_same_error(self, refusal: Refusal) -> None:
         error = refusal_of(refusal.inputs, refusal.attributes)
         if mismatch := re.fullmatch(r"cannot compute \w+ as input #(\d+)\(zero-based\) was .*", refusal.text):

@@ -30,6 +30,7 @@ from gradserve_server.ops.cudnn_rnn.spec import (
 )
 from tests.golden.cudnn_rnn import Case, assert_outputs, load_cases
 from tests.ops.cudnn_rnn.random_calls import FORWARD_OUTPUTS, Call, DirtyDevice, Numbers, numbers
+from tests.together import together
 
 MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
 CASES = load_cases()
@@ -70,7 +71,7 @@ def assert_near_reference(call: Call, results: tuple[ForwardOutputs, BackpropOut
 
 
 class TestBesidePyTorch:
-    @pytest.mark.parametrize("case", CASES, ids=str)
+    @together("case", CASES)
     def test_outputs(self, rnn: CpuCudnnRnn, case: Case) -> None:
         planned = plan_forward(case.inputs, case.attributes).output_specs
         forward = rnn.forward(case.inputs, case.problem)

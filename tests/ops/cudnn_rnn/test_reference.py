@@ -14,6 +14,7 @@ from gradserve_server.ops.cudnn_rnn.dropout import dropout_masks
 from gradserve_server.ops.cudnn_rnn.reference import OutputGradients, Trace, cudnn_rnn, cudnn_rnn_backprop
 from gradserve_server.ops.cudnn_rnn.spec import BackpropOutputs, ForwardAttributes, ForwardInputs, Problem
 from tests.golden.cudnn_rnn import Case, assert_output, assert_outputs, load_cases, relative_error
+from tests.together import together
 
 Given = TypeVar("Given", NDArray[Any], NDArray[Any] | None)
 
@@ -29,7 +30,7 @@ def forward_outputs(trace: Trace) -> dict[str, NDArray[Any]]:
 
 
 class TestBesidePyTorch:
-    @pytest.mark.parametrize("case", CASES, ids=str)
+    @together("case", CASES)
     def test_outputs(self, case: Case) -> None:
         trace = cudnn_rnn(np, case.inputs, case.problem)
         assert_outputs(case, forward_outputs(trace))
@@ -39,7 +40,7 @@ class TestBesidePyTorch:
         assert [(a.dtype, a.shape) for a in forward_outputs(trace).values()] == [(s.dtype, s.shape) for s in planned]
         assert all(array.flags.c_contiguous for array in (*forward_outputs(trace).values(), *vars(backprop).values()))
 
-    @pytest.mark.parametrize("case", [case for case in CASES if case.recorded], ids=str)
+    @together("case", [case for case in CASES if case.recorded])
     def test_what_was_recorded_is_near_what_is_expected(self, case: Case) -> None:
         assert list(case.recorded) == list(case.expected)
         for name, output in case.recorded.items():
