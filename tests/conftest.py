@@ -40,7 +40,7 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without a GPU, one case of each table says that it needs one; skipping takes longer than many a test."""
     marked = [item for item in items if item.get_closest_marker("cuda")]
-    if marked and not has_gpu():
+    if marked and not config.getoption("collectonly") and not has_gpu():
         of_each_table = {item.nodeid.partition("[")[0]: item for item in marked}.values()
         for item in of_each_table:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU and CuPy"))
