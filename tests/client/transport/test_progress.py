@@ -19,6 +19,7 @@ from gradserve.calls.time_limits import TimeLimits
 from gradserve.face import BlockingFace
 from gradserve.progress_line import ProgressLine
 from gradserve.security.certificates import client_certificates
+from gradserve.testing import FaultyProxy
 from gradserve.transport import progress
 from gradserve.transport.progress import TransferProgress
 from gradserve.transport.settings import ConnectionSettings, SocketSettings, Transport
@@ -298,6 +299,36 @@ async def test_whatever_needs_no_transfer_takes_one_step(client: Any) -> None:
 def use_of(server: LocalServer) -> tuple[int, int, int]:
     """Returns what tensors and arriving payloads take."""
     return server.inspect(lambda each: (len(each.store), each.usage.memory.used, each._sockets._context.in_flight.used))
+
+
+@pytest.mark.usefixtures("_every_piece")
+@pytest.mark.parametrize("face", ["blocking", "aio"])
+async def test_an_upload_that_is_sent_again(plain: LocalServer, face: str) -> None:
+    """The network breaks in the middle of it, when much more is left than connections hold."""
+    given, reports = np.zeros(64 << 20, np.uint8), Reports()
+    with FaultyProxy(plain.address) as network:
+
+        def report(num_done: int, num_bytes: int) -> None:
+            reports(num_done, num_bytes)
+            if num_done >= 3 << 20 and not cut:
+                cut.append(num_done)
+                network.cut()
+                network.heal()
+
+        cut: list[int] = []
+        settings = replace(WAYS["gRPC"], times=TimeLimits(PATIENCE_SECONDS))
+        async with contextlib.AsyncExitStack() as stack:
+            client: Any
+            if face == "blocking":
+                client = Awaited(stack.enter_context(connect_with(network.address, settings)))
+            else:
+                client = await stack.enter_async_context(connect_with_aio(network.address, settings))
+            await client.server_info()
+            handle = await client.put(given, progress=report)
+            assert cut
+            check(reports, given.nbytes)
+            assert [each.handle for each in await client.list_tensors()] == [handle.handle]
+            await client.delete(handle)
 
 
 async def test_a_call_that_fails_tells_nothing_more(client: Any) -> None:
