@@ -3,6 +3,7 @@
 import ipaddress
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 from urllib.parse import quote
@@ -71,6 +72,29 @@ class Address:
         if self.path:
             return f"unix:{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def addresses_to_connect(given: str | Sequence[str]) -> tuple[Address, ...]:
+    """Returns the addresses of the servers to connect to.
+
+    Args:
+        given: The address of a server, a list of addresses, or one text with commas between them.
+
+    Raises:
+        InvalidArgumentError: One of them is no address, or comes twice, or there are none.
+    """
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        several = isinstance(given, str) and "," in given and not given.strip().lower().startswith("unix:")
+        texts: Sequence[str] = given.split(",") if several else (given,)
+    else:
+        texts = given
+    addresses = tuple(map(Address.to_connect, texts))
+    if not addresses:
+        raise InvalidArgumentError("expected at least one address, got none", field="address")
+    for index, each in enumerate(addresses):
+        if each in addresses[:index]:
+            raise InvalidArgumentError(f"expected different addresses, got {str(each)!r} twice", field="address")
+    return addresses
 
 
 def _parse(given: object) -> Address:

@@ -19,6 +19,7 @@ from gradserve_server.accumulators.places.host_place import HostPlace
 from gradserve_server.accumulators.places.places import Places
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.address_file import write_addresses
+from gradserve_server.cluster import member_of
 from gradserve_server.config import ServerConfig
 from gradserve_server.devices.compute import DEVICE_THREADS, InThreads, ThreadCompute
 from gradserve_server.devices.device import CpuDevice
@@ -46,6 +47,7 @@ from gradserve_server.ops.table import OPS
 from gradserve_server.own_file import OwnFile
 from gradserve_server.parts import Parts
 from gradserve_server.resource_counts import ResourceCounts
+from gradserve_server.resources import ResourceKey
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.boundary.access import AccessChecks
@@ -118,6 +120,7 @@ class Server:
             self.access = Access(Path(config.security.access), UserKeys(clock))
         self._config = config
         run = ServerRun(parts.new_id)
+        member = member_of(config.cluster)
         limits = config.limits
         pool = BufferPool(config.runtime.pool_bytes)
         host = CpuDevice(pool)
@@ -184,6 +187,7 @@ class Server:
             is_of_another_run=run.is_of_another,
             rules=rules,
             observe=observed.observe,
+            check_home=_any_home if member is None else member.check_home,
             records=MemoryRecords() if self._state is None else self._state.accumulators,
         )
         self._allocate = pool.empty
@@ -265,6 +269,7 @@ class Server:
                 ArrivingGradients(self._compute, reducer),
                 self._compute,
                 run.incarnation,
+                member,
             ),
             gradient_ops=GradientOpsServicer(OPS, self.runner, opener, deliverer, self._compute),
             batch_norm_layers=BatchNormLayerServicer(self.layers, opener, deliverer, self.store.lease_seconds),
@@ -284,6 +289,7 @@ class Server:
                 status=self.status,
                 compute=self._compute,
                 http_url=lambda: self.observation.url,
+                member=member,
             ),
             sockets=SocketServicer(tickets, self._socket_addresses),
             access=None if self.access is None else AccessChecks(self.access, FairCalls(limits.max_calls, rules)),
@@ -442,6 +448,10 @@ class Server:
         self._device_watch.close()
         self._compute.close()
         self._parallel.close()
+
+
+def _any_home(_key: ResourceKey) -> None:
+    """Accepts every accumulator: the server is in no cluster."""
 
 
 def _anybody(_credentials: Credentials) -> Identity:

@@ -19,6 +19,7 @@ _LEAST_MESSAGE_BYTES = 4 * MIB
 _MAX_MESSAGE_BYTES = (1 << 31) - 1
 _MAX_COUNT = (1 << 31) - 1
 _MAX_THREADS = 1024
+_MAX_SERVERS = 10_000
 _BYTES_OF_A_CALL = 32 << 10
 _LEAST_CALLS = 2048
 _BYTES_OF_A_CONNECTION = 16 << 10
@@ -438,6 +439,46 @@ class SecurityConfig(_Concern):
     ] = None
 
 
+def _with_name(size: int, given: ValidationInfo) -> int:
+    if size > 1 and given.data.get("cluster") is None:
+        raise ValueError(f"expected the name of the cluster, --cluster, with {size} servers")
+    return size
+
+
+def _below_size(index: int, given: ValidationInfo) -> int:
+    size = given.data.get("cluster_size", index + 1)
+    if index >= size:
+        raise ValueError(f"expected a number below cluster_size, {size}, got {index}")
+    return index
+
+
+class ClusterConfig(_Concern):
+    """The place of the server among several that share out accumulators."""
+
+    cluster: Annotated[
+        str | None,
+        Field(
+            pattern=r"^[A-Za-z0-9._-]{1,63}$",
+            description="name of the cluster that the server is in; see docs/many_servers.md (default: none)",
+        ),
+        Expected("1 to 63 letters, digits, or ._-"),
+    ] = None
+    cluster_size: Annotated[
+        int,
+        _NUMBER,
+        Field(gt=0, le=_MAX_SERVERS, description="number of servers in the cluster"),
+        AfterValidator(_with_name),
+        Expected(f"a whole number from 1 to {_MAX_SERVERS}"),
+    ] = 1
+    cluster_index: Annotated[
+        int,
+        _NUMBER,
+        Field(ge=0, lt=_MAX_SERVERS, description="number of the server in the cluster, from 0"),
+        AfterValidator(_below_size),
+        Expected(f"a whole number from 0 to {_MAX_SERVERS - 1}"),
+    ] = 0
+
+
 class ServerConfig(_Concern):
     """The whole configuration of a server."""
 
@@ -448,3 +489,4 @@ class ServerConfig(_Concern):
     leases: LeaseConfig = Field(default_factory=LeaseConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
     security: SecurityConfig = Field(default_factory=SecurityConfig)
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)

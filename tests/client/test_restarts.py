@@ -31,7 +31,7 @@ def forgetful() -> Iterator[RestartingServer]:
 
 
 def kept(client: gradserve.Client) -> int:
-    return sum(len(each.kept or ()) for each in client._calls._accumulators.watch.keeping)
+    return sum(len(each.kept or ()) for each in client._calls._accumulators.watches[0].keeping)
 
 
 @pytest.mark.parametrize("way", WAYS)

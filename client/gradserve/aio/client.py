@@ -1,9 +1,10 @@
 """The asyncio client."""
 
 import os
+from collections.abc import Sequence
 from typing import Self
 
-from gradserve.address import Address
+from gradserve.address import addresses_to_connect
 from gradserve.aio.accumulators import (
     ConditionalAccumulator,
     GradientAccumulator,
@@ -23,7 +24,7 @@ from gradserve.transport.settings import ConnectionSettings, TransportName
 
 
 def connect(
-    address: str,
+    address: str | Sequence[str],
     *,
     timeout: float = DEFAULT_TIMEOUT_SECONDS,
     transport: TransportName | None = None,
@@ -38,7 +39,8 @@ def connect(
     until somebody deletes them.
 
     Args:
-        address: "HOST:PORT", "HOST" for port 50051, "[IPV6]:PORT" or "unix:PATH".
+        address: "HOST:PORT", "HOST" for port 50051, "[IPV6]:PORT" or "unix:PATH". Several servers of a cluster: a list
+            of their addresses in their order, or one text with commas between them.
         timeout: Seconds after which a call fails with DeadlineExceededError, and the default waiting time of calls that
             wait for other workers. math.inf: no limit. In any case, a call fails with UnavailableError when the server
             is gone, or has given no sign of life for about a minute.
@@ -66,7 +68,7 @@ class Client(AsyncFace[ClientCalls]):
 
     def __init__(
         self,
-        address: str,
+        address: str | Sequence[str],
         *,
         timeout: float = DEFAULT_TIMEOUT_SECONDS,
         transport: TransportName | None = None,
@@ -76,10 +78,11 @@ class Client(AsyncFace[ClientCalls]):
     ) -> None:
         """See `connect`."""
         with BriefErrors():
-            place = Address.to_connect(address)
+            places = addresses_to_connect(address)
             settings = ConnectionSettings.wanted(timeout, transport, tls, token, tracing, os.environ)
-            network = AsyncNetworkTransport((place,), settings)
-        self._begin(network, str(place), ClientCalls.of_new_client(settings.times, settings.kept_bytes))
+            network = AsyncNetworkTransport(places, settings)
+        names = [str(each) for each in places]
+        self._begin(network, ",".join(names), ClientCalls.of_new_client(settings.times, settings.kept_bytes, names))
 
     @classmethod
     def _over(cls, transport: AsyncTransport, address: str, calls: ClientCalls) -> Self:

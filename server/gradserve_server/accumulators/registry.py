@@ -69,8 +69,13 @@ class AccumulatorRegistry:
         is_of_another_run: Callable[[str], bool] = lambda _: False,
         rules: ShareRules | None = None,
         observe: Callable[[ResourceKey], AccumulatorObserver] = lambda _: Unobserved(),
+        check_home: Callable[[ResourceKey], object] = lambda _: None,
     ) -> None:
-        """Takes, among others, a monotonic `clock` in seconds, and what makes incarnations, journals and observers."""
+        """Takes, among others, a monotonic `clock` in seconds, and what makes incarnations, journals and observers.
+
+        `check_home` raises InvalidArgumentError for names that belong to another server of a cluster.
+        """
+        self._check_home = check_home
         rules = rules or ShareRules()
         self._places = places
         self._make_average_memory = make_average_memory
@@ -106,7 +111,7 @@ class AccumulatorRegistry:
         """Returns the accumulator of this name, and whether it is new.
 
         Raises:
-            InvalidArgumentError: The name is empty.
+            InvalidArgumentError: The name is empty, or belongs to another server of the cluster.
             AlreadyExistsError: An accumulator of this name has another spec or lifetime.
             ResourceExhaustedError: The server or the container has reached its limit of accumulators.
         """
@@ -121,6 +126,7 @@ class AccumulatorRegistry:
             self._accumulators.check_lifetime(key, lifetime)
             self._accumulators.renew(key)
             return found, False
+        self._check_home(key)
         place = self._places.of_new(spec)
         spec = spec.resolved(spec.durability or self.records.default, place.name)
         quotas = self._begin(key, spec, place)
@@ -147,8 +153,10 @@ class AccumulatorRegistry:
         """Makes an accumulator again that was there before, with an empty sum, and without averages.
 
         Raises:
+            InvalidArgumentError: The name belongs to another server of the cluster.
             ResourceExhaustedError: The server has reached its limit of accumulators.
         """
+        self._check_home(key)
         place = self._places.of_restored(spec, f"accumulator {str(key)!r}")
         quotas = self._begin(key, spec, place)
         accumulator = self._make(key, spec, place, incarnation, ledger, journal, quotas)

@@ -92,7 +92,14 @@ class AccumulatorOptions:
 
 
 class AccumulatorWire:
-    """The operations on one accumulator."""
+    """The operations on one accumulator.
+
+    Attributes:
+        target: The index of its server.
+        components: Its components.
+    """
+
+    target = 0
 
     def __init__(
         self,

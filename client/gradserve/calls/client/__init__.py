@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 
-from gradserve.calls.accumulators.settling import not_durable, settle
 from gradserve.calls.client.accumulators import AccumulatorsOfClient
 from gradserve.calls.client.layers import LayersOfClient
 from gradserve.calls.client.tensors import TensorsOfClient
 from gradserve.calls.exchange import Operation, check_timeout
 from gradserve.calls.server import server_info, server_status
+from gradserve.calls.together import at_target
 from gradserve.errors import GradserveError
 from gradserve.results import ServerInfo
 from gradserve.server_status import ServerStatus
@@ -60,15 +60,16 @@ class ClientCalls(AccumulatorsOfClient, LayersOfClient, TensorsOfClient):
 
     def settle(self, timeout: float | None) -> Operation[None]:
         """Waits until the gradients that the client keeps are durable; see `gradserve.calls.accumulators.settling`."""
-        return settle(self._accumulators.watch, self._closing if timeout is None else check_timeout(timeout))
+        return self._accumulators.settle(self._closing if timeout is None else check_timeout(timeout))
 
     def note_on(self, error: BaseException) -> None:
         """Notes on an error that ends the use of the client what is not durable."""
-        missing = not_durable(self._accumulators.watch, 0)
+        missing = self._accumulators.not_durable()
         if missing is not None:
             error.add_note(str(missing))
 
     def delete_private(self) -> Operation[None]:
-        """Deletes everything made without a shared name or scope, as far as the server can be reached."""
-        with contextlib.suppress(GradserveError):
-            yield from self._private.delete_all()
+        """Deletes everything made without a shared name or scope, as far as the servers can be reached."""
+        for target, private in enumerate(self._private_by_server):
+            with contextlib.suppress(GradserveError):
+                yield from at_target(target, private.delete_all())

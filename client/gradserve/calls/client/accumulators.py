@@ -12,15 +12,13 @@ from gradserve.calls.accumulators.operations import (
     GradientAccumulatorCalls,
     SparseConditionalAccumulatorCalls,
 )
-from gradserve.calls.accumulators.wire import AccumulatorOptions, list_accumulators
-from gradserve.calls.accumulators.wire import delete as delete_accumulator
+from gradserve.calls.accumulators.wire import AccumulatorOptions
 from gradserve.calls.client.state import ClientState
 from gradserve.calls.exchange import Operation
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_text
 from gradserve.conversion.trees import Tree
 from gradserve.results import AccumulatorInfo, DenseSpec, Shape, SparseSpec
-from gradserve.v1 import accumulator_pb2
 
 
 class AccumulatorsOfClient(ClientState):
@@ -269,7 +267,7 @@ class AccumulatorsOfClient(ClientState):
         Returns:
             The descriptions. Each is a snapshot.
         """
-        return list_accumulators(container)
+        return self._accumulators.list_all(container)
 
     def delete_accumulator(self, name: str, container: str = "") -> Operation[bool]:
         """Deletes an accumulator by its name, for all clients. Calls that wait on it end with AbortedError.
@@ -281,9 +279,4 @@ class AccumulatorsOfClient(ClientState):
         Returns:
             Whether it existed.
         """
-        ref = accumulator_pb2.AccumulatorRef(
-            container=as_text(container, Argument("container")), name=as_text(name, Argument("name"))
-        )
-        deleted = yield from delete_accumulator(ref)
-        self._accumulators.deleted(ref.container or "default", ref.name)
-        return deleted
+        return self._accumulators.delete(as_text(container, Argument("container")), as_text(name, Argument("name")))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from typing import Self
 
 from gradserve.calls.accumulators.kept import DEFAULT_KEPT_BYTES, KeptMemory
 from gradserve.calls.accumulators.made import MadeAccumulators
 from gradserve.calls.batch_norm.made import MadeLayers
+from gradserve.calls.cluster import Cluster
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.private_resources import PrivateResources
 from gradserve.calls.raw_ops import RawOpsCalls
@@ -17,17 +19,30 @@ from gradserve.calls.time_limits import TimeLimits
 class ClientState:
     """The identity of a client, and the objects it has made."""
 
-    def __init__(self, ids: RequestIds, times: TimeLimits, kept_bytes: int = DEFAULT_KEPT_BYTES) -> None:
-        """Takes the client's request ids and time limits, and the most bytes of gradients that it keeps."""
+    def __init__(
+        self,
+        ids: RequestIds,
+        times: TimeLimits,
+        kept_bytes: int = DEFAULT_KEPT_BYTES,
+        cluster: Cluster | None = None,
+    ) -> None:
+        """Takes the client's request ids and time limits, the most bytes of gradients that it keeps, and its servers.
+
+        Without a cluster, there is one server.
+        """
+        cluster = cluster or Cluster()
         self._ids = ids
         self._timeout = times.call
         self._closing = times.closing
-        self._private = PrivateResources(ids, times)
-        self._accumulators = MadeAccumulators(ids, self._private, KeptMemory(kept_bytes))
+        self._private_by_server = [PrivateResources(ids, times) for _ in range(cluster.size)]
+        self._private = self._private_by_server[0]
+        self._accumulators = MadeAccumulators(ids, cluster, self._private_by_server, KeptMemory(kept_bytes))
         self._layers = MadeLayers()
         self.raw_ops = RawOpsCalls(ids, self._timeout, self._accumulators)
 
     @classmethod
-    def of_new_client(cls, times: TimeLimits, kept_bytes: int = DEFAULT_KEPT_BYTES) -> Self:
-        """Returns the state of a client that the server has never heard of."""
-        return cls(RequestIds(uuid.uuid4().hex), times, kept_bytes)
+    def of_new_client(
+        cls, times: TimeLimits, kept_bytes: int = DEFAULT_KEPT_BYTES, addresses: Sequence[str] = ("",)
+    ) -> Self:
+        """Returns the state of a client that its servers have never heard of."""
+        return cls(RequestIds(uuid.uuid4().hex), times, kept_bytes, Cluster(addresses))

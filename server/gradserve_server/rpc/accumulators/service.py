@@ -16,6 +16,7 @@ from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.results import AccumulatorState
 from gradserve_server.accumulators.spec import AccumulatorSpec
+from gradserve_server.cluster import Member, check_member
 from gradserve_server.devices.compute import FEW_PIECES, PIECE_BYTES, Compute
 from gradserve_server.errors import AbortedError
 from gradserve_server.leases.lifetime import Lifetime
@@ -28,6 +29,7 @@ from gradserve_server.rpc.accumulators.gradients import (
 )
 from gradserve_server.rpc.accumulators.results import encode_applied, encode_pulled, encode_read, encode_taken
 from gradserve_server.rpc.accumulators.specs import (
+    ServerId,
     decode_accumulator_spec,
     decode_key,
     encode_info,
@@ -44,7 +46,7 @@ from gradserve_server.tensors.delivery import Delivery, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
 
 _WithInfo = TypeVar("_WithInfo", messages_pb2.CreateAccumulatorResponse, messages_pb2.GetAccumulatorResponse)
-_Described: TypeAlias = tuple[str, ResourceKey, Accumulator, AccumulatorState, Lifetime]
+_Described: TypeAlias = tuple[ServerId, ResourceKey, Accumulator, AccumulatorState, Lifetime]
 
 
 class AccumulatorServicer:
@@ -58,9 +60,12 @@ class AccumulatorServicer:
         arriving: ArrivingGradients,
         compute: Compute,
         incarnation: str,
+        member: Member | None,
     ) -> None:
-        """Takes, among others, the id of this run of the server."""
+        """Takes, among others, the id of this run of the server, and its place in a cluster, if it is in one."""
         self._incarnation = incarnation
+        self._member = member
+        self._id = ServerId(incarnation, "" if member is None else member.text)
         self._registry = registry
         self._opener = opener
         self._arriving = arriving
@@ -70,6 +75,7 @@ class AccumulatorServicer:
     async def CreateAccumulator(
         self, request: messages_pb2.CreateAccumulatorRequest, call: Call
     ) -> messages_pb2.CreateAccumulatorResponse | Serialized:
+        check_member(self._member, request.accumulator.member)
         key = decode_key(request.accumulator, call.identity)
         lifetime = decode_lifetime(request.lifetime, call.identity)
         work = PIECE_BYTES * len(request.spec.components)
@@ -97,7 +103,7 @@ class AccumulatorServicer:
         container = request.container or DEFAULT_CONTAINER
         found = self._registry.page(container, page.after, page.size + 1, user=call.identity)
         shown = page.filled(found, lambda entry: num_parts(entry[1]))
-        described = [(self._incarnation, key, each, each.state, self._registry.lifetime(key)) for key, each in shown]
+        described = [(self._id, key, each, each.state, self._registry.lifetime(key)) for key, each in shown]
         response = messages_pb2.ListAccumulatorsResponse(
             next_page_token=page.next_token(shown[-1][0].name if shown else "", is_last=len(shown) == len(found))
         )
@@ -183,7 +189,7 @@ class AccumulatorServicer:
         self, response: _WithInfo, key: ResourceKey, accumulator: Accumulator, lifetime: Lifetime
     ) -> _WithInfo | Serialized:
         """Returns a response with the state of an accumulator; serialized if it has many components."""
-        described = (self._incarnation, key, accumulator, accumulator.state, lifetime)
+        described = (self._id, key, accumulator, accumulator.state, lifetime)
         if num_parts(accumulator) <= PARTS_AT_ONCE:
             response.info.CopyFrom(encode_info(*described))
             return response
@@ -202,7 +208,9 @@ class AccumulatorServicer:
         return self._registry.use(decode_key(ref, call.identity), ref.incarnation)
 
     def _check_server(self, ref: accumulator_pb2.AccumulatorRef) -> None:
-        """Checks that a call is for this run of the server, if it is for a certain one."""
+        """Checks that a call is for this server and this run of it, if it is for certain ones."""
+        if ref.member:
+            check_member(self._member, ref.member)
         if ref.server_incarnation not in ("", self._incarnation):
             raise AbortedError(
                 f"the server was started again since accumulator {ref.name!r} was opened",

@@ -1,5 +1,6 @@
 """Converts specs and descriptions of accumulators to messages, and back."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -145,23 +146,36 @@ def _without_components(accumulator: Accumulator) -> accumulator_pb2.Accumulator
     )
 
 
+@dataclass(frozen=True)
+class ServerId:
+    """What descriptions say of the server that they come from.
+
+    Attributes:
+        incarnation: The id of this run of it.
+        member: Its place in a cluster, as `Member.text`; empty if it is in none.
+    """
+
+    incarnation: str
+    member: str
+
+
 def num_parts(accumulator: Accumulator) -> int:
     """Returns the number of parts that the message of an accumulator has."""
     return len(accumulator.workers) + accumulator.spec.num_parts + 2 * len(accumulator.spec.agreement)
 
 
 def encode_info(
-    server_incarnation: str, key: ResourceKey, accumulator: Accumulator, state: AccumulatorState, lifetime: Lifetime
+    server: ServerId, key: ResourceKey, accumulator: Accumulator, state: AccumulatorState, lifetime: Lifetime
 ) -> accumulator_pb2.AccumulatorInfo:
     """Returns the state of an accumulator of this server as a message. Can run in any thread."""
-    info = _without_spec(server_incarnation, key, accumulator, state, lifetime)
+    info = _without_spec(server, key, accumulator, state, lifetime)
     info.spec.CopyFrom(_without_components(accumulator))
     info.spec.components.extend(map(_encode_component, accumulator.spec.components))
     return info
 
 
 def serialize_info(
-    server_incarnation: str, key: ResourceKey, accumulator: Accumulator, state: AccumulatorState, lifetime: Lifetime
+    server: ServerId, key: ResourceKey, accumulator: Accumulator, state: AccumulatorState, lifetime: Lifetime
 ) -> bytes:
     """Returns what `encode_info` does, serialized, for any number of components."""
     spec = accumulator.spec
@@ -169,16 +183,16 @@ def serialize_info(
         map(_encode_component, spec.components), lambda some: accumulator_pb2.AccumulatorSpec(components=some)
     )
     rest = _without_components(accumulator).SerializeToString()
-    info = _without_spec(server_incarnation, key, accumulator, state, lifetime).SerializeToString()
+    info = _without_spec(server, key, accumulator, state, lifetime).SerializeToString()
     return info + within(accumulator_pb2.AccumulatorInfo, "spec", [rest, *parts])
 
 
 def _without_spec(
-    server_incarnation: str, key: ResourceKey, accumulator: Accumulator, state: AccumulatorState, lifetime: Lifetime
+    server: ServerId, key: ResourceKey, accumulator: Accumulator, state: AccumulatorState, lifetime: Lifetime
 ) -> accumulator_pb2.AccumulatorInfo:
     return accumulator_pb2.AccumulatorInfo(
         accumulator=accumulator_pb2.AccumulatorRef(
-            container=key.container, name=key.name, incarnation=accumulator.incarnation
+            container=key.container, name=key.name, incarnation=accumulator.incarnation, member=server.member
         ),
         global_step=state.global_step,
         num_accumulated=state.num_accumulated,
@@ -188,5 +202,5 @@ def _without_spec(
         kept_steps=state.kept_steps,
         is_private=bool(lifetime.owner),
         idle_lease=encode_idle_lease(lifetime),
-        server_incarnation=server_incarnation,
+        server_incarnation=server.incarnation,
     )

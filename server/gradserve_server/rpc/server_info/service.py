@@ -5,6 +5,7 @@ from collections.abc import Callable
 from gradserve.v1 import server_messages_pb2 as messages_pb2
 from gradserve.v1 import status_messages_pb2
 from gradserve.wire.durations import encode_duration
+from gradserve_server.cluster import Member
 from gradserve_server.config import LeaseConfig, LimitsConfig
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.inventory import Inventory
@@ -36,9 +37,13 @@ class ServerServicer:
         status: StatusSource,
         compute: Compute,
         http_url: Callable[[], str],
+        member: Member | None,
     ) -> None:
         """Takes the name of the `device` that ops run on, whether they are prepared, and an `uptime` in seconds."""
         self._http_url = http_url
+        self._member = None
+        if member is not None:
+            self._member = messages_pb2.ClusterMember(cluster=member.cluster, index=member.index, size=member.size)
         self._status = status
         self._compute = compute
         self._version = version
@@ -92,6 +97,7 @@ class ServerServicer:
             uptime=encode_duration(self._uptime()),
             sockets=self._sockets.message(),
             http_url=self._http_url(),
+            member=self._member,
         )
 
     async def GetServerStatus(

@@ -1,0 +1,32 @@
+"""Servers of a cluster, and names that belong to each of them."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from gradserve.wire.homes import home_of
+from gradserve_server.config import ClusterConfig, ServerConfig
+from gradserve_server.testing import LocalServer
+from tests.servers.runtime import NOT_WARMED_UP
+
+
+@contextmanager
+def running_cluster(size: int, name: str = "train") -> Iterator[list[LocalServer]]:
+    """Runs the servers of a cluster in this process, until the end of the block."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(member(name, index, size)) for index in range(size)]
+
+
+def member(name: str | None, index: int, size: int) -> LocalServer:
+    """Returns a server of a cluster, which is not running yet."""
+    place = ClusterConfig(cluster=name, cluster_size=size, cluster_index=index)
+    return LocalServer(ServerConfig(runtime=NOT_WARMED_UP, cluster=place))
+
+
+def addresses_of(servers: Sequence[LocalServer]) -> list[str]:
+    """Returns the addresses of servers, in their order."""
+    return [each.address for each in servers]
+
+
+def name_at(home: int, size: int, prefix: str = "net") -> str:
+    """Returns a name in the default container that belongs to a server."""
+    return next(name for number in range(1000) if home_of("", name := f"{prefix}{number}", size) == home)
