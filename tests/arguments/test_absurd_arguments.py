@@ -52,12 +52,15 @@ async def test_absurd_arguments(things: Things, face: str, method: str) -> None:
     escaped = []
     for parameter in inspect.signature(call).parameters.values():
         for what, make in values.items():
+            value = make()
+            if parameter.name == "progress" and callable(value):
+                continue  # it is called, and what it raises comes out of the call
             await make_ready(things, method)
             try:
                 if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-                    await value_of(call(make()))
+                    await value_of(call(value))
                 else:
-                    await value_of(call(**{**good, parameter.name: make()}))
+                    await value_of(call(**{**good, parameter.name: value}))
             except gradserve.GradserveError:
                 pass
             except Exception as error:
