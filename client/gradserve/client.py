@@ -9,10 +9,10 @@ from gradserve.accumulators import (
     GradientAccumulator,
     SparseConditionalAccumulator,
 )
-from gradserve.address import addresses_to_connect
 from gradserve.batch_norm_layer import BatchNormLayer
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.time_limits import DEFAULT_TIMEOUT_SECONDS
+from gradserve.discovery.schemes import servers_to_connect
 from gradserve.face import BlockingFace, BriefErrors, blocking, blocking_making
 from gradserve.public_names import shown
 from gradserve.raw_ops import RawOps
@@ -32,7 +32,7 @@ def connect(
     token: str | None = None,
     tracing: "Tracing | None" = None,
 ) -> "Client":
-    """Returns a client of the server at an address. Nothing is sent before the first call.
+    """Returns a client of the server at an address. Nothing is sent to it before the first call.
 
     Close it when it is no longer needed, or use it in a `with` block (`async with` for the client of `gradserve.aio`).
     Accumulators and layers without a shared name or scope live as long as the client; those with one live on the server
@@ -40,7 +40,9 @@ def connect(
 
     Args:
         address: "HOST:PORT", "HOST" for port 50051, "[IPV6]:PORT" or "unix:PATH". Several servers of a cluster: a list
-            of their addresses in their order, or one text with commas between them.
+            of their addresses in their order, or one text with commas between them, or "dns+srv://SERVICE": the servers
+            in the SRV records of a DNS name, in the natural order of their host names. `connect` looks them up once,
+            and blocks for up to 5 s meanwhile (in `gradserve.aio` the event loop too). Needs the extra gradserve[dns].
         timeout: Seconds after which a call fails with DeadlineExceededError, and the default waiting time of calls that
             wait for other workers. math.inf: no limit. In any case, a call fails with UnavailableError when the server
             is gone, or has given no sign of life for about a minute.
@@ -58,7 +60,8 @@ def connect(
 
     Raises:
         InvalidArgumentError: The address, the timeout, the transport, the token or the tracing is not valid, a file of
-            `tls` cannot be used, or OpenTelemetry is not installed.
+            `tls` cannot be used, or OpenTelemetry or dnspython is not installed and needed.
+        UnavailableError: DNS does not answer, or knows no servers of the service.
     """
     return Client(address, timeout=timeout, transport=transport, tls=tls, token=token, tracing=tracing)
 
@@ -78,8 +81,8 @@ class Client(BlockingFace[ClientCalls]):
     ) -> None:
         """See `connect`."""
         with BriefErrors():
-            places = addresses_to_connect(address)
             settings = ConnectionSettings.wanted(timeout, transport, tls, token, tracing, os.environ)
+            places = servers_to_connect(address)
             network = NetworkTransport(places, settings)
         names = [str(each) for each in places]
         self._begin(network, ",".join(names), ClientCalls.of_new_client(settings.times, settings.kept_bytes, names))
