@@ -26,6 +26,7 @@ class OpenPage:
         self._messages: list[str] = []
         self._hosts: set[str] = set()
         self._host = ""
+        self._network_has_changed = False
 
     async def at(
         self,
@@ -47,11 +48,19 @@ class OpenPage:
         page.on("pageerror", lambda error: self._messages.append(str(error)))
         page.on("request", self._asked)
         self._host = urlsplit(url).netloc
+        self._network_has_changed = False
         await page.goto(url)
+        while self._network_has_changed:
+            self._network_has_changed = False
+            await page.reload()
         await page.locator(shown).wait_for()
         return page
 
     def _note(self, message: ConsoleMessage) -> None:
+        if "net::ERR_NETWORK_CHANGED" in message.text:
+            # Tests of networks make interfaces, and the browser then gives up whatever it is loading.
+            self._network_has_changed = True
+            return
         self._messages.append(f"{message.type}: {message.text}")
 
     def _asked(self, request: Request) -> None:
