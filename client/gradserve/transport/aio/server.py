@@ -53,13 +53,11 @@ class AsyncServer:
                 return await self._answer(_read(call, download.progress))
             case Attempt(Introduce(), timeout):
                 return await self._sockets.introduce(TimeLimit(timeout, self._settings))
-            case Attempt(Whole(call, over_grpc, num_bytes) as whole, timeout, metadata):
-                reply = await self._call(
-                    call, timeout, metadata, over_grpc=over_grpc, num_bytes=num_bytes, progress=whole.progress
-                )
+            case Attempt(Whole() as whole, timeout, metadata):
+                reply = await self._call(whole, timeout, metadata)
                 return NOT_CARRIED if reply is None else reply
             case Attempt(Unary() as call, timeout, metadata):
-                reply = await self._call(call, timeout, metadata, over_grpc=True)
+                reply = await self._call(Whole(call), timeout, metadata)
                 return None if reply is None else reply.message
 
     async def call_over_grpc(self, unary: Unary, timeout: float | None, metadata: Metadata = ()) -> Any:
@@ -78,20 +76,11 @@ class AsyncServer:
         """Closes the sockets of a forgotten client, which has no calls; gRPC's channel closes itself."""
         self._sockets.close()
 
-    async def _call(
-        self,
-        call: Unary,
-        timeout: float | None,
-        metadata: Metadata,
-        *,
-        over_grpc: bool,
-        num_bytes: int = 0,
-        progress: Progress | None = None,
-    ) -> Reply | None:
+    async def _call(self, whole: Whole, timeout: float | None, metadata: Metadata) -> Reply | None:
         limit = TimeLimit(timeout, self._settings)
-        reply = await self._sockets.call(call, limit, metadata, num_bytes, progress)
-        if reply is None and over_grpc:
-            return Reply(await self._answer(self.call_over_grpc(call, limit.timeout(), metadata)))
+        reply = await self._sockets.call(whole, limit, metadata)
+        if reply is None and whole.over_grpc:
+            return Reply(await self._answer(self.call_over_grpc(whole.call, limit.timeout(), metadata)))
         return reply
 
     async def _ask(self, unary: Unary, timeout: float | None) -> Any:

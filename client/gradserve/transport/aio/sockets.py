@@ -3,8 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from gradserve.calls.exchange import Reply, Unary
-from gradserve.calls.progress import Progress
+from gradserve.calls.exchange import Reply, Unary, Whole
 from gradserve.errors import DeadlineExceededError, UnavailableError
 from gradserve.memory.client_memory import ClientMemory
 from gradserve.results import TransportInfo
@@ -50,17 +49,13 @@ class AsyncSockets:
         """The way in use."""
         return self._carrier.info
 
-    async def call(
-        self, unary: Unary, limit: TimeLimit, metadata: Metadata, num_bytes: int = 0, progress: Progress | None = None
-    ) -> Reply | None:
+    async def call(self, whole: Whole, limit: TimeLimit, metadata: Metadata) -> Reply | None:
         """Makes a call; returns None if gRPC has to carry it.
 
         Args:
-            unary: The call.
+            whole: The call.
             limit: Its time limit.
             metadata: What it carries beside its request, if the server takes that.
-            num_bytes: The size of its tensors, in request or response, as far as it is known.
-            progress: Told how many bytes of them were moved.
         """
         if not self._is_used:
             return None
@@ -68,16 +63,11 @@ class AsyncSockets:
         if connection is None:
             return None
         try:
-            if connection.wants_strands(num_bytes):
+            if connection.wants_strands(whole.num_bytes):
                 await carry_out_async(self._carrier.widen(connection), self._perform)
+            taken = metadata if connection.takes_metadata else ()
             conversation = call(
-                unary,
-                limit.left(),
-                connection.payloads,
-                connection.inbox,
-                connection.num_strands,
-                progress,
-                metadata if connection.takes_metadata else (),
+                whole, limit.left(), connection.payloads, connection.inbox, connection.num_strands, taken
             )
             outcome = await connection.converse(conversation, limit, self._probe)
         except BaseException as error:

@@ -47,19 +47,11 @@ class BlockingServer:
         """
         exchange, timeout, metadata = attempt
         match exchange:
-            case Whole(call, over_grpc, num_bytes):
-                reply = self._call(
-                    call,
-                    timeout,
-                    metadata,
-                    watch,
-                    over_grpc=over_grpc,
-                    num_bytes=num_bytes,
-                    progress=exchange.progress,
-                )
+            case Whole():
+                reply = self._call(exchange, timeout, metadata, watch)
                 return NOT_CARRIED if reply is None else reply
             case Unary():
-                reply = self._call(exchange, timeout, metadata, watch, over_grpc=True)
+                reply = self._call(Whole(exchange), timeout, metadata, watch)
                 return None if reply is None else reply.message
             case Upload() | Download():
                 return self._answer(lambda: self._stream(exchange, timeout, metadata, watch))
@@ -82,21 +74,11 @@ class BlockingServer:
         """Closes the sockets of a forgotten client, which has no calls; gRPC's channel closes itself."""
         self._sockets.close()
 
-    def _call(
-        self,
-        call: Unary,
-        timeout: float | None,
-        metadata: Metadata,
-        watch: Watch | None,
-        *,
-        over_grpc: bool,
-        num_bytes: int = 0,
-        progress: Progress | None = None,
-    ) -> Reply | None:
+    def _call(self, whole: Whole, timeout: float | None, metadata: Metadata, watch: Watch | None) -> Reply | None:
         limit = TimeLimit(timeout, self._settings)
-        reply = self._sockets.call(call, limit, metadata, watch, num_bytes, progress)
-        if reply is None and over_grpc:
-            return Reply(self._answer(lambda: self._unary(call, limit.timeout(), metadata, watch)))
+        reply = self._sockets.call(whole, limit, metadata, watch)
+        if reply is None and whole.over_grpc:
+            return Reply(self._answer(lambda: self._unary(whole.call, limit.timeout(), metadata, watch)))
         return reply
 
     def _ask(self, unary: Unary, timeout: float | None) -> Any:

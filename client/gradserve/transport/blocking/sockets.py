@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from gradserve.calls.exchange import Reply, Unary
-from gradserve.calls.progress import Progress
+from gradserve.calls.exchange import Reply, Unary, Whole
 from gradserve.errors import DeadlineExceededError, UnavailableError
 from gradserve.memory.client_memory import ClientMemory
 from gradserve.results import TransportInfo
@@ -53,24 +52,14 @@ class BlockingSockets:
         """The way in use."""
         return self._carrier.info
 
-    def call(
-        self,
-        unary: Unary,
-        limit: TimeLimit,
-        metadata: Metadata,
-        watch: Watch | None,
-        num_bytes: int = 0,
-        progress: Progress | None = None,
-    ) -> Reply | None:
+    def call(self, whole: Whole, limit: TimeLimit, metadata: Metadata, watch: Watch | None) -> Reply | None:
         """Makes a call; returns None if gRPC has to carry it.
 
         Args:
-            unary: The call.
+            whole: The call.
             limit: Its time limit.
             metadata: What it carries beside its request, if the server takes that.
             watch: Told what interrupts the call, from another thread. None: nothing does but closing.
-            num_bytes: The size of its tensors, in request or response, as far as it is known.
-            progress: Told how many bytes of them were moved.
         """
         if not self._is_used:
             return None
@@ -80,16 +69,11 @@ class BlockingSockets:
         try:
             if watch is not None:
                 watch(connection.interrupt)
-            if connection.wants_strands(num_bytes):
+            if connection.wants_strands(whole.num_bytes):
                 carry_out(self._carrier.widen(connection), self._perform)
+            taken = metadata if connection.takes_metadata else ()
             conversation = call(
-                unary,
-                limit.left(),
-                connection.payloads,
-                connection.inbox,
-                connection.num_strands,
-                progress,
-                metadata if connection.takes_metadata else (),
+                whole, limit.left(), connection.payloads, connection.inbox, connection.num_strands, taken
             )
             outcome = connection.converse(conversation, limit, self._probe)
         except BaseException as error:

@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
-from gradserve.calls.exchange import Reply, Unary
+from gradserve.calls.exchange import Reply, Whole
 from gradserve.calls.progress import Progress
 from gradserve.errors import GradserveError, InternalError, UnavailableError
 from gradserve.transport.methods import unary_method
@@ -85,28 +85,22 @@ def _hello_frame(message: socket_messages_pb2.Hello) -> bytes:
 
 
 def call(
-    unary: Unary,
-    seconds: float,
-    payloads: Payloads,
-    inbox: Inbox,
-    num_strands: int = 0,
-    progress: Progress | None = None,
-    metadata: Metadata = (),
+    whole: Whole, seconds: float, payloads: Payloads, inbox: Inbox, num_strands: int = 0, metadata: Metadata = ()
 ) -> Conversation[Reply | GradserveError | None]:
     """Makes a call; returns its response, or the error that the server answered with. None: it cannot be sent here.
 
     Args:
-        unary: The call.
+        whole: The call.
         seconds: Its time limit; math.inf for none.
         payloads: The payloads of the connection.
         inbox: What arrives on the connection.
         num_strands: The number of strands over which large payloads are split.
-        progress: Told how many bytes of payloads were moved.
         metadata: What the call carries beside its request.
 
     Raises:
         InternalError: The server's reply is malformed; the connection cannot be used any more.
     """
+    unary, progress = whole.call, whole.progress
     request = unary.request
     message, contents = (request.message, request.contents) if isinstance(request, WithContents) else (request, None)
     method = unary_method(unary.service, unary.method)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradserve
-from gradserve.calls.exchange import Reply, Unary
+from gradserve.calls.exchange import Reply, Unary, Whole
 from gradserve.calls.tensors.arguments import array_of
 from gradserve.memory.pool import BufferPool
 from gradserve.transport.sockets.conversation import call, check_strand_answer, hello
@@ -48,7 +48,7 @@ def good_reply(**fields: Any) -> bytes:
 
 
 def read(replies: bytes, in_one_go: int = 1 << 20) -> Any:
-    return carry_out(call(READ, math.inf, PAYLOADS, inbox()), replies, in_one_go)
+    return carry_out(call(Whole(READ), math.inf, PAYLOADS, inbox()), replies, in_one_go)
 
 
 def test_a_call_with_arrays() -> None:
@@ -56,7 +56,7 @@ def test_a_call_with_arrays() -> None:
     request = tensor_messages_pb2.StoreTensorsRequest(tensors=contents.tensors(ARRAYS))
     store = Unary("TensorService", "StoreTensors", WithContents(request, contents))
     answer = reply_of(Contents(), tensor_messages_pb2.StoreTensorsResponse(tensors=[{"handle": "h"}]))
-    reply, sent, taken = carry_out(call(store, 1.5, PAYLOADS, inbox()), answer)
+    reply, sent, taken = carry_out(call(Whole(store), 1.5, PAYLOADS, inbox()), answer)
     assert isinstance(reply, Reply)
     assert reply.message.tensors[0].handle == "h"
     assert taken == len(answer)
@@ -129,7 +129,7 @@ def test_a_reply_counts_though_the_server_stops_then(num_bytes: int) -> None:
     farewell = FrameHeader(FrameKind.REPLY, code=14, message_bytes=len(message)).pack() + message
     replies = reply_of(Contents(), tensor_messages_pb2.ReadTensorsResponse())
     arrived = inbox()
-    reply, _, _ = carry_out(call(READ, math.inf, PAYLOADS, arrived), replies + farewell[:num_bytes])
+    reply, _, _ = carry_out(call(Whole(READ), math.inf, PAYLOADS, arrived), replies + farewell[:num_bytes])
     assert isinstance(reply, Reply)
     assert not arrived.is_empty, "the connection carries no further call"
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.calls.exchange import Unary
+from gradserve.calls.exchange import Unary, Whole
 from gradserve.memory.pool import BufferPool
 from gradserve.memory.regions import RegionPool
 from gradserve.memory.sealed import make_region
@@ -46,7 +46,7 @@ def carry_out(
 ) -> tuple[Any, bytes]:
     """Returns the reply and what the client sent; each frame of the server may bring descriptors."""
     inbox = Inbox(takes_descriptors=True)
-    conversation = call(unary, math.inf, payloads, inbox)
+    conversation = call(Whole(unary), math.inf, payloads, inbox)
     sent = b""
     try:
         step = next(conversation)
