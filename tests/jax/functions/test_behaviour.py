@@ -13,9 +13,10 @@ import gradserve
 from gradserve.jax import functions
 from tests.jax.functions import mathematics
 
-X, SCALE, OFFSET = jnp.arange(12.0).reshape(3, 4) ** 2, jnp.arange(1.0, 5.0), jnp.ones(4)
-IMAGES, MOMENTS = jnp.arange(24.0).reshape(2, 2, 2, 3), jnp.arange(1.0, 4.0)
-SEQUENCES, STATE = jnp.ones((4, 2, 3)), jnp.zeros((2, 2, 5))
+# Made by NumPy: JAX would compile a program for each, in every process that collects these tests.
+X, SCALE, OFFSET = map(jnp.asarray, (np.arange(12.0).reshape(3, 4) ** 2, np.arange(1.0, 5.0), np.ones(4)))
+IMAGES, MOMENTS = jnp.asarray(np.arange(24.0).reshape(2, 2, 2, 3)), jnp.asarray(np.arange(1.0, 4.0))
+SEQUENCES, STATE = jnp.asarray(np.ones((4, 2, 3))), jnp.asarray(np.zeros((2, 2, 5)))
 NOT_TRAINING: dict[str, Any] = {"rnn_mode": "rnn_tanh", "is_training": False}
 
 
