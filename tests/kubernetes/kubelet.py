@@ -100,6 +100,7 @@ class Pod:
         claims: Path,
         speed: float = 1,
         completion_index: int | None = None,
+        pod_index: int | None = None,
     ) -> None:
         """Takes the pod's template.
 
@@ -110,6 +111,7 @@ class Pod:
             claims: Where persistent volumes are, which outlive pods.
             speed: How much faster than written all times of probes are, and the time to stop after they have failed.
             completion_index: The pod's number, in an indexed Job.
+            pod_index: The pod's number, in a StatefulSet.
         """
         self._spec = template["spec"]
         (self._definition,) = self._spec["containers"]
@@ -118,7 +120,10 @@ class Pod:
         self._folder = cluster.folder / name
         self._claims = claims
         self._speed = speed
-        self._completion_index = completion_index
+        self._fields = {
+            "metadata.annotations['batch.kubernetes.io/job-completion-index']": completion_index,
+            "metadata.labels['apps.kubernetes.io/pod-index']": pod_index,
+        }
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"kubelet-{name}")
         self.events: list[str] = []
@@ -232,8 +237,8 @@ class Pod:
         for variable in self._definition.get("env", ()):
             if "value" in variable:
                 found[variable["name"]] = variable["value"]
-            elif "job-completion-index" in variable["valueFrom"]["fieldRef"]["fieldPath"]:
-                found[variable["name"]] = str(self._completion_index)
+            else:
+                found[variable["name"]] = str(self._fields[variable["valueFrom"]["fieldRef"]["fieldPath"]])
         return {name: self._cluster.with_real_ports(value) for name, value in found.items()}
 
     def _hosts(self) -> Path:

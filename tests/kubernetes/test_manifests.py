@@ -26,8 +26,17 @@ def pods(name: str) -> list[Manifest]:
 
 
 def settings(name: str) -> dict[str, str]:
-    data: dict[str, str] = one("ConfigMap", manifests(name))["data"]
-    return data
+    return settings_among(manifests(name))[1]
+
+
+def settings_among(objects: list[Manifest]) -> tuple[str, dict[str, str]]:
+    """Returns the name of the servers' ConfigMap, which ends with a digest, and what is in it."""
+    ((name, data),) = [
+        (each["metadata"]["name"], each["data"])
+        for each in objects
+        if each["kind"] == "ConfigMap" and each["metadata"]["name"].startswith("gradserve-settings-")
+    ]
+    return name, data
 
 
 def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
@@ -125,8 +134,8 @@ def test_servers_get_more_time_to_stop_than_they_take(name: str) -> None:
     for pod in pods(name):
         (container,) = pod["spec"]["containers"]
         if container["name"] == "server":
-            own = {variable["name"]: variable["value"] for variable in container.get("env", ())}
-            drain = float((own or settings(name))["GRADSERVE_DRAIN_SECONDS"])
+            own = {variable["name"]: variable.get("value") for variable in container.get("env", ())}
+            drain = float((own if name == "jobset" else settings(name))["GRADSERVE_DRAIN_SECONDS"])
             assert drain == RuntimeConfig().drain_seconds
             assert pod["spec"]["terminationGracePeriodSeconds"] >= drain + CUT_OFF_SECONDS + 5
 
@@ -154,9 +163,10 @@ def test_selectors_select_the_server_and_all_clients_reach_it(name: str) -> None
     ("name", "budget"),
     [
         ("development", None),
-        ("gpu", {"minAvailable": 1}),
-        ("tls-and-tokens", {"minAvailable": 1}),
+        ("gpu", {"maxUnavailable": 0}),
+        ("tls-and-tokens", {"maxUnavailable": 0}),
         ("durable", {"maxUnavailable": 1}),
+        ("cluster", {"maxUnavailable": 1}),
         ("production", {"maxUnavailable": 1}),
     ],
 )
