@@ -87,7 +87,8 @@ def _in_order(service: str, records: "list[SRV]") -> list[str]:
             "cluster cannot replace each other, so all have to have the same priority",
             field=_FIELD,
         )
-    servers = [(record.target.to_text(omit_final_dot=True).lower(), record.port) for record in records]
+    # A set, because a host may have a record for each of its IP addresses, which differ in their weights alone.
+    servers = {(record.target.to_text(omit_final_dot=True).lower(), record.port) for record in records}
     if any(host in ("", ".") for host, _ in servers):
         raise UnavailableError(f"dns+srv://{service}: its SRV record says that no server has the service")
     return [f"{host}:{port}" for host, port in sorted(servers, key=lambda server: (_natural(server[0]), *server))]

@@ -1,10 +1,10 @@
-"""A name server on loopback, with records that a test gives it."""
+"""A name server on loopback, over UDP and TCP, with records that a test gives it."""
 
 import contextlib
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import dns.flags
@@ -13,10 +13,13 @@ import dns.rcode
 import dns.resolver
 import dns.rrset
 
+_LONGEST = 65535
+_LONGEST_OVER_UDP = 512
+
 
 @dataclass
 class NameServer:
-    """Answers over UDP from a table, in a thread.
+    """Answers from a table, in threads.
 
     Attributes:
         records: SRV records, "PRIORITY WEIGHT PORT TARGET", by the absolute name. A name that is not there does not
@@ -62,23 +65,46 @@ class NameServer:
 @contextmanager
 def name_server(records: Mapping[str, Sequence[str]]) -> Iterator[NameServer]:
     """Runs a name server until the end of the block."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listening:
-        listening.bind(("127.0.0.1", 0))
-        server = NameServer(records, listening.getsockname()[1])
-        thread = threading.Thread(target=_serve, args=(server, listening), name="name-server")
-        thread.start()
-        try:
-            yield server
-        finally:
-            with contextlib.suppress(OSError):  # the socket is not connected, but this wakes the thread all the same
-                listening.shutdown(socket.SHUT_RDWR)
-            thread.join()
+    with ExitStack() as stack:
+        over_tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        port = over_tcp.getsockname()[1]
+        over_udp = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        over_udp.bind(("127.0.0.1", port))
+        server = NameServer(records, port)
+        for serve, listening in ((_serve_udp, over_udp), (_serve_tcp, over_tcp)):
+            thread = threading.Thread(target=serve, args=(server, listening), name=f"name-{serve.__name__}")
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(_wake, listening)
+        yield server
 
 
-def _serve(server: NameServer, listening: socket.socket) -> None:
-    while question := listening.recvfrom(65535):
-        text, sender = question
-        if not text:
+def _wake(listening: socket.socket) -> None:
+    """Ends what waits for the socket."""
+    with contextlib.suppress(OSError):  # a socket for UDP is not connected, but is woken all the same
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def _serve_udp(server: NameServer, listening: socket.socket) -> None:
+    while received := listening.recvfrom(_LONGEST):
+        question, sender = received
+        if not question:
             return
-        if (reply := server.answer(text)) is not None:
+        if (reply := server.answer(question)) is not None:
+            if len(reply) > _LONGEST_OVER_UDP:
+                truncated = dns.message.make_response(dns.message.from_wire(question))
+                truncated.flags |= dns.flags.TC
+                reply = truncated.to_wire()
             listening.sendto(reply, sender)
+
+
+def _serve_tcp(server: NameServer, listening: socket.socket) -> None:
+    while True:
+        try:
+            connection, _ = listening.accept()
+        except OSError:  # woken
+            return
+        with connection, connection.makefile("rwb") as stream:
+            question = stream.read(int.from_bytes(stream.read(2), "big"))
+            if (reply := server.answer(question)) is not None:
+                stream.write(len(reply).to_bytes(2, "big") + reply)

@@ -65,6 +65,18 @@ def test_other_names_of_ports() -> None:
         assert discovery.look_up("_training._tcp.example.org", server.resolver()) == ["a.example.org:7"]
 
 
+def test_a_cluster_that_is_too_large_for_udp() -> None:
+    """Its records come over TCP."""
+    with name_server({NAME: [pod(index) for index in reversed(range(100))]}) as server:
+        assert discovery.look_up(f"gradserve.{NAMESPACE}", server.resolver()) == [host(index) for index in range(100)]
+        assert len(server.asked) == 2
+
+
+def test_records_that_differ_in_their_weights_alone_are_one_server() -> None:
+    with name_server({NAME: [pod(1), pod(0), pod(0).replace(" 10 ", " 20 ")]}) as server:
+        assert discovery.look_up(f"gradserve.{NAMESPACE}", server.resolver()) == [host(0), host(1)]
+
+
 def test_ports_are_those_of_the_records() -> None:
     """Also of several servers on one host, which are in the order of their ports."""
     with name_server({NAME: [pod(1, 7), pod(0, 10000), pod(0, 9), pod(2)]}) as server:
