@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from benchmarks.cases import (
     batch_norm_layer,
+    cluster,
     durability,
     health,
     links,
@@ -33,6 +34,7 @@ CASES: dict[str, Callable[[], Sequence[Measurement]]] = {
     "resnet50": resnet50.comparisons,
     "health": health.measurements,
     "links": links.comparisons,
+    "cluster": cluster.comparisons,
     "ops_batch_norm": ops_batch_norm.comparisons,
     "ops_layer_norm": ops_layer_norm.comparisons,
     "ops_rnn": ops_rnn.comparisons,

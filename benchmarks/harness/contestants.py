@@ -27,13 +27,15 @@ class Contestant:
     worker: str
     """The module that each worker process runs."""
     server: str | None = None
-    """The module that the server process runs, if there is one."""
+    """The module that the server processes run, if there are any."""
     num_workers: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of its processes, in addition to this process's."""
     link: LinkSpec | None = None
-    """The link between the server and the workers; None for loopback."""
+    """The link between the workers and each server, which has one of its own; None for loopback."""
+    num_servers: int = 1
+    """The number of server processes; several are a cluster, and get their number in it as option `cluster_index`."""
 
     @contextlib.contextmanager
     def running(self, progress: Callable[[str], None]) -> Iterator[RunningContestant]:
@@ -46,32 +48,41 @@ class Contestant:
         python = self.environment.prepare(progress)
         with contextlib.ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradserve-bench-")))
-            ends = self._link_up(stack)
-            options = dict(self.options)
-            if ends is not None:
-                options |= {"listen": ends.listen, "bulk_listen": ends.bulk_listen}
+            info: dict[str, Any] = {}
 
             def start(
-                module: str, name: str, rank: int, server: dict[str, Any], wrapper: Sequence[str] = ()
+                module: str, name: str, rank: int, options: Mapping[str, Any], folder: Path, wrapper: Sequence[str] = ()
             ) -> DriverProcess:
                 setup = {
                     "rank": rank,
                     "num_workers": self.num_workers,
-                    "options": options,
-                    "server": server,
-                    "scratch": str(scratch),
+                    "options": {**self.options, **options},
+                    "server": info,
+                    "scratch": str(folder),
                 }
                 log = scratch / f"{name}.log"
                 return stack.enter_context(DriverProcess(python, module, setup, self.variables, log, wrapper))
 
-            info: dict[str, Any] = {}
-            servers = []
-            if self.server is not None:
-                servers.append(start(self.server, "server", 0, {}, ends.enter if ends else ()))
-                info = servers[0].receive(_READY_SECONDS)
+            servers, addresses = [], list[str]()
+            for index in range(self.num_servers if self.server is not None else 0):
+                assert self.server is not None
+                ends = self._link_up(stack)
+                options: dict[str, Any] = {}
                 if ends is not None:
-                    info["address"] = ends.address
-            workers = [start(self.worker, f"worker{rank}", rank, info) for rank in range(self.num_workers)]
+                    options |= {"listen": ends.listen, "bulk_listen": ends.bulk_listen}
+                if self.num_servers > 1:
+                    options |= {"cluster_index": index, "cluster_size": self.num_servers}
+                folder = scratch / f"server{index}"
+                folder.mkdir()
+                server = start(self.server, folder.name, 0, options, folder, ends.enter if ends else ())
+                servers.append(server)
+                info = server.receive(_READY_SECONDS)
+                if ends is not None or "address" in info:
+                    addresses.append(info["address"] if ends is None else ends.address)
+            if addresses:
+                info["address"] = ",".join(addresses)
+            listen = {} if self.server is None or self.link is None else options
+            workers = [start(self.worker, f"worker{rank}", rank, listen, scratch) for rank in range(self.num_workers)]
             versions = [worker.receive(_READY_SECONDS)["versions"] for worker in workers]
             try:
                 yield RunningContestant(workers, servers, info, versions[0])
@@ -94,7 +105,7 @@ class RunningContestant:
 
     workers: list[DriverProcess]
     servers: list[DriverProcess]
-    """The server process, if there is one."""
+    """The server processes, if there are any."""
     server_info: dict[str, Any]
     """The data that the server sent when it was ready."""
     versions: dict[str, str]

@@ -10,6 +10,7 @@ from gradserve_server.commands.health import health
 from gradserve_server.commands.info import info
 from gradserve_server.commands.kernels import kernels
 from gradserve_server.commands.ls import ls
+from gradserve_server.commands.plan import plan
 from gradserve_server.commands.rm import rm
 from gradserve_server.commands.serve import serve
 from gradserve_server.commands.show import show
@@ -34,5 +35,21 @@ def cli() -> None:
     """Gradient averaging and gradient ops over gRPC."""
 
 
-for command in (bench, certificates, completion, demo, health, info, kernels, ls, rm, serve, show, state, token, top):
+for command in (
+    bench,
+    certificates,
+    completion,
+    demo,
+    health,
+    info,
+    kernels,
+    ls,
+    plan,
+    rm,
+    serve,
+    show,
+    state,
+    token,
+    top,
+):
     cli.add_command(command)

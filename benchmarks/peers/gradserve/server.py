@@ -27,6 +27,9 @@ def serve(setup: Setup) -> Iterator[dict[str, Any]]:
             command += ["--shared-memory-socket", str(setup.scratch / "shared-memory")]
         case "bulk" if "bulk_listen" in setup.options:
             command += ["--bulk-listen", setup.options["bulk_listen"]]
+    if "cluster_size" in setup.options:
+        index, size = (str(setup.options[name]) for name in ("cluster_index", "cluster_size"))
+        command += ["--cluster", "bench", "--cluster-index", index, "--cluster-size", size]
     if "durability" in setup.options:
         command += ["--state-dir", str(setup.scratch / "state")]
     if "op" not in setup.options:  # other cases need no kernels, nor the memory and time for loading them

@@ -1,0 +1,1 @@
+"""What a training run on several servers can be expected to do, before anybody rents machines for it."""
