@@ -72,11 +72,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $(SERVER_INSTALLED) $(DEMO_INSTALLED) $@
 
 # The packages on an index may bring what a GPU needs: several GB more. What is installed already in these versions stays.
-install-frameworks: $(FRAMEWORKS_INSTALLED)  ## Install PyTorch and JAX into .venv, whose tests are skipped without them
+install-frameworks: $(FRAMEWORKS_INSTALLED)  ## Install PyTorch, JAX and Ray into .venv, whose tests are skipped without them
 
 $(FRAMEWORKS_INSTALLED): $(INSTALLED) deploy/constraints-frameworks.txt
-	@echo "Installing PyTorch, JAX and Optax into $(VENV): about 1.2 GB, with PyTorch for CUDA several GB"
-	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -c deploy/constraints-frameworks.txt torch jax optax
+	@echo "Installing PyTorch, JAX, Optax and Ray into $(VENV): about 1.4 GB, with PyTorch for CUDA several GB"
+	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -c deploy/constraints-frameworks.txt torch jax optax ray
 	@touch $@
 
 install-node: $(NODE_INSTALLED)  ## Install what the JavaScript example needs

@@ -49,8 +49,9 @@ _EXTRA_MODULES = ("matplotlib", "rich", "sklearn")
 )
 @click.option(
     "--address",
-    metavar="HOST:PORT",
-    help="Use the server at this address. Without it, one is started for the demo.",
+    metavar="ADDRESS",
+    help="Use the server at HOST:PORT, several with commas between them, or the cluster gradserve+ray://NAME. "
+    "Without it, a server is started for the demo.",
 )
 @click.option(
     "--output",
@@ -73,13 +74,15 @@ def demo(workers: int, backup: int, batch_norm: bool, epochs: int, address: str 
         raise click.UsageError("--batch-norm needs every worker in every step: it cannot be used with --backup")
     silence_grpc()
     import gradserve
-    from gradserve.address import Address
+    from gradserve.discovery.schemes import servers_to_connect
 
     try:
-        if address is not None:
-            Address.to_connect(address)
+        if address is not None:  # A cluster is looked up once, not by each worker.
+            address = ",".join(map(str, servers_to_connect(address, _DEFAULTS.timeout)))
     except gradserve.InvalidArgumentError as error:
         raise SettingsError(f"--address: {error}") from None
+    except gradserve.GradserveError as error:
+        raise click.ClickException(str(error)) from None
     try:
         from rich.console import Console
 

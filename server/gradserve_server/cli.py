@@ -5,6 +5,7 @@ import click
 from gradserve_demo.command import demo
 from gradserve_server.commands.bench.command import bench
 from gradserve_server.commands.certificates import certificates
+from gradserve_server.commands.cluster.command import cluster
 from gradserve_server.commands.completion import completion
 from gradserve_server.commands.health import health
 from gradserve_server.commands.info import info
@@ -38,6 +39,7 @@ def cli() -> None:
 for command in (
     bench,
     certificates,
+    cluster,
     completion,
     demo,
     health,

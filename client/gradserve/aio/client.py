@@ -43,6 +43,8 @@ def connect(
             of their addresses in their order, or one text with commas between them, or "dns+srv://SERVICE": the servers
             in the SRV records of a DNS name, in the natural order of their host names. `connect` looks them up once,
             and blocks for up to 5 s meanwhile (in `gradserve.aio` the event loop too). Needs the extra gradserve[dns].
+            Or "gradserve+ray://NAME": the servers that `gradserve cluster up` has started on Ray; `connect` waits until
+            they are up, at most for `timeout`. Needs the extra gradserve[ray].
         timeout: Seconds after which a call fails with DeadlineExceededError, and the default waiting time of calls that
             wait for other workers. math.inf: no limit. In any case, a call fails with UnavailableError when the server
             is gone, or has given no sign of life for about a minute.
@@ -60,8 +62,10 @@ def connect(
 
     Raises:
         InvalidArgumentError: The address, the timeout, the transport, the token or the tracing is not valid, a file of
-            `tls` cannot be used, or OpenTelemetry or dnspython is not installed and needed.
-        UnavailableError: DNS does not answer, or knows no servers of the service.
+            `tls` cannot be used, or OpenTelemetry, dnspython or Ray is not installed and needed.
+        NotFoundError: There is no cluster of this name on Ray.
+        UnavailableError: DNS or Ray does not answer, or DNS knows no servers of the service.
+        DeadlineExceededError: Not all servers of a cluster on Ray were up within `timeout`.
     """
     return Client(address, timeout=timeout, transport=transport, tls=tls, token=token, tracing=tracing)
 
@@ -82,7 +86,7 @@ class Client(AsyncFace[ClientCalls]):
         """See `connect`."""
         with BriefErrors():
             settings = ConnectionSettings.wanted(timeout, transport, tls, token, tracing, os.environ)
-            places = servers_to_connect(address)
+            places = servers_to_connect(address, timeout)
             network = AsyncNetworkTransport(places, settings)
         names = [str(each) for each in places]
         self._begin(network, ",".join(names), ClientCalls.of_new_client(settings.times, settings.kept_bytes, names))

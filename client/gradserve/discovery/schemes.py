@@ -5,26 +5,35 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gradserve.address import Address, addresses_to_connect
 from gradserve.discovery.dns import servers_of_service
+from gradserve.discovery.ray import servers_on_ray
 from gradserve.errors import InvalidArgumentError
 
 _URL = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*)://(.*?)\s*", re.DOTALL)
-_LOOKUPS: Mapping[str, Callable[[str], Sequence[str]]] = {"dns+srv": servers_of_service}
-"""What looks up addresses, by the scheme: takes the text after SCHEME://, returns the addresses in their order."""
+_LOOKUPS: Mapping[str, Callable[[str, float], Sequence[str]]] = {
+    "dns+srv": lambda service, _timeout: servers_of_service(service),  # It has a shorter time limit of its own.
+    "gradserve+ray": servers_on_ray,
+}
+"""What looks up addresses, by the scheme: takes the text after SCHEME:// and the seconds that it may wait for servers,
+returns the addresses in their order."""
 
 
-def servers_to_connect(given: str | Sequence[str]) -> tuple[Address, ...]:
-    """Returns the addresses of the servers to connect to. Blocks for a few seconds at most if it has to look them up.
+def servers_to_connect(given: str | Sequence[str], timeout: float) -> tuple[Address, ...]:
+    """Returns the addresses of the servers to connect to. Blocks if it has to look them up.
 
     Args:
-        given: What `addresses_to_connect` takes, or one text that begins with one of the schemes: "dns+srv://SERVICE".
+        given: What `addresses_to_connect` takes, or one text that begins with one of the schemes: "dns+srv://SERVICE",
+            "gradserve+ray://CLUSTER".
+        timeout: Seconds to wait at most for servers that are known, but not up yet.
 
     Raises:
         InvalidArgumentError: It is none of these, or what looks it up is not installed.
+        NotFoundError: There is no such cluster.
         UnavailableError: The lookup has found no servers.
+        DeadlineExceededError: Not all servers were up in time.
     """
     if isinstance(given, str):
         if (url := _URL.fullmatch(given)) and (look_up := _LOOKUPS.get(url[1].lower())):
-            return addresses_to_connect(look_up(url[2]))
+            return addresses_to_connect(look_up(url[2], timeout))
     elif isinstance(given, Sequence):
         for each in given:
             _check_no_lookup(each)

@@ -1,0 +1,1 @@
+"""`gradserve cluster`: servers on Ray."""

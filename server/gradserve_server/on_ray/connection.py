@@ -1,0 +1,29 @@
+"""The connection of a command to Ray."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ray.exceptions import RayError
+
+from gradserve.discovery.ray_connection import connected_to_ray
+from gradserve.errors import UnavailableError
+from gradserve_server.on_ray.errors import ClusterError
+
+
+@contextmanager
+def command_on_ray(address: str | None) -> Iterator[None]:
+    """Connects a command to Ray until the end of the block, and turns Ray's errors into its own.
+
+    Args:
+        address: Where Ray's head is; None for what RAY_ADDRESS says, or else a Ray that runs on this machine.
+
+    Raises:
+        ClusterError: There is no such Ray, its token is missing or wrong, or it has not answered.
+    """
+    try:
+        with connected_to_ray(address):
+            yield
+    except UnavailableError as error:
+        raise ClusterError(str(error)) from None
+    except RayError as error:
+        raise ClusterError(f"Ray: {error}") from None

@@ -1,0 +1,112 @@
+"""The directory of a cluster: where its servers are. It runs in an actor of its own."""
+
+import time
+from dataclasses import dataclass, replace
+from enum import Enum
+
+
+class MemberState(Enum):
+    """What a server is doing, as far as its actor knows."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class MemberRecord:
+    """What the directory knows of a server.
+
+    Attributes:
+        index: The number of the server.
+        address: Where it serves, or last served; empty if it never has.
+        node: The IP address of its node.
+        pid: The process of the server on the node; 0 before the first.
+        state: What it is doing.
+        restarts: How often it was started again, by its actor or with it.
+        problem: The last words of a server that has ended by itself.
+    """
+
+    index: int
+    address: str = ""
+    node: str = ""
+    pid: int = 0
+    state: MemberState = MemberState.STARTING
+    restarts: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """The latest record of a server.
+
+    Attributes:
+        record: The record.
+        age: Seconds since its actor was last heard; None if it never was.
+    """
+
+    record: MemberRecord
+    age: float | None
+
+
+@dataclass(frozen=True)
+class LocalRay:
+    """The process of `ray start` that `cluster up` has started on this machine.
+
+    Attributes:
+        pid: Its number.
+        started: The time at which it started, as psutil tells it: numbers are used again.
+    """
+
+    pid: int
+    started: float
+
+
+class Directory:
+    """Knows the servers of a cluster in their order.
+
+    The actors of the servers report every few seconds, so one that Ray has started again soon knows all of them.
+    """
+
+    def __init__(self, size: int, local_ray: LocalRay | None) -> None:
+        """Begins without addresses.
+
+        Args:
+            size: The number of servers.
+            local_ray: The Ray that ends with its last cluster; None for one that others have started.
+        """
+        self._records: list[MemberRecord | None] = [None] * size
+        self._heard = [0.0] * size
+        self._local_ray = local_ray
+
+    def begin(self, index: int, node: str) -> MemberRecord:
+        """Notes that a server is about to start, and returns its record, with the address that it had before."""
+        before = self._records[index]
+        if before is None:
+            record = MemberRecord(index, node=node)
+        else:
+            record = replace(before, node=node, pid=0, state=MemberState.RESTARTING, restarts=before.restarts + 1)
+        self.report(record)
+        return record
+
+    def report(self, record: MemberRecord) -> None:
+        """Notes what the actor of a server says of it."""
+        self._records[record.index] = record
+        self._heard[record.index] = time.monotonic()
+
+    def addresses(self) -> list[str]:
+        """Returns the addresses of the servers in their order; empty for those that have never been up."""
+        return [each.address if each else "" for each in self._records]
+
+    def members(self) -> list[Heard]:
+        """Returns what is known of the servers, in their order."""
+        now = time.monotonic()
+        return [
+            Heard(record, now - self._heard[index]) if record else Heard(MemberRecord(index), None)
+            for index, record in enumerate(self._records)
+        ]
+
+    def local_ray(self) -> LocalRay | None:
+        """Returns the Ray that ends with its last cluster, None for one that others have started."""
+        return self._local_ray

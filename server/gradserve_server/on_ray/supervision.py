@@ -1,0 +1,117 @@
+"""Keeps a server running, whatever ends it. Knows nothing of Ray."""
+
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from gradserve.address import Address
+from gradserve_server.on_ray.directory import MemberRecord, MemberState
+from gradserve_server.on_ray.server_process import ServerProcess
+
+REPORT_SECONDS = 2.0
+_LOOK_SECONDS = 0.1
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 10.0
+_PORT_PATIENCE_SECONDS = 5.0
+
+
+class DirectoryClient(Protocol):
+    """The directory, as those who supervise servers see it."""
+
+    def begin(self, index: int, node: str) -> MemberRecord:
+        """Notes that a server is about to start, and returns its record."""
+
+    def report(self, record: MemberRecord) -> None:
+        """Notes what has become of it. Does not wait."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a server is, and how it starts.
+
+    Attributes:
+        index: The number of the server.
+        node: The IP address of the node, on which it listens.
+        flags: Flags of `gradserve serve`.
+    """
+
+    index: int
+    node: str
+    flags: Sequence[str]
+
+
+class Supervisor:
+    """Starts a server again whenever it ends, at the same port, with pauses that grow while it does not come up.
+
+    The server is started again here, and not with the actor: Ray would start the actor on the same node, where its
+    placement is, and without a pause between attempts. Ray is for what ends the actor or the node.
+    """
+
+    def __init__(self, directory: DirectoryClient, place: Place) -> None:
+        """Takes the directory to report to; starts nothing yet."""
+        self._directory = directory
+        self._place = place
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Keeps the server running until `stop`, and returns when it has ended.
+
+        The calling thread must live as long: the server ends with it.
+        """
+        pause = _FIRST_PAUSE_SECONDS
+        record = MemberRecord(self._place.index)
+        while not self._stopping.is_set():
+            record = self._directory.begin(self._place.index, self._place.node)
+            with ServerProcess((*self._place.flags, "--listen", self._listen(record.address))) as server:
+                record, has_served = self._attend(server, replace(record, pid=server.pid))
+            pause = _FIRST_PAUSE_SECONDS if has_served else min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            self._directory.report(record)
+            self._stopping.wait(pause)
+        self._directory.report(replace(record, state=MemberState.STOPPED, pid=0))
+
+    def stop(self) -> None:
+        """Asks the server to end in order, and `run` to return. Does not wait."""
+        self._stopping.set()
+
+    def _attend(self, server: ServerProcess, record: MemberRecord) -> tuple[MemberRecord, bool]:
+        """Reports until the server has ended; returns its last record, and whether it has served."""
+        has_served = server.wait_until_serving()
+        if has_served:
+            record = replace(record, address=server.address, state=MemberState.RUNNING, problem="")
+            self._report_until_end(server, record)
+        problem = "" if self._stopping.is_set() else server.last_words
+        return replace(record, state=MemberState.RESTARTING, pid=0, problem=problem), has_served
+
+    def _report_until_end(self, server: ServerProcess, record: MemberRecord) -> None:
+        is_asked = False
+        reported = -REPORT_SECONDS
+        while not server.has_ended(within=_LOOK_SECONDS):
+            if self._stopping.is_set() and not is_asked:
+                server.terminate()
+                is_asked = True
+            if time.monotonic() - reported >= REPORT_SECONDS:
+                self._directory.report(record)
+                reported = time.monotonic()
+
+    def _listen(self, before: str) -> str:
+        """Returns the address to listen on: at the port that clients know, unless something else has taken it."""
+        port = Address.to_connect(before).port if before else 0
+        end = time.monotonic() + _PORT_PATIENCE_SECONDS
+        while port and not _is_free(self._place.node, port):
+            if time.monotonic() > end or self._stopping.wait(0.1):
+                port = 0
+        return str(Address(self._place.node, port))
+
+
+def _is_free(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind((host, port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,83 @@
+"""Tests of clusters on Ray need Ray; without it they are skipped."""
+
+import json
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import psutil
+import pytest
+from click.testing import CliRunner, Result
+
+from gradserve_server.cli import cli
+from tests.servers.polling import PATIENCE_SECONDS, eventually
+
+if find_spec("ray") is None:  # It is not imported: what it finds in the environment then is what it goes by.
+    pytest.skip("Ray is not installed: make install-frameworks", allow_module_level=True)
+
+
+class RayCluster:
+    """A cluster of three durable servers, on a Ray of its own."""
+
+    name = "train"
+    size = 3
+
+    def run(self, *arguments: str, fails: bool = False) -> Result:
+        """Runs `gradserve cluster ARGUMENTS`."""
+        done = CliRunner().invoke(cli, ["cluster", *arguments])
+        assert (done.exit_code != 0) is fails, done.output
+        return done
+
+    def status(self, name: str = name) -> list[dict[str, Any]]:
+        """Returns the servers as `gradserve cluster status --json` tells them, whether all of them serve or not."""
+        done = CliRunner().invoke(cli, ["cluster", "status", name, "--json"])
+        status = json.loads(done.stdout)
+        assert status["name"] == name
+        assert status["serves"] is (done.exit_code == 0)
+        servers: list[dict[str, Any]] = status["servers"]
+        return servers
+
+    def back(self, index: int, restarts: int) -> dict[str, Any]:
+        """Waits until a server was started again so often, and serves; returns it."""
+        servers = eventually(self.status, lambda seen: seen[index]["serves"] and seen[index]["restarts"] == restarts)
+        return servers[index]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    """The cluster. At the end, none of the processes that came with it are left."""
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", folder)  # Short: Ray has sockets in it.
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        patch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
+        patch.delenv("RAY_ADDRESS", raising=False)
+        state = tmp_path_factory.mktemp("states")
+        running = RayCluster()
+        before = _processes()
+        up = ["up", "--address", "local", "--servers", "3", "--name", running.name, "--state-dir", str(state)]
+        said = running.run(*up, "--cpus-per-server", "0.5", "--", "--warm-up", "false").stdout.splitlines()
+        assert said[0].startswith("Ray at 127.0.0.1:")
+        assert [line.split(" at ")[0] for line in said[1:4]] == ["server 0", "server 1", "server 2"]
+        patch.setenv("RAY_ADDRESS", said[0].split()[2])
+        try:
+            yield running
+        finally:
+            assert running.run("down").stdout == "train has ended, and its Ray\n"
+        left = [each for each in _processes() - before if _is_of(each, folder)]
+        assert left == []
+
+
+def _processes() -> set[psutil.Process]:
+    return set(psutil.process_iter())
+
+
+def _is_of(process: psutil.Process, ray_folder: str) -> bool:
+    try:
+        of_this_process = process.pid == os.getpid() or "resource_tracker" in " ".join(process.cmdline())
+        return process.environ().get("RAY_TMPDIR") == ray_folder and not of_this_process
+    except psutil.Error:
+        return False  # It has ended.
