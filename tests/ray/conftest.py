@@ -6,6 +6,7 @@ import secrets
 import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -46,13 +47,19 @@ class RayCluster:
         return servers[index]
 
 
+@pytest.fixture(scope="session")
+def ray_token() -> str:
+    """The token of all Rays of this process, which reads it only once."""
+    return secrets.token_hex(32)
+
+
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory, ray_token: str) -> Iterator[RayCluster]:
     """The cluster. At the end, none of the processes that came with it are left."""
     with tempfile.TemporaryDirectory(prefix="ray-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", folder)  # Short: Ray has sockets in it.
         patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        patch.setenv("RAY_AUTH_TOKEN", ray_token)
         patch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
         patch.delenv("RAY_ADDRESS", raising=False)
         state = tmp_path_factory.mktemp("states")
@@ -69,6 +76,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
             assert running.run("down").stdout == "train has ended, and its Ray\n"
         left = [each for each in _processes() - before if _is_of(each, folder)]
         assert left == []
+        assert not Path(folder, "ray", "ray_current_cluster").exists()
 
 
 def _processes() -> set[psutil.Process]:

@@ -16,6 +16,7 @@ from gradserve import aio
 from gradserve.discovery.ray_names import NAMESPACE, directory_name
 from gradserve_demo.coordinator import run_demo
 from gradserve_demo.options import DemoOptions
+from gradserve_demo.report import DemoReport
 from gradserve_server.cli import cli
 from gradserve_server.on_ray.directory import Directory, MemberRecord
 from tests.cluster.servers import name_at
@@ -94,6 +95,25 @@ def test_what_was_acknowledged_survives(cluster: RayCluster, killed: str) -> Non
     assert after["state"] == "running"
 
 
+def test_a_directory_that_is_killed_soon_knows_all_servers(cluster: RayCluster) -> None:
+    import ray
+
+    from gradserve.discovery.ray_connection import connected_to_ray
+
+    before = cluster.status()
+    with connected_to_ray():
+        ray.kill(ray.get_actor(directory_name(cluster.name), namespace=NAMESPACE), no_restart=False)
+    after = eventually(cluster.status, lambda seen: all(each["serves"] for each in seen))
+    assert after == before
+
+
+def test_a_server_that_is_elsewhere_does_not_serve(cluster: RayCluster) -> None:
+    """The status says why, for each of them."""
+    done = cluster.run("status", "--tls", fails=True)
+    assert "UNAVAILABLE" in done.stdout
+    assert [line.partition(": ")[0] for line in done.stderr.splitlines()] == ["server 0", "server 1", "server 2"]
+
+
 def test_the_status_is_a_table(cluster: RayCluster) -> None:
     header, *rows = cluster.run("status").stdout.splitlines()
     assert header.split() == ["INDEX", "ADDRESS", "NODE", "STATE", "RESTARTS", "STATUS"]
@@ -118,7 +138,10 @@ def test_a_second_cluster_comes_and_goes(cluster: RayCluster) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--cpus-per-server", "1000", "--timeout", "1"), "Ray had no room for 1 servers with 1000 CPU each"),
+        (
+            ("--gpus-per-server", "1000", "--timeout", "1"),
+            "Ray had no room for 1 servers with 1 CPU and 1000 GPU each within 1 s; ",
+        ),
         (("--cpus-per-server", "0.1", "--", "--max-bytes", "lots"), r"server 0 has ended: exit status 2"),
     ],
     ids=["no room", "a wrong flag"],
@@ -156,18 +179,21 @@ def test_a_client_waits_for_servers_that_are_not_up(cluster: RayCluster) -> None
         ray.kill(directory)
 
 
-def test_the_demo_ends_as_on_one_server(cluster: RayCluster, server_address: str, tmp_path: Path) -> None:
-    """Bit for bit: with two workers, the order of a sum does not matter. Each run is also compared with one process."""
-    options = ("--workers", "2", "--epochs", "2", "--output", str(tmp_path))
-    done = CliRunner().invoke(cli, ["demo", "--address", ADDRESS, *options])
-    assert done.exit_code == 0, done.output
-    with connected() as client:
-        addresses = client.address
-    reports = [
-        run_demo(DemoOptions(workers=2, epochs=2, address=address, output=tmp_path), console=Console(quiet=True))
-        for address in (addresses, server_address)
-    ]
-    assert [report.problem for report in reports] == [None, None]
+def test_the_demo_ends_as_on_one_server(
+    cluster: RayCluster, server_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit: with two workers, the order of a sum does not matter."""
+    reports: list[DemoReport] = []
+
+    def recorded(options: DemoOptions, *, console: Console) -> DemoReport:
+        reports.append(run_demo(options, console=console))
+        return reports[-1]
+
+    monkeypatch.setattr("gradserve_demo.coordinator.run_demo", recorded)
+    for address in (ADDRESS, server_address):
+        options = ("--workers", "2", "--epochs", "1", "--output", str(tmp_path))
+        done = CliRunner().invoke(cli, ["demo", "--address", address, *options])
+        assert done.exit_code == 0, done.output
     on_ray, on_one = (report.distributed for report in reports)
     assert on_ray.final_accuracy == on_one.final_accuracy
     assert all(np.array_equal(on_ray.weights[name], on_one.weights[name]) for name in on_one.weights)

@@ -8,6 +8,7 @@ from ray.exceptions import RayError
 from gradserve.discovery.ray_connection import connected_to_ray
 from gradserve.errors import UnavailableError
 from gradserve_server.on_ray.errors import ClusterError
+from gradserve_server.on_ray.local_ray import runs_here
 
 
 @contextmanager
@@ -15,11 +16,13 @@ def command_on_ray(address: str | None) -> Iterator[None]:
     """Connects a command to Ray until the end of the block, and turns Ray's errors into its own.
 
     Args:
-        address: Where Ray's head is; None for what RAY_ADDRESS says, or else a Ray that runs on this machine.
+        address: Where Ray's head is; None for the Ray that runs on this machine.
 
     Raises:
         ClusterError: There is no such Ray, its token is missing or wrong, or it has not answered.
     """
+    if address is None and not runs_here():  # Ray would look for the one before, for a minute.
+        raise ClusterError("no Ray runs on this machine; `gradserve cluster up` starts one, --address names another")
     try:
         with connected_to_ray(address):
             yield

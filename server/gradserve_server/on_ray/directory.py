@@ -57,10 +57,12 @@ class LocalRay:
     Attributes:
         pid: Its number.
         started: The time at which it started, as psutil tells it: numbers are used again.
+        port: The port of Ray's head.
     """
 
     pid: int
     started: float
+    port: int
 
 
 class Directory:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -59,7 +60,7 @@ def start_local_ray(num_cpus: float, timeout: float) -> tuple[str, LocalRay]:
     ]
     with tempfile.NamedTemporaryFile("w+", prefix="gradserve-ray-", suffix=".log", delete=False) as log:
         process = _spawn(command, log.fileno())
-    running = LocalRay(process.pid, process.create_time())
+    running = LocalRay(process.pid, process.create_time(), port)
     _wait(process, running, Path(log.name), timeout)
     return f"{LOOPBACK}:{port}", running
 
@@ -78,6 +79,16 @@ def stop_local_ray(running: LocalRay) -> None:
     for each in left:
         each.kill()
     psutil.wait_procs(left, _STOP_SECONDS)
+    _forget(running.port)
+
+
+def _forget(port: int) -> None:
+    """Removes the note of Ray's address, as `ray stop` does: others would look for it there for a minute."""
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    note = Path(folder) / "ray" / "ray_current_cluster"
+    with suppress(OSError):
+        if note.read_text().strip().endswith(f":{port}"):
+            note.unlink()
 
 
 def _spawn(command: list[str], log: int) -> psutil.Process:

@@ -40,7 +40,8 @@ def look_at_cluster(name: str) -> tuple[SeenMember, ...]:
     Raises:
         ClusterError: There is no such cluster.
     """
-    heard: list[Heard] = ray.get(directory_of(name).members.remote(), timeout=REPLY_SECONDS)
+    directory = directory_of(name)  # Methods do not keep their actor's handle.
+    heard: list[Heard] = ray.get(directory.members.remote(), timeout=REPLY_SECONDS)
     return tuple(_seen(each) for each in heard)
 
 

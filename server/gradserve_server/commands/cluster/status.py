@@ -32,6 +32,9 @@ class _Row:
     status: str
     """"SERVING", "NOT_SERVING", or the status code of the failed call."""
 
+    reason: str
+    """Why the call failed."""
+
 
 @click.command()
 @click.argument("name", required=False)
@@ -60,14 +63,18 @@ def status(name: str | None, as_json: bool, address: str | None, timeout: float,
         echo_json({"name": name, "serves": serves, "servers": rows})
     else:
         click.echo(_table(rows))
+        for row in rows:
+            if why := row.problem or row.reason:
+                click.echo(f"server {row.index}: {why}", err=True)
     click.get_current_context().exit(0 if serves else 1)
 
 
 def _asked(seen: "SeenMember", timeout: float, tls: "gradserve.TLS | None") -> _Row:
     from gradserve_server.rpc.health.check import check_health
 
-    code = check_health(seen.address, timeout, tls).partition(": ")[0] if seen.address else "NOT_SERVING"
-    return _Row(**vars(seen), serves=code == "SERVING", status=code)
+    answer = check_health(seen.address, timeout, tls) if seen.address else "NOT_SERVING"
+    code, _, reason = answer.partition(": ")
+    return _Row(**vars(seen), serves=code == "SERVING", status=code, reason=reason)
 
 
 def _table(rows: list[_Row]) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from gradserve_server.commands.cluster.ray_address import ray_address_option, ray_errors
-from gradserve_server.settings import SettingsError
+from gradserve_server.settings import Setting, SettingsError, make_config
 
 _OURS = ("--address-file", "--cluster", "--listen", "--state-dir")
 """Flags of servers that the cluster decides, and those that begin with them."""
@@ -29,7 +29,7 @@ DEFAULT_NAME = "gradserve"
 @click.option(
     "--state-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the state directories, PATH/0, PATH/1 and so on, which all nodes must reach; "
+    help="Existing folder of the state directories, PATH/0, PATH/1 and so on, which all nodes must reach; "
     "without it, what is on a server ends with it.",
 )
 @click.option(
@@ -87,16 +87,7 @@ def up(
 
 
 def _check(name: str, servers: int, flags: tuple[str, ...]) -> None:
-    from pydantic import ValidationError
-
-    from gradserve_server.config import ClusterConfig
-
-    try:
-        ClusterConfig(cluster=name, cluster_size=servers)
-    except ValidationError as error:
-        (first, *_) = error.errors()
-        option = "--name" if first["loc"] == ("cluster",) else "--servers"
-        raise SettingsError(f"{option}: {first['msg']}") from None
+    make_config({"cluster": Setting(name, "--name"), "cluster_size": Setting(servers, "--servers")})
     for flag in flags:
         if flag.startswith(_OURS):
             raise SettingsError(f"{flag} is decided by the cluster")
