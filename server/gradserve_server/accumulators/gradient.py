@@ -65,10 +65,10 @@ class Gradient:
         """True if the accumulator may take over the memory of the arrays."""
         return self.owned and not self.live
 
-    @cached_property
+    @property
     def nbytes(self) -> int:
         """The memory of all values."""
-        return sum([value.nbytes for value in self.values.values()])
+        return self._sizes[0]
 
     @property
     def dense(self) -> dict[str, Array]:
@@ -90,10 +90,24 @@ class Gradient:
         """The memory of the dense values."""
         return self.nbytes - self.sparse_nbytes
 
-    @cached_property
+    @property
     def sparse_nbytes(self) -> int:
         """The memory of the sparse values, whose indices are read one by one."""
-        return sum([value.nbytes for value in self.values.values() if isinstance(value, SparseSlices)])
+        return self._sizes[1]
+
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        """The memory of all values, and that of the sparse ones."""
+        # Not a cached_property: in Python 3.11 that takes a lock, for longer than most sums.
+        found: tuple[int, int] | None = self.__dict__.get("_found_sizes")
+        if found is None:
+            total = sparse = 0
+            for value in self.values.values():
+                total += value.nbytes
+                if isinstance(value, SparseSlices):
+                    sparse += value.nbytes
+            found = self.__dict__["_found_sizes"] = (total, sparse)
+        return found
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ class Histories:
         self._num_arrivals = 0
         self._by_key: dict[ResourceKey, History] = {}
         self._active: OrderedDict[History, None] = OrderedDict()
+        self._newest: History | None = None
 
     def begin(self, key: ResourceKey) -> History:
         """Returns a new history for an accumulator that has just been made."""
@@ -48,8 +49,10 @@ class Histories:
     def has_more(self, history: History, num_arrivals: int) -> None:
         """See `Keeper`."""
         active = self._active
-        active[history] = None
-        active.move_to_end(history)
+        if history is not self._newest:
+            active[history] = None
+            active.move_to_end(history)
+            self._newest = history
         self._num_arrivals += num_arrivals
         while self._num_arrivals > self._most_arrivals and len(active) > 1:
             idle, _ = active.popitem(last=False)
@@ -59,6 +62,8 @@ class Histories:
         """See `Keeper`."""
         if history in self._active:
             del self._active[history]
+            if history is self._newest:
+                self._newest = None
             self._num_arrivals -= history.num_kept
         if self._by_key.get(history.key) is history:
             del self._by_key[history.key]

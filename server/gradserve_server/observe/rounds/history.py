@@ -3,7 +3,6 @@
 import logging
 import math
 import sys
-from array import array
 from contextlib import AbstractContextManager
 from statistics import median
 from typing import Protocol
@@ -24,6 +23,8 @@ _MOST_ARRIVALS = 1000
 """Gradients of one round that are kept one by one; of further ones, the latest."""
 _RATE_SECONDS = 10.0
 """The rate of rounds is an average over about this time."""
+_RATED_SECONDS = 0.1
+"""Rounds that end sooner after others are added to the rate together with them."""
 
 
 class Keeper(Protocol):
@@ -61,6 +62,7 @@ class History:
         "_rate",
         "_rated",
         "_totals",
+        "_unrated",
         "accepted",
         "duplicate",
         "key",
@@ -82,6 +84,7 @@ class History:
         self.workers: list[str] = []
         self.times: list[float] = []
         self._latest = self._previous = self._rate = 0.0
+        self._unrated = 0
         self._began = self._rated = totals.clock()
 
     def on_answer(self, contribution: Contribution, outcome: Outcome, num_bytes: int) -> None:
@@ -96,10 +99,10 @@ class History:
                 self._keeper.has_more(self, 0)
             self._previous, self._latest = self._latest, now
             if len(self.times) < _MOST_ARRIVALS:
-                self.workers.append(contribution.worker_id)
+                self.workers.append(sys.intern(contribution.worker_id))
                 self.times.append(now)
             else:
-                self.workers[-1], self.times[-1] = contribution.worker_id, now
+                self.workers[-1], self.times[-1] = sys.intern(contribution.worker_id), now
         elif outcome is Outcome.STALE:
             self.stale += 1
             totals.stale += 1
@@ -124,14 +127,16 @@ class History:
         now = totals.clock()
         assert ended.step is not None, "the round has ended"
         began = times[0] if times else now
-        record = RoundRecord(ended.step, now, num_required, tuple(map(sys.intern, workers)), array("d", times))
+        record = RoundRecord(ended.step, now, num_required, tuple(workers), tuple(times))
         totals.rounds.observe(now - began)
         totals.gathering.observe(self._latest - began if times else 0.0)
         if len(times) > 1:
             totals.wait_for(workers[-1], self._latest - self._previous)
         self.num_rounds += 1
-        self._rate = self._faded(now) + 1.0 / _RATE_SECONDS
-        self._rated = now
+        self._unrated += 1
+        if now - self._rated > _RATED_SECONDS:
+            self._rate = self._faded(now)
+            self._rated, self._unrated = now, 0
         num_dropped = len(rounds.pop(0).workers) if len(rounds) == KEPT_ROUNDS else 0
         rounds.append(record)
         workers.clear()
@@ -185,7 +190,7 @@ class History:
         return median([each.ended - each.began for each in self.rounds]) if self.rounds else 0.0
 
     def _faded(self, now: float) -> float:
-        return self._rate * math.exp((self._rated - now) / _RATE_SECONDS)
+        return self._rate * math.exp((self._rated - now) / _RATE_SECONDS) + self._unrated / _RATE_SECONDS
 
     def _add_late(self, contribution: Contribution, now: float) -> None:
         rounds = self.rounds

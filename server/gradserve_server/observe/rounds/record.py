@@ -1,6 +1,5 @@
 """A round that has ended."""
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,7 +23,7 @@ class RoundRecord:
     ended: float
     num_required: int
     workers: tuple[str, ...]
-    times: "array[float]"
+    times: tuple[float, ...]
     late: Sequence[tuple[str, float]] = ()
 
     @property
