@@ -66,7 +66,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, ray_token: str) -> Iterato
         running = RayCluster()
         before = _processes()
         up = ["up", "--address", "local", "--servers", "3", "--name", running.name, "--state-dir", str(state)]
-        said = running.run(*up, "--cpus-per-server", "0.5", "--", "--warm-up", "false").stdout.splitlines()
+        up += ["--cpus-per-server", "0.5", "--timeout", str(4 * PATIENCE_SECONDS)]
+        said = running.run(*up, "--", "--warm-up", "false").stdout.splitlines()
         assert said[0].startswith("Ray at 127.0.0.1:")
         assert [line.split(" at ")[0] for line in said[1:4]] == ["server 0", "server 1", "server 2"]
         patch.setenv("RAY_ADDRESS", said[0].split()[2])

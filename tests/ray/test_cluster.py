@@ -124,7 +124,7 @@ def test_the_status_is_a_table(cluster: RayCluster) -> None:
 
 def test_a_second_cluster_comes_and_goes(cluster: RayCluster) -> None:
     """It needs a name of its own and leaves the first one alone; commands then need a name."""
-    up = ("up", "--servers", "1", "--cpus-per-server", "0.1", "--name")
+    up = ("up", "--servers", "1", "--cpus-per-server", "0.1", "--timeout", str(4 * PATIENCE_SECONDS), "--name")
     assert "'train' is there already" in cluster.run(*up, "train", fails=True).output
     cluster.run(*up, "other", "--", "--warm-up", "false")
     (server,) = cluster.status("other")
