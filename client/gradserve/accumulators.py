@@ -2,10 +2,10 @@
 
 from typing import TypeVar
 
+from gradserve.calls.accumulators.models import GradientAccumulatorCalls
 from gradserve.calls.accumulators.operations import (
     AccumulatorCalls,
     ConditionalAccumulatorCalls,
-    GradientAccumulatorCalls,
     OneTensorAccumulatorCalls,
     SparseConditionalAccumulatorCalls,
 )

@@ -159,3 +159,21 @@ class InternalError(GradserveError):
 
 class ForkedClientError(GradserveError, RuntimeError):
     """The client was connected before this process was forked; connect again after the fork."""
+
+
+CODE_NAMES: dict[type[GradserveError], str] = {
+    AbortedError: "ABORTED",
+    AlreadyExistsError: "ALREADY_EXISTS",
+    CallCancelledError: "CANCELLED",
+    DeadlineExceededError: "DEADLINE_EXCEEDED",
+    InternalError: "INTERNAL",
+    InvalidArgumentError: "INVALID_ARGUMENT",
+    NotFoundError: "NOT_FOUND",
+    OutOfRangeError: "OUT_OF_RANGE",
+    PermissionDeniedError: "PERMISSION_DENIED",
+    ResourceExhaustedError: "RESOURCE_EXHAUSTED",
+    UnauthenticatedError: "UNAUTHENTICATED",
+    UnavailableError: "UNAVAILABLE",
+    UnimplementedError: "UNIMPLEMENTED",
+}
+"""The names of the status codes for which errors stand."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from gradserve.calls.exchange import Allocate, Background, Exchange, Operation, Pause, Together, Track, Unary, Whole
-from gradserve.errors import GradserveError
+from gradserve.calls.passing_on import passed_on
 
 T = TypeVar("T")
 
@@ -22,20 +22,11 @@ def together(*operations: Operation[T]) -> Operation[list[T]]:
 
 def at_target(target: int, operation: Operation[T]) -> Operation[T]:
     """Sends all exchanges of an operation to one of several servers, by its index among those of the transport."""
-    try:
-        exchange = next(operation)
-        while True:
-            try:
-                answer = yield _aimed(target, exchange)
-            except GradserveError as error:
-                exchange = operation.throw(error)
-            else:
-                exchange = operation.send(answer)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    finally:
-        operation.close()
+
+    def aimed(exchange: Exchange) -> Operation[Any]:
+        return (yield _aimed(target, exchange))
+
+    return passed_on(operation, aimed)
 
 
 def _aimed(target: int, exchange: Exchange) -> Exchange:

@@ -1,25 +1,11 @@
 """Puts a span around each attempt of a call."""
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gradserve.calls.exchange import DescribeTransport, Download, Unary, Upload, Whole
-from gradserve.calls.retries import Attempt, Attempts
-from gradserve.errors import (
-    AbortedError,
-    AlreadyExistsError,
-    CallCancelledError,
-    DeadlineExceededError,
-    GradserveError,
-    InternalError,
-    InvalidArgumentError,
-    NotFoundError,
-    OutOfRangeError,
-    PermissionDeniedError,
-    ResourceExhaustedError,
-    UnauthenticatedError,
-    UnavailableError,
-    UnimplementedError,
-)
+from gradserve.calls.passing_on import passed_on
+from gradserve.calls.retries import Attempt, Attempts, Step
+from gradserve.errors import CODE_NAMES, GradserveError
 from gradserve.tracing.describing import ERROR_TYPE, STATUS_CODE, AttributeValue, call_attributes, message_attributes
 from gradserve.tracing.tracer import CallTracer
 from gradserve.wire.contents import WithContents
@@ -32,21 +18,6 @@ T = TypeVar("T")
 _PACKAGE = "gradserve.v1"
 _PUT = f"{_PACKAGE}.TensorService/PutTensors"
 _GET = f"{_PACKAGE}.TensorService/GetTensors"
-_CODES: dict[type, str] = {
-    AbortedError: "ABORTED",
-    AlreadyExistsError: "ALREADY_EXISTS",
-    CallCancelledError: "CANCELLED",
-    DeadlineExceededError: "DEADLINE_EXCEEDED",
-    InternalError: "INTERNAL",
-    InvalidArgumentError: "INVALID_ARGUMENT",
-    NotFoundError: "NOT_FOUND",
-    OutOfRangeError: "OUT_OF_RANGE",
-    PermissionDeniedError: "PERMISSION_DENIED",
-    ResourceExhaustedError: "RESOURCE_EXHAUSTED",
-    UnauthenticatedError: "UNAUTHENTICATED",
-    UnavailableError: "UNAVAILABLE",
-    UnimplementedError: "UNIMPLEMENTED",
-}
 
 
 def traced(steps: Attempts[T], tracer: "CallTracer") -> Attempts[T]:
@@ -55,23 +26,13 @@ def traced(steps: Attempts[T], tracer: "CallTracer") -> Attempts[T]:
     The parent of a span is the current span where the operation runs. The call carries the context of its own span, so
     that the server's span is a child of it.
     """
-    try:
-        step = next(steps)
-        while True:
-            try:
-                if isinstance(step, Attempt) and isinstance(step.exchange, Unary | Whole | Upload | Download):
-                    answer = yield from _with_span(step, step.exchange, tracer)
-                else:
-                    answer = yield step
-            except GradserveError as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(answer)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    finally:
-        steps.close()
+
+    def spanned(step: Step) -> Attempts[Any]:
+        if isinstance(step, Attempt) and isinstance(step.exchange, Unary | Whole | Upload | Download):
+            return (yield from _with_span(step, step.exchange, tracer))
+        return (yield step)
+
+    return passed_on(steps, spanned)
 
 
 def _with_span(attempt: Attempt, exchange: Unary | Whole | Upload | Download, tracer: "CallTracer") -> Attempts[object]:
@@ -98,7 +59,7 @@ def _with_span(attempt: Attempt, exchange: Unary | Whole | Upload | Download, tr
 
 
 def _fail(span: "Span", error: BaseException) -> None:
-    code = next((_CODES[each] for each in type(error).__mro__ if each in _CODES), "")
+    code = next((CODE_NAMES[each] for each in type(error).__mro__ if each in CODE_NAMES), "")
     if isinstance(error, GradserveError):
         span.set_attribute(STATUS_CODE, code or "UNKNOWN")
     span.set_attribute(ERROR_TYPE, code or type(error).__qualname__)

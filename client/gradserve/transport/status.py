@@ -8,39 +8,21 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from gradserve.errors import (
+    CODE_NAMES,
     AbortedError,
-    AlreadyExistsError,
-    DeadlineExceededError,
     GradserveError,
     InternalError,
-    InvalidArgumentError,
-    NotFoundError,
-    OutOfRangeError,
-    PermissionDeniedError,
     ResourceExhaustedError,
-    UnauthenticatedError,
     UnavailableError,
-    UnimplementedError,
 )
 from gradserve.transport.route import Route
 
 ERRORS: dict[grpc.StatusCode, type[GradserveError]] = {
+    **{grpc.StatusCode[name]: error for error, name in CODE_NAMES.items()},
     grpc.StatusCode.CANCELLED: UnavailableError,
     grpc.StatusCode.UNKNOWN: InternalError,
-    grpc.StatusCode.INVALID_ARGUMENT: InvalidArgumentError,
-    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
-    grpc.StatusCode.NOT_FOUND: NotFoundError,
-    grpc.StatusCode.ALREADY_EXISTS: AlreadyExistsError,
-    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: ResourceExhaustedError,
     grpc.StatusCode.FAILED_PRECONDITION: AbortedError,
-    grpc.StatusCode.ABORTED: AbortedError,
-    grpc.StatusCode.OUT_OF_RANGE: OutOfRangeError,
-    grpc.StatusCode.UNIMPLEMENTED: UnimplementedError,
-    grpc.StatusCode.INTERNAL: InternalError,
-    grpc.StatusCode.UNAVAILABLE: UnavailableError,
     grpc.StatusCode.DATA_LOSS: InternalError,
-    grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
 }
 
 _NO_CONNECTION = ("failed to connect", "errors resolving", "DNS resolution failed")

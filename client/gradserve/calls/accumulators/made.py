@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from gradserve.calls.accumulators.aimed import AimedWire
 from gradserve.calls.accumulators.components import Components
-from gradserve.calls.accumulators.kept import KeptMemory
-from gradserve.calls.accumulators.session import AccumulatorSession
-from gradserve.calls.accumulators.settling import not_durable, settle
-from gradserve.calls.accumulators.watch import Watch
-from gradserve.calls.accumulators.wire import (
+from gradserve.calls.accumulators.creation import (
     AccumulatorOptions,
-    AccumulatorWire,
     create,
     creation_of,
     delete,
     list_accumulators,
 )
+from gradserve.calls.accumulators.kept import KeptMemory
+from gradserve.calls.accumulators.session import AccumulatorSession
+from gradserve.calls.accumulators.settling import not_durable, settle
+from gradserve.calls.accumulators.watch import Watch
+from gradserve.calls.accumulators.wire import AccumulatorWire
 from gradserve.calls.cluster import Cluster
 from gradserve.calls.exchange import Operation
 from gradserve.calls.identity import RequestIds
@@ -163,9 +163,14 @@ class _AccumulatorsOfServer:
         self, session: AccumulatorSession, components: Components, *, has_default_workers: bool = True
     ) -> AccumulatorWire:
         kind = AimedWire if self.target else AccumulatorWire
-        wire = kind(session, components, self._ids, has_default_workers=has_default_workers, deleted=self.deleted)
-        wire.target = self.target
-        return wire
+        return kind(
+            session,
+            components,
+            self._ids,
+            has_default_workers=has_default_workers,
+            deleted=self.deleted,
+            target=self.target,
+        )
 
 
 def _settled(watch: Watch, seconds: float) -> Operation[GradserveError | None]:

@@ -2,17 +2,15 @@
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from google.protobuf.message import Message
 
-from gradserve.array_like import DTypeLike
-from gradserve.calls.accumulators.components import Component, Components, Sent
+from gradserve.calls.accumulators.components import Components, Sent
+from gradserve.calls.accumulators.creation import delete, described
 from gradserve.calls.accumulators.session import AccumulatorSession, RequestOfAccumulator
-from gradserve.calls.durability import as_durability
 from gradserve.calls.exchange import Operation, Reply, Unary, Whole, encode_timeout
 from gradserve.calls.fields import plain_fields
 from gradserve.calls.identity import RequestIds
@@ -21,10 +19,9 @@ from gradserve.calls.progress import Progress
 from gradserve.calls.tensors.arguments import receive_results
 from gradserve.calls.tensors.operations import call_with_arrays, placement_of
 from gradserve.conversion.argument import Argument
-from gradserve.conversion.dtypes import as_dtype
-from gradserve.conversion.plain import UINT64, as_choice, as_flag, as_integer, as_text, as_texts
+from gradserve.conversion.plain import UINT64, as_flag, as_integer
 from gradserve.conversion.trees import Tree
-from gradserve.errors import DeadlineExceededError, GradserveError, InvalidArgumentError
+from gradserve.errors import DeadlineExceededError, GradserveError
 from gradserve.gpu.arrays import GpuArray
 from gradserve.results import (
     AccumulatorInfo,
@@ -37,9 +34,7 @@ from gradserve.results import (
     Value,
 )
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, lease_pb2, tensor_pb2
-from gradserve.wire.dtypes import to_data_type
-from gradserve.wire.durations import decode_duration
+from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.payload import AnyArray
 
 _NumberedRequest: TypeAlias = (
@@ -56,8 +51,6 @@ _OUTCOMES = {
 _AUTO = placement_of(keep=False)
 _COPY = Argument("copy")
 _NOTHING = np.empty(0)
-_PLAIN_OPTIONS = ("deterministic", "keep_averages", "one_per_worker", "refuse_non_finite")
-_REDUCTIONS = {"MEAN": accumulator_pb2.REDUCTION_MEAN, "SUM": accumulator_pb2.REDUCTION_SUM}
 
 
 class Contribution(NamedTuple):
@@ -74,23 +67,6 @@ class Contribution(NamedTuple):
     worker_id: str | None
 
 
-@dataclass(frozen=True)
-class AccumulatorOptions:
-    """The properties of a new accumulator; see AccumulatorSpec in the protos."""
-
-    reduction_type: str = "MEAN"
-    container: str = ""
-    accumulate_dtype: DTypeLike | None = None
-    deterministic: bool = False
-    keep_averages: int = 1
-    one_per_worker: bool = False
-    refuse_non_finite: bool = False
-    idle_lease: float | None = None
-    durability: str | None = None
-    device: str | None = None
-    agreement: Mapping[str, str] | None = None
-
-
 class AccumulatorWire:
     """The operations on one accumulator.
 
@@ -98,8 +74,6 @@ class AccumulatorWire:
         target: The index of its server.
         components: Its components.
     """
-
-    target = 0
 
     def __init__(
         self,
@@ -109,6 +83,7 @@ class AccumulatorWire:
         *,
         has_default_workers: bool = True,
         deleted: Callable[[str, str], object],
+        target: int = 0,
     ) -> None:
         """Takes the accumulator and its components, and the client's identity.
 
@@ -119,7 +94,9 @@ class AccumulatorWire:
             has_default_workers: Whether gradients without a worker_id get the client's. They must not if sums are in
                 the order of workers, because default ids differ from run to run.
             deleted: Called with container and name after the accumulator was deleted.
+            target: The index of its server.
         """
+        self.target = target
         self._session = session
         self._key: AccumulatorKey = (session.ref.container, session.ref.name)
         self.components = components
@@ -285,7 +262,7 @@ class AccumulatorWire:
         """Describes the accumulator."""
         request = messages_pb2.GetAccumulatorRequest(accumulator=self._checked_ref())
         reply: messages_pb2.GetAccumulatorResponse = yield self._unary("GetAccumulator", request)
-        return _info(reply.info)
+        return described(reply.info)
 
     def delete(self) -> Operation[bool]:
         """Deletes the accumulator."""
@@ -409,61 +386,6 @@ def _add_gradient(
             part.dense.handle = value.handle
 
 
-def creation_of(
-    name: str, components: Components, options: AccumulatorOptions, lifetime: lease_pb2.Lifetime
-) -> messages_pb2.CreateAccumulatorRequest:
-    """Returns the request that creates an accumulator, or finds the one with this name, spec and lifetime."""
-    container = as_text(options.container, Argument("container"))
-    spec = accumulator_pb2.AccumulatorSpec(
-        components=map(_component_message, components),
-        reduction=_REDUCTIONS[as_choice(options.reduction_type, tuple(_REDUCTIONS), Argument("reduction_type"))],
-        **plain_fields(
-            accumulator_pb2.AccumulatorSpec,
-            {name: getattr(options, name) for name in _PLAIN_OPTIONS},
-        ),
-    )
-    spec.durability = as_durability(options.durability)
-    if options.device is not None:
-        spec.device = as_text(options.device, Argument("device"))
-    if options.agreement is not None:
-        spec.agreement.update(as_texts(options.agreement, Argument("agreement")))
-    if options.accumulate_dtype is not None:
-        spec.accumulate_dtype = to_data_type(as_dtype(options.accumulate_dtype, Argument("accumulate_dtype")))
-    if spec.keep_averages < 1:
-        raise InvalidArgumentError(
-            f"expected keep_averages of at least 1, got {spec.keep_averages}", field="keep_averages"
-        )
-    return messages_pb2.CreateAccumulatorRequest(
-        accumulator=accumulator_pb2.AccumulatorRef(container=container, name=name), spec=spec, lifetime=lifetime
-    )
-
-
-def create(request: messages_pb2.CreateAccumulatorRequest) -> Operation[accumulator_pb2.AccumulatorInfo]:
-    """Creates an accumulator; returns its description."""
-    reply: messages_pb2.CreateAccumulatorResponse = yield Unary(_SERVICE, "CreateAccumulator", request)
-    return reply.info
-
-
-def delete(ref: accumulator_pb2.AccumulatorRef) -> Operation[bool]:
-    """Deletes an accumulator; returns whether it existed."""
-    request = messages_pb2.DeleteAccumulatorRequest(accumulator=ref)
-    reply: messages_pb2.DeleteAccumulatorResponse = yield Unary(_SERVICE, "DeleteAccumulator", request)
-    return reply.deleted
-
-
-def list_accumulators(container: str) -> Operation[list[AccumulatorInfo]]:
-    """Lists the accumulators of a container."""
-    found: list[AccumulatorInfo] = []
-    container = as_text(container, Argument("container"))
-    request = messages_pb2.ListAccumulatorsRequest(container=container)
-    while True:
-        reply: messages_pb2.ListAccumulatorsResponse = yield Unary(_SERVICE, "ListAccumulators", request)
-        found += [_info(info) for info in reply.accumulators]
-        if not reply.next_page_token:
-            return found
-        request = messages_pb2.ListAccumulatorsRequest(container=container, page_token=reply.next_page_token)
-
-
 def _identify(error: GradserveError, number: int, *, waits: bool = False) -> None:
     """Puts the request id on an error, so that callers can send the call again or wait on."""
     error.request_id = number
@@ -494,30 +416,3 @@ def _receive_values(reply: Reply, progress: Progress | None, *, in_place: bool) 
         else:
             components[part.name] = next(arrays)
     return components
-
-
-def _info(info: accumulator_pb2.AccumulatorInfo) -> AccumulatorInfo:
-    return AccumulatorInfo(
-        container=info.accumulator.container,
-        name=info.accumulator.name,
-        global_step=info.global_step,
-        num_accumulated=info.num_accumulated,
-        num_waiting=info.num_waiting,
-        num_bytes=info.num_bytes,
-        worker_ids=tuple(info.worker_ids),
-        kept_steps=tuple(info.kept_steps),
-        is_private=info.is_private,
-        idle_lease=decode_duration(info, "idle_lease"),
-        device=info.spec.device or "cpu",
-        agreement=dict(info.spec.agreement),
-        incarnation=info.accumulator.incarnation,
-    )
-
-
-def _component_message(component: Component) -> accumulator_pb2.ComponentSpec:
-    return accumulator_pb2.ComponentSpec(
-        name=component.name,
-        dtype=to_data_type(component.dtype),
-        shape=accumulator_pb2.PartialShape(unknown_rank=component.shape is None, dims=component.shape),
-        layout=accumulator_pb2.LAYOUT_SPARSE if component.is_sparse else accumulator_pb2.LAYOUT_DENSE,
-    )

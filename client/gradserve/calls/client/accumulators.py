@@ -7,12 +7,12 @@ from typing import Literal
 
 from gradserve.array_like import DTypeLike
 from gradserve.calls.accumulators.components import Components
+from gradserve.calls.accumulators.creation import AccumulatorOptions
+from gradserve.calls.accumulators.models import GradientAccumulatorCalls
 from gradserve.calls.accumulators.operations import (
     ConditionalAccumulatorCalls,
-    GradientAccumulatorCalls,
     SparseConditionalAccumulatorCalls,
 )
-from gradserve.calls.accumulators.wire import AccumulatorOptions
 from gradserve.calls.client.state import ClientState
 from gradserve.calls.exchange import Operation
 from gradserve.conversion.argument import Argument

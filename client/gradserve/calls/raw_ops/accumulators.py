@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from gradserve.array_like import ArrayLike, DTypeLike
 from gradserve.calls.accumulators.components import Components, ComponentSpec
+from gradserve.calls.accumulators.creation import AccumulatorOptions
 from gradserve.calls.accumulators.handles import handle_of
 from gradserve.calls.accumulators.made import MadeAccumulators
-from gradserve.calls.accumulators.wire import AccumulatorOptions, AccumulatorWire, Contribution
+from gradserve.calls.accumulators.wire import AccumulatorWire, Contribution
 from gradserve.calls.exchange import Operation, check_timeout
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.raw_ops.accumulator_arguments import (

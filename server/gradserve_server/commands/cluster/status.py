@@ -10,24 +10,17 @@ from gradserve_server.commands.as_json import echo_json, json_option
 from gradserve_server.commands.cluster.ray_address import ray_address_option, ray_errors
 from gradserve_server.commands.server_address import connection_options, tls_of
 from gradserve_server.commands.wording import table
+from gradserve_server.on_ray.seen_member import SeenMember
 from gradserve_server.process import silence_grpc
 
 if TYPE_CHECKING:
     import gradserve
-    from gradserve_server.on_ray.looking import SeenMember
 
 
 @dataclass(frozen=True)
-class _Row:
+class _Row(SeenMember):
     """A server, as it is shown."""
 
-    index: int
-    address: str
-    node: str
-    pid: int
-    state: str
-    restarts: int
-    problem: str
     serves: bool
     status: str
     """"SERVING", "NOT_SERVING", or the status code of the failed call."""
@@ -69,7 +62,7 @@ def status(name: str | None, as_json: bool, address: str | None, timeout: float,
     click.get_current_context().exit(0 if serves else 1)
 
 
-def _asked(seen: "SeenMember", timeout: float, tls: "gradserve.TLS | None") -> _Row:
+def _asked(seen: SeenMember, timeout: float, tls: "gradserve.TLS | None") -> _Row:
     from gradserve_server.rpc.health.check import check_health
 
     answer = check_health(seen.address, timeout, tls) if seen.address else "NOT_SERVING"
